@@ -1,0 +1,123 @@
+"""Every error the package raises.
+
+All of them survive pickling, because they cross process borders, and all of them read the same way:
+
+    what failed: which one
+      expected …, got …
+
+    hint: a command the user can run
+"""
+
+from __future__ import annotations
+
+import errno
+import shlex
+
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
+
+
+class PipelineError(Exception):
+    """Root of everything this package raises on purpose.
+
+    Args:
+        message: What failed and which one; a second, indented line may say what was expected and got.
+        hint: What the user can do, best a command to run.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(kind: type[PipelineError], message: str, hint: str | None) -> PipelineError:
+    return kind(message, hint=hint)
+
+
+class SpecError(PipelineError):
+    """A model spec, or a command's use of one, is wrong; no work was started."""
+
+    exit_code = 2
+
+
+class StageError(PipelineError):
+    """A stage of the build failed; the old bundle, if any, is untouched."""
+
+
+class SourceError(StageError):
+    """A source model could not be fetched, or is not a model that can be prepared."""
+
+
+class VerificationError(StageError):
+    """A prepared model does not answer as its source does."""
+
+
+class TuningError(PipelineError):
+    """A search for a plan cannot begin or go on; a trial that fails is none, it is a result."""
+
+
+class ChildError(PipelineError):
+    """A child process died, hung past its deadline, or answered with something unreadable."""
+
+
+class ChildKilledError(ChildError):
+    """Something outside killed a child process, most often the kernel for want of memory."""
+
+
+class ChildTimeoutError(ChildError):
+    """A child process was stopped because its deadline passed."""
+
+
+class BundleError(PipelineError):
+    """A bundle cannot be read or written."""
+
+    exit_code = 3
+
+
+class IntegrityError(BundleError):
+    """The bytes of a bundle are not the bytes that were recorded."""
+
+
+class UnsupportedVersionError(BundleError):
+    """A bundle was written in a newer format than this version reads."""
+
+
+class LoadError(PipelineError):
+    """No session could be made from a bundle on this machine."""
+
+    exit_code = 4
+
+
+class LoadTimeoutError(LoadError):
+    """A load was cancelled because its deadline passed."""
+
+    HINT = "give a longer timeout_s, or none to wait for as long as it takes"
+
+
+class ProviderError(LoadError):
+    """A session did not get the execution provider that was asked for."""
+
+
+class MissingExtraError(PipelineError):
+    """A feature was used whose optional dependency is not installed."""
+
+
+def hint_of_os_error(error: OSError, *folders: str) -> str | None:
+    """Returns the command that shows how full the disks of some folders are, where that is what failed."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return shlex.join(("df", "-h", *folders)) if full else None
+
+
+def error_named(name: str) -> type[PipelineError]:
+    """Returns the error class of that name, or `PipelineError` for a name this version does not know."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, PipelineError) else PipelineError

@@ -1,0 +1,30 @@
+"""Session and provider options ONNX Runtime knows, per version: type, values, default, effect."""
+
+from pipeline.options.checking import (
+    CUDA,
+    Scalar,
+    check_attributes,
+    check_provider_options,
+    check_session_config,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+)
+from pipeline.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
+
+__all__ = [
+    "CUDA",
+    "NEWEST",
+    "OLDEST",
+    "Kind",
+    "Option",
+    "Scalar",
+    "check_attributes",
+    "check_provider_options",
+    "check_session_config",
+    "format_option",
+    "known_attributes",
+    "known_provider_options",
+    "known_session_config",
+    "version_parts",
+]

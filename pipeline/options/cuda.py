@@ -1,0 +1,163 @@
+"""Options of the CUDA execution provider; an unknown one makes session creation fail."""
+
+from __future__ import annotations
+
+from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option
+
+_INT_MAX = 2**31 - 1
+_POINTER = "addresses of one process mean nothing in a bundle"
+
+
+def _switch(name: str, default: str, effect: str, *, owner: str | None = None) -> Option:
+    return Option(name, "switch", default, effect, owner=owner, source=CUDA_LIBRARY)
+
+
+CUDA_OPTIONS = (
+    Option(
+        "device_id",
+        "integer",
+        default="0",
+        effect="Index of the GPU among those the process sees.",
+        minimum=0,
+        owner="a bundle is for any GPU of its kind; load(..., device_id=N) picks one",
+        source=CUDA_LIBRARY,
+    ),
+    _switch("has_user_compute_stream", "0", "Says that user_compute_stream is given.", owner=_POINTER),
+    Option(
+        "user_compute_stream",
+        "text",
+        default="none: a stream of its own",
+        effect="Address of the CUDA stream that kernels run on.",
+        owner=_POINTER,
+        source=CUDA_LIBRARY,
+    ),
+    *(
+        Option(
+            f"gpu_external_{verb}",
+            "text",
+            default="none: the provider's arena",
+            effect=f"Address of the function that {does} GPU memory in place of the arena.",
+            owner=_POINTER,
+            source=CUDA_LIBRARY,
+        )
+        for verb, does in (("alloc", "allocates"), ("free", "frees"), ("empty_cache", "gives back cached"))
+    ),
+    Option(
+        "gpu_mem_limit",
+        "integer",
+        default="no limit",
+        effect="Bytes the arena may take; kernels, cuDNN and cuBLAS take more beside it.",
+        minimum=1,
+        maximum=2**64 - 1,
+        source=CUDA_LIBRARY,
+    ),
+    Option(
+        "arena_extend_strategy",
+        "choice",
+        default="kNextPowerOfTwo",
+        effect="How the arena grows: in doubling steps, which can over-reserve by the size of the weights, "
+        "or by what is asked for.",
+        values=("kNextPowerOfTwo", "kSameAsRequested"),
+        source=CUDA_LIBRARY,
+    ),
+    Option(
+        "cudnn_conv_algo_search",
+        "choice",
+        default="EXHAUSTIVE",
+        effect="How a convolution's plan is found when it first runs and whenever its input shape changes: "
+        "cuDNN heuristics B (EXHAUSTIVE), the cheaper A (HEURISTIC), or its fallback (DEFAULT, which can "
+        "be very slow); only the last shape's plan is kept (#22705).",
+        values=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        source=CUDA_LIBRARY,
+    ),
+    _switch(
+        "cudnn_conv_use_max_workspace",
+        "1",
+        "Lets the search for a convolution's plan use as much scratch memory as it likes; made for fp16 on "
+        "cuDNN 8.",
+    ),
+    _switch(
+        "cudnn_conv1d_pad_to_nc1d",
+        "0",
+        "Pads the input of a 1-D convolution to [N, C, 1, D] instead of [N, C, D, 1].",
+    ),
+    _switch(
+        "do_copy_in_default_stream",
+        "1",
+        "Copies on the compute stream; 0 uses streams of their own and can race (#4829).",
+    ),
+    _switch(
+        "enable_cuda_graph",
+        "0",
+        "Captures the kernels of a run and replays them; needs all nodes on CUDA, no control flow, fixed "
+        "shapes and IO binding to fixed addresses.",
+    ),
+    _switch(
+        "enable_skip_layer_norm_strict_mode",
+        "0",
+        "Makes SkipLayerNormalization sum in float32: more exact, slower.",
+    ),
+    _switch(
+        "prefer_nhwc",
+        "0",
+        "Runs convolutions and their neighbours channels-last, which suits tensor cores; the graph is "
+        "transformed at every load.",
+    ),
+    _switch(
+        "use_tf32",
+        "1",
+        "Lets float32 products run in TF32 on Ampere and later; 0 is exact float32 and slower.",
+    ),
+    _switch(
+        "fuse_conv_bias",
+        "0",
+        "Fuses a convolution with its bias by kernels that cuDNN compiles in the first run.",
+    ),
+    _switch(
+        "use_ep_level_unified_stream",
+        "0",
+        "Runs everything the provider does on one stream, so that nothing synchronises between streams.",
+    ),
+    Option(
+        "sdpa_kernel",
+        "integer",
+        default="0: chosen by the provider and ORT_* environment variables",
+        effect="Attention kernels that may be used, as a sum: 1 flash, 2 memory-efficient, 4 TensorRT fused, "
+        "8 cuDNN flash, 16 unfused, 32 and 64 TensorRT flash and cross, 256 lean, 512 decoder.",
+        minimum=0,
+        maximum=1023,
+        source=CUDA_LIBRARY,
+    ),
+    _switch("tunable_op_enable", "0", "Uses kernels chosen by TunableOp where there are any."),
+    _switch("tunable_op_tuning_enable", "0", "Lets TunableOp measure kernels while running; slow at first."),
+    Option(
+        "tunable_op_max_tuning_duration_ms",
+        "integer",
+        default="0: no limit",
+        effect="Milliseconds TunableOp may spend on each operator.",
+        minimum=0,
+        maximum=_INT_MAX,
+        source=CUDA_LIBRARY,
+    ),
+    Option(
+        "enable_cudnn",
+        "switch",
+        default="1",
+        effect="0 leaves cuDNN unloaded, which saves time and memory in models that need none of it; "
+        "operators that need it are then missing.",
+        since="1.30",
+        source=CUDA_INTERVAL,
+    ),
+    Option(
+        "external_data_loader_reading_threads",
+        "integer",
+        default="4",
+        effect="Threads that read external data into pinned buffers while earlier parts go to the GPU; "
+        "1 reads without overlap, 0 goes through ordinary memory; weights inside the model file are not "
+        "touched (#32713).",
+        since="1.31",
+        minimum=0,
+        maximum=64,
+        source=CUDA_LATEST,
+    ),
+)

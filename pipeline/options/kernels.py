@@ -1,0 +1,235 @@
+"""Session config entries that providers and their kernels read: `ep.*` and `mlas.*`."""
+
+from __future__ import annotations
+
+from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option
+
+_INT_MAX = 2**31 - 1
+_SIZE_MAX = 2**63 - 1
+_LAYOUT = "the optimize stage decides the files of a prepared model"
+_CONTEXT_INTERVAL = f"{HEADER}; there since some version from 1.23 to 1.26"
+
+_MLAS = (
+    Option(
+        "mlas.enable_gemm_fastmath_arm64_bfloat16",
+        "switch",
+        default="0",
+        effect="Multiplies float32 matrices in bfloat16 on Arm: faster, less exact.",
+        source=HEADER,
+    ),
+    Option(
+        "mlas.disable_kleidiai",
+        "switch",
+        default="0",
+        effect="Leaves the KleidiAI kernels for Arm unused.",
+        since="1.25",
+    ),
+    Option(
+        "mlas.kleidiai.conv_igemm_max_work",
+        "integer",
+        default="built in",
+        effect="Largest convolution that KleidiAI runs as an indirect matrix product; a bad value aborts the "
+        "process.",
+        since="1.28",
+        minimum=0,
+        maximum=_SIZE_MAX,
+    ),
+    Option(
+        "mlas.use_lut_gemm",
+        "switch",
+        default="0",
+        effect="Runs low-bit MatMulNBits by look-up tables where the CPU and the shape allow.",
+        since="1.24",
+    ),
+    Option(
+        "mlas.qnbit.force_fp32",
+        "switch",
+        default="0",
+        effect="Makes MatMulNBits on CPU compute in float32: more exact, slower.",
+        since="1.31",
+    ),
+    Option(
+        "mlas.nchwc_pointwise_conv_max_input_channel_batch",
+        "integer",
+        default="built in",
+        effect="How many input channels a pointwise convolution in NCHWc layout takes at a time; a bad value "
+        "aborts the process.",
+        since="1.30",
+        minimum=0,
+        maximum=_SIZE_MAX,
+    ),
+    Option(
+        "mlas.nchwc_depthwise_sliding",
+        "switch",
+        default="built in",
+        effect="Runs depthwise convolutions in NCHWc layout with a sliding window.",
+        since="1.31",
+    ),
+)
+
+_CUDA = (
+    Option(
+        "ep.cuda.fpa_intb_gemm",
+        "choice",
+        default="0, or the environment's ORT_FPA_INTB_GEMM",
+        effect="Runs MatMulNBits in float16 or bfloat16 by CUTLASS kernels that keep the weights low-bit.",
+        since="1.30",
+        values=("0", "1", "off", "on"),
+        source=CUDA_INTERVAL,
+    ),
+    Option(
+        "ep.cuda.fpa_intb_profile_m",
+        "text",
+        default="built in, or the environment's ORT_FPA_INTB_PROFILE_M",
+        effect="Row counts for which those kernels are timed when the session is made.",
+        since="1.30",
+        pattern=r"[1-9][0-9]*(,[1-9][0-9]*)*",
+        form="row counts as in 1,64,2048",
+        source=CUDA_INTERVAL,
+    ),
+    Option(
+        "ep.cuda.qmoe_row_tile_size",
+        "integer",
+        default="built in, or the environment's ORT_QMOE_ROW_TILE_SIZE",
+        effect="Rows that QMoE processes at a time, which bounds its scratch memory.",
+        since="1.30",
+        minimum=1,
+        maximum=_INT_MAX,
+        source=CUDA_INTERVAL,
+    ),
+    Option(
+        "ep.cuda.qmoe_int_dequant_max_scratch_bytes",
+        "integer",
+        default="built in, or the environment's ORT_QMOE_INT_DEQUANT_MAX_SCRATCH_BYTES",
+        effect="Most scratch memory QMoE takes for dequantised integer weights.",
+        since="1.31",
+        minimum=0,
+        maximum=_SIZE_MAX,
+        source=CUDA_LATEST,
+    ),
+    Option(
+        "ep.cuda.fpa_intb_gemv_paired_k",
+        "choice",
+        default="built in, or the environment's ORT_FPA_INTB_GEMV_PAIRED_K",
+        effect="Whether the low-bit product with few rows takes its inner axis in pairs.",
+        since="1.31",
+        values=("0", "1", "off", "force"),
+        source=CUDA_LATEST,
+    ),
+    Option(
+        "ep.cuda.fpa_intb_gemv_wave_aware",
+        "switch",
+        default="built in",
+        effect="Cuts the low-bit product with few rows to fill the GPU's multiprocessors evenly.",
+        since="1.31",
+        source=CUDA_LATEST,
+    ),
+    Option(
+        "ep.cuda.matmul_nbits_m_chunk_size",
+        "integer",
+        default="0: not cut, or the environment's ORT_MATMULNBITS_M_CHUNK_SIZE",
+        effect="Computes large MatMulNBits in chunks of that many rows, which bounds their scratch memory.",
+        since="1.31",
+        minimum=0,
+        maximum=_INT_MAX,
+        source=CUDA_LATEST,
+    ),
+    Option(
+        "ep.cuda.enable_gemm_auto_tune",
+        "switch",
+        default="0, or the environment's ORT_CUDA_GEMM_AUTO_TUNE",
+        effect="Times cuBLAS against other kernels for half-precision products with few rows and keeps the "
+        "faster.",
+        since="1.31",
+        source=CUDA_LATEST,
+    ),
+    Option(
+        "ep.cuda.gqa_workspace_max_total_sequence_length",
+        "integer",
+        default="unset",
+        effect="Longest sequence for which the workspace of GroupQueryAttention is estimated.",
+        since="1.31",
+        minimum=0,
+        maximum=_SIZE_MAX,
+    ),
+)
+
+_CONTEXT = (
+    Option(
+        "ep.context_enable",
+        "switch",
+        default="0",
+        effect="Writes the graph with what providers compiled, so that a later load skips compiling; CPU and "
+        "CUDA compile nothing.",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "ep.context_file_path",
+        "text",
+        default="the model's name with _ctx.onnx",
+        effect="File that ep.context_enable writes.",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "ep.context_embed_mode",
+        "switch",
+        default="0",
+        effect="Whether compiled contexts go into the model that ep.context_enable writes or beside it.",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "ep.context_model_external_initializers_file_name",
+        "text",
+        default="empty: weights go into the model file",
+        effect="External data file of the model that ep.context_enable writes.",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "ep.context_node_name_prefix",
+        "text",
+        default="empty",
+        effect="Start of the names of nodes with compiled contexts.",
+        owner=_LAYOUT,
+        source=HEADER,
+    ),
+    Option(
+        "ep.enable_weightless_ep_context_nodes",
+        "switch",
+        default="0",
+        effect="Asks for nodes with compiled contexts that leave the weights outside.",
+        since="1.26",
+        owner=_LAYOUT,
+        source=_CONTEXT_INTERVAL,
+    ),
+    Option(
+        "ep.enable_weightless",
+        "switch",
+        default="0",
+        effect="Asks providers that compile to leave weights in the source model.",
+        since="1.29",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "ep.share_ep_contexts",
+        "switch",
+        default="0",
+        effect="Shares what a provider compiled among sessions of one process; CPU and CUDA compile nothing.",
+        source=HEADER,
+    ),
+    Option(
+        "ep.stop_share_ep_contexts",
+        "switch",
+        default="0",
+        effect="Ends that sharing with this session.",
+        source=HEADER,
+    ),
+    Option(
+        "ep.nnapi.partitioning_stop_ops",
+        "text",
+        default="built in",
+        effect="Operators at which the Android NNAPI provider stops taking nodes.",
+        source=HEADER,
+    ),
+)
+
+KERNEL_CONFIG = (*_MLAS, *_CUDA, *_CONTEXT)

@@ -1,0 +1,317 @@
+"""Session config entries about loading, memory, threads and diagnosis."""
+
+from __future__ import annotations
+
+from pipeline.options.option import HEADER, Option
+
+_INT_MAX = 2**31 - 1
+_SIZE_MAX = 2**63 - 1
+_FROM_PATH = "the pipeline loads models by path, where it does nothing or points at memory nobody keeps"
+_NO_FILES = "a session that jobs load reads the bundle's own files and writes none"
+_LAYOUT = "the optimize stage decides the files of a prepared model"
+_AFFINITY = r"[1-9][0-9]*([,-][1-9][0-9]*)*"
+
+
+def _switch(name: str, default: str, effect: str, *, since: str = "1.23", owner: str | None = None) -> Option:
+    return Option(name, "switch", default, effect, since=since, owner=owner)
+
+
+def _by_attribute(attribute: str, instead: str) -> Option:
+    return Option(
+        f"session.{attribute}",
+        "text",
+        default="the attribute of SessionOptions",
+        effect=f"Sets {attribute} through the C interface; Python keeps the entry and does nothing with it.",
+        since="1.28",
+        owner=f"Python ignores it; {instead}",
+    )
+
+
+_LOADING = (
+    _switch(
+        "session.disable_prepacking",
+        "0",
+        "Leaves weights as they are stored instead of rearranging copies for the CPU's kernels: loading is "
+        "faster and mapped weights stay shared, matrix products can be slower.",
+    ),
+    _switch(
+        "session.prepack.enable_parallel",
+        "0",
+        "Rearranges weights on all intra-op threads at once: a faster load with a higher peak of memory.",
+        since="1.31",
+    ),
+    _switch(
+        "session.save_external_prepacked_constant_initializers",
+        "0",
+        "Writes rearranged weights into the external data of an optimised model, for later sessions to map.",
+        owner=_LAYOUT,
+    ),
+    _switch(
+        "session.use_device_allocator_for_initializers",
+        "0",
+        "Allocates weights straight from the device instead of the arena, so that the arena does not grow "
+        "by doubling around them.",
+    ),
+    _switch(
+        "session.use_env_allocators",
+        "0",
+        "Uses allocators registered with the environment, which sessions of one process then share.",
+    ),
+    _switch(
+        "session.use_memory_mapped_ort_model",
+        "0",
+        "Maps an .ort file instead of reading it; without "
+        "session.use_ort_model_bytes_for_initializers the weights are still copied.",
+        since="1.26",
+    ),
+    _switch(
+        "session.use_ort_model_bytes_for_initializers",
+        "0",
+        "Lets weights of an .ort model stay where the file was mapped or read instead of copying them.",
+    ),
+    _switch(
+        "session.use_ort_model_bytes_directly",
+        "0",
+        "Uses the caller's buffer of an .ort model without copying it.",
+        owner=_FROM_PATH,
+    ),
+    _switch(
+        "session.use_external_initializer_file_buffers_directly",
+        "0",
+        "Borrows the buffers given for external data files instead of copying weights out of them.",
+        since="1.31",
+        owner=_FROM_PATH,
+    ),
+    Option(
+        "session.model_external_initializers_file_folder_path",
+        "text",
+        default="the model's folder",
+        effect="Folder of the external data of a model that is given as bytes.",
+        owner=_FROM_PATH,
+    ),
+    Option(
+        "session.load_model_format",
+        "choice",
+        default="by file name and content",
+        effect="Says whether the model is in ONNX or ORT format.",
+        values=("ONNX", "ORT"),
+        owner=_LAYOUT,
+    ),
+    Option(
+        "session.save_model_format",
+        "choice",
+        default="by file name",
+        effect="Format an optimised model is written in.",
+        values=("ONNX", "ORT"),
+        owner=_LAYOUT,
+    ),
+    Option(
+        "session.optimized_model_external_initializers_file_name",
+        "text",
+        default="empty: weights go into the model file",
+        effect="External data file of an optimised model that is written, relative to it.",
+        owner=_LAYOUT,
+    ),
+    Option(
+        "session.optimized_model_external_initializers_min_size_in_bytes",
+        "integer",
+        default="1024",
+        effect="Smallest weight that goes to that file.",
+        minimum=0,
+        maximum=_SIZE_MAX,
+        owner=_LAYOUT,
+    ),
+    _switch(
+        "session.enable_saved_runtime_optimizations",
+        "0",
+        "Applies optimisations that were saved in an .ort model for minimal builds.",
+        since="1.30",
+    ),
+    _switch(
+        "session.compile_only",
+        "0",
+        "Makes a session that compiles for its providers and cannot run.",
+        since="1.27",
+        owner="a session that cannot run serves nobody",
+    ),
+    _switch(
+        "session.disable_model_compile",
+        "0",
+        "Fails if a provider would compile at load instead of finding its compiled context in the model.",
+    ),
+    _switch(
+        "session.fail_on_suboptimal_compiled_model",
+        "0",
+        "Fails if a compiled context in the model is usable but should be compiled anew.",
+    ),
+    _switch(
+        "session.disable_cpu_ep_fallback",
+        "0",
+        "Fails if a node would run on CPU; also fails wherever the CPU provider is asked for by name.",
+    ),
+    _switch(
+        "session.allow_released_opsets_only",
+        "1",
+        "Is meant to refuse models of unreleased opsets; the environment's ALLOW_RELEASED_ONNX_OPSET_ONLY "
+        "decides whatever is set here (measured on 1.31.1).",
+    ),
+)
+
+
+def _spinning(scope: str) -> tuple[Option, ...]:
+    return (
+        _switch(
+            f"session.{scope}.allow_spinning",
+            "1",
+            f"Lets idle {scope} threads spin for a while before they sleep: less latency, more CPU; 0 suits "
+            "many processes on one node.",
+        ),
+        Option(
+            f"session.{scope}.spin_duration_us",
+            "integer",
+            default="counted in iterations, not in time",
+            effect=f"Microseconds idle {scope} threads spin; 500 to 2000 is usual, more costs power.",
+            since="1.26",
+            minimum=0,
+            maximum=_INT_MAX,
+        ),
+        Option(
+            f"session.{scope}.spin_backoff_max",
+            "integer",
+            default="1: no backing off",
+            effect=f"Longest pause, in doubling steps, between looks for work of spinning {scope} threads.",
+            since="1.26",
+            minimum=1,
+            maximum=64,
+        ),
+    )
+
+
+_THREADS = (
+    *_spinning("intra_op"),
+    *_spinning("inter_op"),
+    _switch(
+        "session.force_spinning_stop",
+        "0",
+        "Stops all spinning as soon as the last concurrent run returns.",
+    ),
+    Option(
+        "session.dynamic_block_base",
+        "integer",
+        default="off",
+        effect="Cuts parallel work into shrinking blocks, the first of them 1/(threads · this) of the whole; "
+        "4 evens out latency in some models, 0 is off.",
+        minimum=0,
+        maximum=_INT_MAX,
+    ),
+    Option(
+        "session.intra_op_thread_affinities",
+        "text",
+        default="one physical core each, if the number of threads is not set",
+        effect="Processors of each intra-op thread but the calling one, so one group fewer than "
+        "intra_op_num_threads; session creation fails on any other number of groups.",
+        pattern=rf"{_AFFINITY}(;{_AFFINITY})*",
+        form="groups of processors counted from 1, as in 1,2;3-4",
+    ),
+    _switch(
+        "session.set_denormal_as_zero",
+        "0",
+        "Treats denormal floats as zero in the session's threads: faster where they occur, less exact.",
+    ),
+)
+
+_DIAGNOSIS = (
+    _switch(
+        "session.record_ep_graph_assignment_info",
+        "0",
+        "Remembers which node runs on which provider, for get_provider_graph_assignment_info().",
+        since="1.24",
+    ),
+    Option(
+        "session.collect_node_memory_stats_to_file",
+        "text",
+        default="none",
+        effect="CSV file that the memory use of every node is written to; needs enable_mem_pattern off.",
+        owner=_NO_FILES,
+    ),
+    _switch(
+        "session.debug_layout_transformation",
+        "0",
+        "Writes the graph into the working directory after each step of a layout transformation.",
+        owner=_NO_FILES,
+    ),
+    _switch(
+        "session.strict_shape_type_inference",
+        "0",
+        "Makes contradictions in shape and type inference errors instead of warnings.",
+    ),
+    _switch(
+        "session.enable_moe_expert_counting",
+        "0",
+        "Counts how often each expert of MoE and QMoE nodes is chosen; excludes CUDA graphs and overlapping "
+        "runs.",
+        since="1.31",
+    ),
+    _switch(
+        "session.enable_moe_expert_statistics",
+        "0",
+        "Logs which experts MoE and QMoE nodes choose in every run.",
+        since="1.31",
+    ),
+    *(
+        Option(
+            f"session.moe_expert_counter_{name}",
+            "number",
+            default=default,
+            effect=f"{meaning} of the moving count of experts; alpha and beta sum to at most 1, and one "
+            "session.enable_moe_expert_* switch must be on.",
+            since="1.31",
+            minimum=0,
+            maximum=1,
+        )
+        for name, default, meaning in (
+            ("alpha", "0.9", "Share that is kept at each step"),
+            ("beta", "0.1", "Share that a use adds"),
+        )
+    ),
+    Option(
+        "session.moe_expert_counter_state_file",
+        "text",
+        default="every count starts at 0",
+        effect="Text file of the counts to start from; one session.enable_moe_expert_* switch must be on.",
+        since="1.31",
+        owner=_NO_FILES,
+    ),
+)
+
+_ATTRIBUTES = (
+    _by_attribute("intra_op_num_threads", "set intra_op_num_threads beside session_config"),
+    _by_attribute("inter_op_num_threads", "set inter_op_num_threads beside session_config"),
+    _by_attribute("graph_optimization_level", "optimize.level of the spec decides"),
+    _by_attribute("optimized_model_filepath", _LAYOUT),
+    *(
+        _by_attribute(name, f"it is the attribute {name} of SessionOptions")
+        for name in (
+            "enable_cpu_mem_arena",
+            "enable_mem_pattern",
+            "enable_profiling",
+            "execution_mode",
+            "log_id",
+            "log_severity_level",
+            "log_verbosity_level",
+            "use_deterministic_compute",
+            "use_per_session_threads",
+        )
+    ),
+    Option(
+        "ep.dynamic.workload_type",
+        "choice",
+        default="Default",
+        effect="Priority of a session's work in the eyes of the operating system.",
+        values=("Default", "Efficient"),
+        owner="it is for set_ep_dynamic_options of a session that stands, not for session creation",
+        source=HEADER,
+    ),
+)
+
+SESSION_CONFIG = (*_LOADING, *_THREADS, *_DIAGNOSIS, *_ATTRIBUTES)
