@@ -1,0 +1,153 @@
+"""Files and folders that appear whole or not at all, whatever instant the writer is killed at."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import format_json
+
+log = logging.getLogger(__name__)
+
+TEMP_PREFIX = ".tmp-"
+"""Names that begin so are unfinished work: readers never look at them, the next writer removes old ones."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def _unused_name(folder: Path, prefix: str) -> Path:
+    """Returns a name nothing has; what is made under it has the permissions the user's umask asks for."""
+    return folder / f"{TEMP_PREFIX}{prefix}{os.urandom(8).hex()}"
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Writes a file so that readers see the old content or the new, never a part.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        durable: Whether to wait until the disk has it; a cache need not.
+
+    Raises:
+        OSError: The folder is read-only or full; the old file is then untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _unused_name(path.parent, "")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_json_atomic(path: Path, data: Any) -> None:
+    """Writes JSON as `format_json` lays it out.
+
+    Raises:
+        OSError: The folder is read-only or full; the old file is then untouched.
+    """
+    write_bytes_atomic(path, format_json(data))
+
+
+def sync_file(path: Path) -> None:
+    """Flushes a file that another program wrote to its disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Flushes a folder's entries to disk, so that a rename survives a power cut."""
+    sync_file(path)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flushes every file and folder below `folder`."""
+    for root, _, files in os.walk(folder):
+        for name in files:
+            sync_file(Path(root) / name)
+        sync_folder(Path(root))
+
+
+@contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yields an empty temporary folder that becomes `destination` when the block ends without an error.
+
+    An existing `destination` is exchanged with it in one system call and then removed, so that at any instant
+    one of the two, whole, stands there.
+
+    Raises:
+        OSError: The file system is read-only or full; `destination` is then untouched.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _unused_name(destination.parent, f"{destination.name}~")
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync_tree(temporary)
+        _put_in_place(temporary, destination)
+    finally:
+        _remove_tree(temporary)
+
+
+def _remove_tree(folder: Path) -> None:
+    # Imported here: a job writes single files at most, and this brings in every archive format.
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, destination: Path) -> None:
+    try:
+        temporary.rename(destination)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        _exchange(temporary, destination)
+    sync_folder(destination.parent)
+
+
+def _exchange(left: Path, right: Path) -> None:
+    """Swaps two directory entries atomically (Linux 3.15 renameat2, glibc 2.28)."""
+    import ctypes
+
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None:
+        if renameat2(_AT_FDCWD, os.fsencode(left), _AT_FDCWD, os.fsencode(right), _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise OSError(code, os.strerror(code), str(right))
+    log.warning("%s: this file system cannot exchange folders; the old one is absent for an instant", right)
+    aside = left.with_name(left.name + "-old")
+    right.rename(aside)
+    try:
+        left.rename(right)
+    except OSError:
+        aside.rename(right)
+        raise
+    _remove_tree(aside)
+
+
+def remove_stale_temporaries(folder: Path, name: str) -> None:
+    """Removes what killed writers of `folder / name` left behind; call it under that name's lock."""
+    for leftover in folder.glob(f"{TEMP_PREFIX}{name}~*"):
+        if leftover.is_dir():
+            _remove_tree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)

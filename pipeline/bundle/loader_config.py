@@ -1,0 +1,281 @@
+"""`loader.json`: what a runtime job needs to make a session, and nothing more."""
+
+# Without `from __future__ import annotations`: the decoder then has the types as they are and need not
+# evaluate them, which is a good part of a job's first load.
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.bundle.digest import is_digest
+from pipeline.bundle.paths import is_safe_name, is_safe_path
+from pipeline.bundle.record import read_record, write_record
+from pipeline.errors import BundleError, IntegrityError
+from pipeline.versions import parse_version
+
+LOADER_FILE = "loader.json"
+LOADER_SCHEMA_VERSION = "1.1"
+MAX_LOADER_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the bundle.
+
+    Attributes:
+        path: Relative POSIX path below the bundle's folder.
+        size_bytes: Its exact size.
+        sha256: Its digest, `sha256:<hex>`.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model.
+
+    Attributes:
+        name: Its name in the graph.
+        dtype: ONNX element type as numpy spells it (`float32`, `int64`, `bool`, `string`, `bfloat16`, …).
+        shape: One item per axis: a fixed size, a symbolic name, or None where the model says nothing;
+            None instead of the whole shape where even the rank is unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class VersionRange:
+    """Versions `minimum <= v < below`, compared by their numeric parts."""
+
+    minimum: str
+    below: str | None = None
+
+
+@dataclass(frozen=True)
+class ComputeCapabilityRange:
+    """GPU compute capabilities `minimum <= c < below`, each as (major, minor)."""
+
+    minimum: tuple[int, int]
+    below: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a machine must have for a variant to load and answer correctly on it.
+
+    Attributes:
+        onnxruntime: ONNX Runtime versions that read the graph.
+        providers: Execution providers that must be obtained, in order.
+        machine: `platform.machine()` of the machine, None if it does not matter.
+        cpu_features: Flags `/proc/cpuinfo` must list.
+        cpu_features_absent: Flags it must not list: a graph laid out for blocks of 8 floats is wrong on a
+            machine where ONNX Runtime works on blocks of 16.
+        compute_capability: GPUs the variant runs on, None for a variant without GPU.
+    """
+
+    onnxruntime: VersionRange
+    providers: tuple[str, ...]
+    machine: str | None = None
+    cpu_features: tuple[str, ...] = ()
+    cpu_features_absent: tuple[str, ...] = ()
+    compute_capability: ComputeCapabilityRange | None = None
+
+
+@dataclass(frozen=True)
+class SessionOptionsRecord:
+    """Session options that differ from ONNX Runtime's defaults.
+
+    Attributes:
+        graph_optimization_level: Name of a `GraphOptimizationLevel`.
+        attributes: Plain attributes of `onnxruntime.SessionOptions` (`intra_op_num_threads`, …).
+        config_entries: What goes through `add_session_config_entry`.
+    """
+
+    graph_optimization_level: str
+    attributes: Mapping[str, int | bool | str] = field(default_factory=dict)
+    config_entries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProviderRecord:
+    """An execution provider and its options, all values as strings."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FirstPhase:
+    """Another way to load the same files of a variant: sooner ready, and slower per run.
+
+    Attributes:
+        session_options: How the session is made.
+        providers: Those of the variant in the same order on the same device, with options of their own.
+    """
+
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to load the model, prepared for one kind of machine.
+
+    Attributes:
+        name: Unique in the bundle (`cpu`, `cuda`, `portable`).
+        target: What a job asks for (`cpu`, `cuda`); several variants may serve one target.
+        model: Path of the ONNX file; also listed in `files`.
+        files: Every file the session reads.
+        session_options: How the session is made.
+        providers: In order of preference, as ONNX Runtime takes them.
+        requirements: What the machine must have.
+        first_phase: What may serve until a session with the options above is made, None for nothing.
+        io_binding: Whether runs have to bind inputs and outputs to fixed memory of the device, as a recorded
+            CUDA graph needs it; `run` alone then does not do.
+    """
+
+    name: str
+    target: str
+    model: str
+    files: tuple[FileEntry, ...]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    requirements: Requirements
+    first_phase: FirstPhase | None = None
+    io_binding: bool = False
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`|got − expected| <= atol + rtol · |expected|`, element by element."""
+
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A small input with its outputs.
+
+    The file is an `.npz` whose arrays are named `input:NAME` and `output:NAME`.
+
+    Attributes:
+        file: The file.
+        default: Tolerance of every output that `outputs` does not name.
+        outputs: Tolerances by output name.
+    """
+
+    file: FileEntry
+    default: Tolerance
+    outputs: Mapping[str, Tolerance] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """The content of `loader.json`."""
+
+    schema_version: str
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    golden: Golden
+    variants: tuple[Variant, ...]
+
+
+def write_loader_config(folder: Path, config: LoaderConfig) -> None:
+    """Writes `loader.json` with its own digest.
+
+    Raises:
+        BundleError: It is larger than readers accept.
+        OSError: The folder is read-only or full.
+    """
+    write_record(folder / LOADER_FILE, config, max_bytes=MAX_LOADER_BYTES)
+
+
+def read_loader_config(folder: Path) -> LoaderConfig:
+    """Reads and checks `loader.json`.
+
+    Raises:
+        BundleError: The file is missing, too large, not of this form, or contradicts itself.
+        UnsupportedVersionError: It has a newer major version.
+        IntegrityError: It was changed, or names a file outside the bundle.
+    """
+    path = folder / LOADER_FILE
+    config = read_record(LoaderConfig, path, supported=LOADER_SCHEMA_VERSION, max_bytes=MAX_LOADER_BYTES)
+    _check(config, name=str(path))
+    return config
+
+
+def _check(config: LoaderConfig, *, name: str) -> None:
+    for safe in (config.name, *(text for v in config.variants for text in (v.name, v.target))):
+        if not is_safe_name(safe):
+            raise IntegrityError(
+                f"bad name in {name}\n  expected letters, digits, '.', '_', '-'; got {safe!r}"
+            )
+    if not config.variants:
+        raise BundleError(f"no variant in {name}\n  expected at least one")
+    names = [variant.name for variant in config.variants]
+    if len(set(names)) != len(names):
+        raise BundleError(f"variant named twice in {name}\n  expected every name once, got {names}")
+    for variant in config.variants:
+        for problem in _contradictions(variant):
+            raise BundleError(f"bad variant {variant.name!r} in {name}\n  {problem}")
+    for tolerance in (config.golden.default, *config.golden.outputs.values()):
+        if not (0 <= tolerance.rtol < math.inf and 0 <= tolerance.atol < math.inf):
+            raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
+    check_file_entries(listed_files(config), name=name)
+
+
+def _contradictions(variant: Variant) -> Iterator[str]:
+    needs = variant.requirements
+    if variant.model not in {entry.path for entry in variant.files}:
+        yield f"expected its model {variant.model!r} among its files"
+    providers = tuple(provider.name for provider in variant.providers)
+    if not providers or needs.providers != providers:
+        yield f"expected the providers it requires, {list(needs.providers)}, got {list(providers)}"
+    first = variant.first_phase
+    if first is not None and _places(first.providers) != _places(variant.providers):
+        yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
+    for version in (needs.onnxruntime.minimum, needs.onnxruntime.below):
+        if version is not None and parse_version(version) is None:
+            yield f"expected a version of ONNX Runtime, got {version[:80]!r}"
+
+
+def _places(providers: tuple[ProviderRecord, ...]) -> list[tuple[str, str | None]]:
+    """Returns where a session runs: what a machine is asked for holds for both of a variant's sessions."""
+    return [(provider.name, provider.options.get("device_id")) for provider in providers]
+
+
+def listed_files(config: LoaderConfig) -> tuple[FileEntry, ...]:
+    """Returns every file the loader config names, each once, in order."""
+    entries = [entry for variant in config.variants for entry in variant.files]
+    return tuple(dict.fromkeys([*entries, config.golden.file]))
+
+
+def check_file_entries(entries: tuple[FileEntry, ...], *, name: str) -> None:
+    """Checks that paths stay inside the bundle and digests are digests.
+
+    Raises:
+        IntegrityError: One does not.
+    """
+    for entry in entries:
+        if not is_safe_path(entry.path):
+            raise IntegrityError(
+                f"path leaves its bundle: {entry.path!r} in {name}\n  expected a path as in a/b.onnx"
+            )
+        if not is_digest(entry.sha256) or entry.size_bytes < 0:
+            raise IntegrityError(
+                f"bad digest or size for {entry.path!r} in {name}\n"
+                f"  expected sha256: and 64 digits, got {entry.sha256[:80]!r}, {entry.size_bytes} bytes"
+            )
+
+
+def find_variant(config: LoaderConfig, name: str) -> Variant | None:
+    """Returns the variant of that name, if there is one."""
+    return next((variant for variant in config.variants if variant.name == name), None)

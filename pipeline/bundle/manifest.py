@@ -1,0 +1,275 @@
+"""`manifest.json`: the record of how a bundle was made and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import MAX_JSON_BYTES
+from pipeline.bundle.loader_config import FileEntry, check_file_entries
+from pipeline.bundle.record import read_record, write_record
+from pipeline.bundle.summary import Summary
+from pipeline.bundle.tuning_record import TuningRecord
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_SCHEMA_VERSION = "1.1"
+MAX_MANIFEST_BYTES = MAX_JSON_BYTES
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """Where the model came from.
+
+    Attributes:
+        kind: `path`, `url` or `demo`.
+        location: The path, URL (credentials removed) or demo name.
+        sha256: Digest of the model file as fetched.
+        files: The model file and its external data, relative to the folder they were fetched into.
+        opsets: Opset version by domain ("" is ai.onnx).
+        ir_version: ONNX IR version of the model file.
+        operators: Number of nodes by operator type, subgraphs included.
+        initializer_bytes: Size of all weights.
+    """
+
+    kind: str
+    location: str
+    sha256: str
+    files: tuple[FileEntry, ...]
+    opsets: Mapping[str, int]
+    ir_version: int
+    operators: Mapping[str, int]
+    initializer_bytes: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the hazard lint found in an optimised graph.
+
+    Attributes:
+        rule: Name of the rule.
+        severity: `error` (the graph is not used), `requirement` (it binds the variant to hardware), or
+            `repaired` (it was taken out of the graph).
+        subject: Node, initializer or domain it is about.
+        detail: What is wrong with it, in a sentence.
+        reference: Issue of microsoft/onnxruntime it is known from, as `#n`, or "".
+    """
+
+    rule: str
+    severity: str
+    subject: str
+    detail: str
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class LadderAttempt:
+    """One step of the optimisation ladder that was tried.
+
+    Attributes:
+        step: `all`, `all-reduced`, `extended`, `basic` or `source`.
+        outcome: `taken`, or why the ladder went on.
+        findings: What the lint said.
+        elapsed_ms: Time of the attempt, reload included.
+        peak_rss_bytes: Largest resident set of the optimising child process.
+    """
+
+    step: str
+    outcome: str
+    findings: tuple[Finding, ...] = ()
+    elapsed_ms: float = 0.0
+    peak_rss_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far one output of one sample is from its reference.
+
+    Attributes:
+        output: Name of the output.
+        shapes: Input shapes of the sample, as `name=[…]` joined by spaces.
+        max_abs: Largest absolute difference.
+        max_rel: Largest difference relative to the reference's magnitude.
+        worst_index: Index of the element furthest outside its tolerance, or nearest to it.
+        worst_expected: The reference there.
+        worst_got: The candidate there.
+        ratio: That element's difference divided by its tolerance; above 1 is a failure.
+    """
+
+    output: str
+    shapes: str
+    max_abs: float
+    max_rel: float
+    worst_index: tuple[int, ...]
+    worst_expected: float
+    worst_got: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class VerificationRecord:
+    """Candidate against the source under `ORT_DISABLE_ALL` on CPU.
+
+    Attributes:
+        rtol: Relative tolerance of outputs that have none of their own.
+        atol: Absolute tolerance likewise.
+        samples: How many inputs were compared.
+        inputs: `samples` (the spec's files) or `seeded`.
+        errors: Per output, the worst of all samples.
+        noise_floor: The same for the source with full optimisation, which tells what tolerance is honest.
+    """
+
+    rtol: float
+    atol: float
+    samples: int
+    inputs: str
+    errors: tuple[OutputError, ...]
+    noise_floor: tuple[OutputError, ...]
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What one way of loading a model costs.
+
+    Attributes:
+        plan: `default`, `recipe`, `prepared`, `portable`, ….
+        import_ms: Importing ONNX Runtime.
+        init_ms: Making the session.
+        first_ms: First run, primary shape.
+        first_result_ms: Session and first run together.
+        steady_ms: A later run, primary shape: median of a process's runs.
+        private_mb: Anonymous memory after the steady runs, in MB of 2**20 bytes.
+        peak_mb: Largest resident set, likewise.
+        gpu_mb: GPU memory in use by the process, None without GPU.
+    """
+
+    plan: str
+    import_ms: Summary
+    init_ms: Summary
+    first_ms: Summary
+    first_result_ms: Summary
+    steady_ms: Summary
+    private_mb: Summary
+    peak_mb: Summary
+    gpu_mb: Summary | None = None
+
+
+@dataclass(frozen=True)
+class MeasurementRecord:
+    """Plans compared in interleaved rounds, one fresh process per figure.
+
+    Attributes:
+        cache: `warm` or `cold` (the files were dropped from the page cache before each load).
+        rounds: Processes per plan.
+        shapes: Input shapes measured, as `name=[…]` joined by spaces.
+        plans: Figures of the plans that answered in every round; their order within a round changes.
+        skipped: Plans without figures, and why: they failed, or could not be made.
+    """
+
+    cache: str
+    rounds: int
+    shapes: str
+    plans: tuple[PlanFigures, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which plan is shipped for a target, and why.
+
+    Attributes:
+        shipped: Name of the plan.
+        faster: Whether it is faster to first result than the default beyond the noise.
+        reason: One sentence with the figures.
+    """
+
+    shipped: str
+    faster: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class VariantRecord:
+    """How one variant was made.
+
+    Attributes:
+        name: Of the variant.
+        target: What it was prepared for.
+        level: Ladder step its graph was written at.
+        ladder: Every step tried.
+        verification: Its answers against the source's.
+        measurements: What it costs.
+        decision: What is shipped, and why.
+        tuning: The search for its plan, None without one.
+    """
+
+    name: str
+    target: str
+    level: str
+    ladder: tuple[LadderAttempt, ...]
+    verification: VerificationRecord
+    measurements: tuple[MeasurementRecord, ...] = ()
+    decision: Decision | None = None
+    tuning: TuningRecord | None = None
+
+
+@dataclass(frozen=True)
+class MissingTarget:
+    """A target of the spec that was skipped because this machine does not offer it."""
+
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    Attributes:
+        schema_version: Of this file, "MAJOR.MINOR".
+        name: Of the model.
+        created_at: ISO 8601, UTC.
+        pipeline_version: Of ortprep.
+        spec_digest: Digest of the resolved spec's canonical JSON.
+        source: Where the model came from.
+        environment: Versions and hardware the bundle was made with.
+        variants: One record per variant of `loader.json`, in the same order.
+        missing_targets: Targets that were skipped.
+        files: Every file of the bundle except this one.
+    """
+
+    schema_version: str
+    name: str
+    created_at: str
+    pipeline_version: str
+    spec_digest: str
+    source: SourceRecord
+    environment: Mapping[str, Any]
+    variants: tuple[VariantRecord, ...]
+    files: tuple[FileEntry, ...]
+    missing_targets: tuple[MissingTarget, ...] = field(default=())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes `manifest.json` with its own digest.
+
+    Raises:
+        BundleError: It is larger than readers accept.
+        OSError: The folder is read-only or full.
+    """
+    write_record(folder / MANIFEST_FILE, manifest, max_bytes=MAX_MANIFEST_BYTES)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads and checks `manifest.json`.
+
+    Raises:
+        BundleError: The file is missing, too large, or not of this form.
+        UnsupportedVersionError: It has a newer major version.
+        IntegrityError: It was changed, or names a file outside the bundle.
+    """
+    path = folder / MANIFEST_FILE
+    manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
+    check_file_entries(manifest.files, name=str(path))
+    return manifest

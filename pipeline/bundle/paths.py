@@ -1,0 +1,47 @@
+"""Names of files inside a bundle: relative, POSIX, and never able to leave it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from pipeline.errors import IntegrityError
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""Names of models, targets and variants: one path component on every file system, no `..`, no hidden file."""
+
+_NAME = re.compile(NAME_PATTERN)
+
+
+def is_safe_name(name: str) -> bool:
+    """Says whether `name` can be a model's, a target's or a variant's."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
+
+
+def is_safe_path(path: str) -> bool:
+    """Says whether `path` is a relative POSIX path that stays below the folder it is resolved in."""
+    if not path or len(path) > 1024 or "\\" in path or "\x00" in path:
+        return False
+    pure = PurePosixPath(path)
+    return not pure.is_absolute() and str(pure) == path and ".." not in pure.parts and path != "."
+
+
+def resolve_inside(root: Path, path: str) -> Path:
+    """Returns the file `path` names inside `root`, links resolved.
+
+    Args:
+        root: The bundle's folder.
+        path: A path as a bundle's JSON gives it.
+
+    Raises:
+        IntegrityError: The path is absolute, climbs out, or is a link that leads out.
+    """
+    if not is_safe_path(path):
+        raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected a relative path below {root}")
+    # Not `Path.resolve`, which fails on links that lead in a circle; opening one of those fails anyway.
+    base = Path(os.path.realpath(root))
+    full = Path(os.path.realpath(base / path))
+    if not full.is_relative_to(base):
+        raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {base}, got {full}")
+    return full

@@ -1,0 +1,87 @@
+"""What `loader.json` and `manifest.json` have in common: version, largest size, own digest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.bundle.atomic import write_bytes_atomic
+from pipeline.bundle.codec import decode, encode, format_json, read_json
+from pipeline.bundle.digest import digest_json
+from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
+
+T = TypeVar("T")
+
+_SELF_DIGEST = "self_digest"
+_SCHEMA_VERSION = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
+
+
+def write_record(path: Path, record: object, *, max_bytes: int) -> None:
+    """Writes a dataclass as a JSON file with its own digest, so that one changed byte in it is noticed.
+
+    Raises:
+        BundleError: It is larger than readers accept.
+        OSError: The folder is read-only or full.
+    """
+    data = encode(record)
+    text = format_json(data | {_SELF_DIGEST: digest_json(data)})
+    if len(text) > max_bytes:
+        raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes, got {len(text)}")
+    write_bytes_atomic(path, text)
+
+
+def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) -> T:
+    """Reads a file that `write_record` wrote, here or by another version.
+
+    Args:
+        kind: The dataclass.
+        path: The file.
+        supported: The schema version this code writes, "MAJOR.MINOR".
+        max_bytes: No more than this is read.
+
+    Raises:
+        BundleError: The file is missing, too large, or not of this form.
+        UnsupportedVersionError: It has a newer major version.
+        IntegrityError: It was changed.
+    """
+    if not os.path.lexists(path):
+        raise BundleError(
+            f"no bundle there: {path.parent}\n  expected {path.name} in it, got no such file",
+            hint="ortprep prepare   (writes bundles below artifacts/)",
+        )
+    data = read_json(path, max_bytes=max_bytes)
+    _check_schema_version(data, supported=supported, path=path)
+    _check_self_digest(data, path=path)
+    try:
+        return decode(kind, data)
+    except BundleError as error:
+        raise BundleError(f"bad field in {path}\n  {error.message}") from error
+
+
+def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path) -> None:
+    version = data.get("schema_version")
+    found = _SCHEMA_VERSION.fullmatch(version) if isinstance(version, str) else None
+    if found is None:
+        shown = repr(version)[:80]
+        raise BundleError(f"bad schema_version in {path}\n  expected like {supported!r}, got {shown}")
+    if int(found[1]) > int(supported.partition(".")[0]):
+        raise UnsupportedVersionError(
+            f"bundle format too new: {path}\n  expected schema_version up to {supported}, got {version}",
+            hint="pip install --upgrade ortprep",
+        )
+
+
+def _check_self_digest(data: Mapping[str, Any], *, path: Path) -> None:
+    rest = {key: value for key, value in data.items() if key != _SELF_DIGEST}
+    try:
+        actual = digest_json(rest)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"not canonical JSON: {path}\n  {error}") from error
+    if data.get(_SELF_DIGEST) != actual:
+        expected = str(data.get(_SELF_DIGEST))[:80]
+        raise IntegrityError(
+            f"file was changed after it was written: {path}\n  expected {expected}, got {actual}"
+        )

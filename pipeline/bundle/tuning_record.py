@@ -1,0 +1,131 @@
+"""What a manifest tells of the search for a plan: every trial, the finals, the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.summary import Summary
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """Order statistics of a plan over fresh processes.
+
+    Attributes:
+        init_ms: Making the session.
+        first_ms: First run, primary shape.
+        first_result_ms: Both together.
+        steady_ms: A later run, weighted over the declared shapes.
+        private_mb: Anonymous memory after the runs, in MB of 2**20 bytes.
+        peak_mb: Largest resident set, likewise.
+        cost_ms: What a session costs at the objective's number of runs.
+        cost_ratio: That cost relative to the plan compared with, round by round.
+        gpu_mb: GPU memory, None without GPU.
+    """
+
+    init_ms: Summary
+    first_ms: Summary
+    first_result_ms: Summary
+    steady_ms: Summary
+    private_mb: Summary
+    peak_mb: Summary
+    cost_ms: Summary
+    cost_ratio: Summary
+    gpu_mb: Summary | None = None
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One plan that was tried.
+
+    Attributes:
+        number: In the order they were tried; `ortprep trial NAME NUMBER` measures it again.
+        kind: Why it was tried: `default`, `recipe`, `base`, `screening`, `combination`, `sampler`, `final`.
+        choice: Value by knob; `plan: default` and `plan: recipe` for those two.
+        session_options: How the session is made; None where it could not come to that.
+        providers: Likewise.
+        figures: What was measured, None if it failed.
+        failure: Why there are no figures, None if there are.
+        violations: Limits the figures exceed.
+        final: Figures of the last comparison, for the plans that took part in it.
+    """
+
+    number: int
+    kind: str
+    choice: Mapping[str, str]
+    session_options: SessionOptionsRecord | None
+    providers: tuple[ProviderRecord, ...]
+    figures: TrialFigures | None
+    failure: str | None = None
+    violations: tuple[str, ...] = ()
+    final: TrialFigures | None = None
+
+
+@dataclass(frozen=True)
+class FrontRecord:
+    """A plan that no other beats in both figures, in ms."""
+
+    trial: int
+    first_result_ms: float
+    steady_ms: float
+
+
+@dataclass(frozen=True)
+class BreakEvenRecord:
+    """From `runs` runs per load on, trial `steadier` costs less than trial `sooner`."""
+
+    sooner: int
+    steadier: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class FirstPhaseRecord:
+    """The plan that may serve until the chosen one is ready.
+
+    Attributes:
+        trial: Its number.
+        overlap_mb: Upper bound of the private memory of both sessions together, in MB of 2**20 bytes.
+    """
+
+    trial: int
+    overlap_mb: float
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """A search for a plan.
+
+    Attributes:
+        runs_per_load: Runs of a session before it is gone: what the costs are of.
+        limits: What a plan must not exceed, by name.
+        knobs: What was searched: values by knob, the one without a search first.
+        combinations: How many plans that makes, equal ones counted each.
+        trials: Every plan that was tried.
+        chosen: Number of the plan that was prepared.
+        beats_default: Whether it is better than default ONNX Runtime beyond the noise.
+        reason: One sentence with the figures.
+        ended: Why no more was tried.
+        noise: Spread of the plan compared with: distance between its quartiles, relative to its median.
+        elapsed_s: What the search took.
+        front: Plans that no other beats, soonest first result first.
+        break_evens: Where each of them overtakes the one before.
+        first_phase: What may serve first, None for nothing.
+    """
+
+    runs_per_load: int
+    limits: Mapping[str, float]
+    knobs: Mapping[str, tuple[str, ...]]
+    combinations: int
+    trials: tuple[TrialRecord, ...]
+    chosen: int
+    beats_default: bool
+    reason: str
+    ended: str
+    noise: float
+    elapsed_s: float
+    front: tuple[FrontRecord, ...] = field(default=())
+    break_evens: tuple[BreakEvenRecord, ...] = field(default=())
+    first_phase: FirstPhaseRecord | None = None

@@ -1,0 +1,164 @@
+"""Is a bundle, byte for byte, the one that was written? Answers with a difference, not with yes or no."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import FileEntry, listed_files, read_loader_config
+from pipeline.bundle.paths import resolve_inside
+from pipeline.errors import BundleError, IntegrityError
+
+Digester = Callable[[Path], str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not as recorded.
+
+    Attributes:
+        path: The file, relative to the bundle.
+        kind: `missing`, `added`, `size`, `content`, `kind` (not a regular file) or `unreadable`.
+        expected: What was recorded.
+        got: What is there.
+    """
+
+    path: str
+    kind: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}: expected {self.expected}, got {self.got}"
+
+
+def describe_files(folder: Path, digest: Digester = digest_file) -> tuple[FileEntry, ...]:
+    """Returns the record of every file below `folder`, in order of path.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple(
+        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, digest(path)) for path in files
+    )
+
+
+def compare_file(root: Path, entry: FileEntry, digest: Digester = digest_file) -> Difference | None:
+    """Compares one file with its record; `digest` may be a cache's.
+
+    Raises:
+        IntegrityError: The path leaves the bundle.
+    """
+    path = resolve_inside(root, entry.path)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return Difference(entry.path, "kind", "a regular file", "something else")
+        if status.st_size != entry.size_bytes:
+            return Difference(entry.path, "size", f"{entry.size_bytes} bytes", f"{status.st_size} bytes")
+        actual = digest(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Difference(entry.path, "missing", f"{entry.size_bytes} bytes", "no such file")
+    except OSError as error:
+        return Difference(entry.path, "unreadable", "a file that can be read", error.strerror or str(error))
+    return None if actual == entry.sha256 else Difference(entry.path, "content", entry.sha256, actual)
+
+
+def compare_files(
+    root: Path, entries: tuple[FileEntry, ...], digest: Digester = digest_file
+) -> tuple[Difference, ...]:
+    """Compares files with their records and returns every difference, in order.
+
+    Raises:
+        IntegrityError: A path leaves the bundle.
+    """
+    found = (compare_file(root, entry, digest) for entry in entries)
+    return tuple(difference for difference in found if difference is not None)
+
+
+def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[Difference, ...]:
+    """Returns what is there and no regular file, in order; looks at no byte.
+
+    Raises:
+        IntegrityError: A path leaves the bundle.
+    """
+    paths = {entry.path: resolve_inside(root, entry.path) for entry in entries}
+    return tuple(
+        Difference(name, "kind", "a regular file", "something else")
+        for name, path in paths.items()
+        if path.exists() and not path.is_file()
+    )
+
+
+def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[Difference, ...]:
+    """Compares a whole bundle with its manifest, files that should not be there included.
+
+    Raises:
+        BundleError: The manifest, the loader config or a folder cannot be read.
+        IntegrityError: One of them was changed or leads out of the bundle, or they contradict each other.
+    """
+    # Imported here: a job that checks single files needs none of the manifest's types.
+    from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+
+    resolve_inside(root, MANIFEST_FILE)
+    manifest = read_manifest(root)
+    config = read_loader_config(root)
+    stray = set(listed_files(config)) - set(manifest.files)
+    if stray:
+        names = ", ".join(sorted(entry.path for entry in stray))
+        raise IntegrityError(f"loader.json and manifest.json disagree in {root}\n  about {names}")
+    recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
+    added = sorted(_present(root) - recorded)
+    extra = (Difference(path, "added", "no such file", "a file") for path in added)
+    return (*compare_files(root, manifest.files, digest), *extra)
+
+
+def check_bundle(root: Path, digest: Digester = digest_file) -> None:
+    """Raises unless the bundle is exactly what was written.
+
+    Raises:
+        BundleError: The bundle cannot be read.
+        IntegrityError: Something differs; the message lists every difference.
+    """
+    name = Path(os.path.realpath(root)).name
+    hint = f"ortprep prepare {shlex.quote(name)}  (or copy the bundle again, if it is a copy)"
+    raise_differences(root, compare_bundle(root, digest), hint=hint)
+
+
+def raise_differences(root: Path, differences: tuple[Difference, ...], *, hint: str | None = None) -> None:
+    """Raises if there are differences, naming all of them.
+
+    Args:
+        root: The bundle's folder.
+        differences: What was found.
+        hint: What to do about them; if not given, how to see all that is wrong with the bundle.
+
+    Raises:
+        IntegrityError: There is at least one.
+    """
+    if differences:
+        lines = "\n".join(f"  {difference}" for difference in differences)
+        raise IntegrityError(
+            f"bundle is not as it was written: {root}\n{lines}",
+            hint=hint or f"ortprep check {shlex.quote(str(root))}",
+        )
+
+
+def _present(root: Path) -> set[str]:
+    """Returns every file below `root`, links that lead to folders included."""
+    found: set[str] = set()
+    for folder, subfolders, files in os.walk(root, onerror=_refuse_unreadable):
+        here = Path(folder)
+        links = [name for name in subfolders if (here / name).is_symlink()]
+        found.update((here / name).relative_to(root).as_posix() for name in (*files, *links))
+    return found
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise BundleError(f"cannot read {error.filename}\n  {error.strerror or error}") from error

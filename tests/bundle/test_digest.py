@@ -1,0 +1,159 @@
+"""A digest is computed once per content, and never trusted past a change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.digest import DigestCache, Stamp, digest_bytes, digest_file, is_digest
+from pipeline.bundle.paths import is_safe_name, is_safe_path, resolve_inside
+from pipeline.errors import IntegrityError
+from tests.file_clock import wait_for_a_tick
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+def poison(cache: DigestCache, path: Path) -> str:
+    """Stores a wrong digest for the file as it is now; getting it back proves that the cache was used."""
+    wrong = digest_bytes(b"not the content")
+    cache.record(path, wrong)
+    return wrong
+
+
+def test_an_unchanged_file_is_not_hashed_again(cache: DigestCache, file: Path) -> None:
+    wrong = poison(cache, file)
+    assert cache.digest(file) == wrong
+    assert DigestCache(cache._folder).digest(file) == wrong
+
+
+def test_an_entry_of_another_user_is_not_believed(
+    cache: DigestCache, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(cache, file)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    (entry,) = (path for path in cache._folder.rglob("*") if path.is_file())
+    if os.getuid() == 0:
+        os.chown(entry, 12345, -1)
+    assert cache.digest(file) == digest_bytes(b"content")
+
+
+def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_first(
+    tmp_path: Path, file: Path
+) -> None:
+    good, evil, way = tmp_path / "good", tmp_path / "evil", tmp_path / "way"
+    for folder, content in ((good, b"good"), (evil, b"evil")):
+        folder.mkdir()
+        (folder / "model").write_bytes(content)
+    time.sleep(0.05)  # old enough to be remembered
+    way.symlink_to(evil)
+
+    def swap() -> None:
+        way.unlink()
+        way.symlink_to(good)
+
+    cache = DigestCache(tmp_path / "cache", between_blocks=swap)
+    assert cache.digest(way / "model") == digest_bytes(b"evil")
+    assert cache.digest(evil / "model") == digest_bytes(b"evil")
+    assert cache.digest(good / "model") == digest_bytes(b"good")
+
+
+def test_hashing_ends_when_it_is_told_to(file: Path) -> None:
+    def stop() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        digest_file(file, between_blocks=stop)
+
+
+def test_hard_links_share_an_entry(cache: DigestCache, file: Path) -> None:
+    other = file.with_name("other")
+    os.link(file, other)
+    wrong = poison(cache, file)
+    assert cache.digest(other) == wrong
+
+
+def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache: DigestCache, file: Path) -> None:
+    poison(cache, file)
+    before = Stamp.of(file)
+    wait_for_a_tick(file)
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(before.mtime_ns, before.mtime_ns))
+    assert Stamp.of(file).mtime_ns == before.mtime_ns
+    assert cache.digest(file) == digest_bytes(b"CONTENT")
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"7 1 1 sha256:short", b"\xff\xfe\xff"])
+def test_a_damaged_cache_costs_time_and_nothing_else(cache: DigestCache, file: Path, junk: bytes) -> None:
+    poison(cache, file)
+    (entry,) = (path for path in cache._folder.rglob("*") if path.is_file())
+    entry.write_bytes(junk)
+    assert cache.digest(file) == digest_bytes(b"content")
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(file: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the folder should be")
+    assert DigestCache(blocked / "cache").digest(file) == digest_bytes(b"content")
+
+
+@given(st.binary(max_size=4096))
+def test_f4_digests_are_sha256_in_lower_case_hex(data: bytes) -> None:
+    digest = digest_bytes(data)
+    assert digest == "sha256:" + hashlib.sha256(data).hexdigest()
+    assert is_digest(digest)
+
+
+@given(st.text(max_size=80))
+def test_f4_nothing_else_is_a_digest(text: str) -> None:
+    assert not is_digest(text)
+
+
+def test_a_file_hashes_as_its_bytes(file: Path) -> None:
+    assert digest_file(file) == digest_bytes(b"content")
+
+
+@given(st.text(max_size=20))
+def test_f1_a_safe_name_is_one_component_and_never_climbs(name: str) -> None:
+    if is_safe_name(name):
+        assert name == os.path.basename(name)  # noqa: PTH119
+        assert ".." not in name
+        assert not name.startswith(".")
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "a\\b", "", "a..b", "a\n", "é", "a" * 129])
+def test_f1_these_are_no_names(name: str) -> None:
+    assert not is_safe_name(name)
+
+
+@given(st.lists(st.sampled_from(["a", "b.c", "..", ".", "", "/", "\\", "\x00"]), max_size=5).map("/".join))
+def test_f2_a_safe_path_stays_below_its_root(path: str) -> None:
+    if is_safe_path(path):
+        resolved = os.path.normpath(f"/root/of/bundle/{path}")
+        assert resolved == f"/root/of/bundle/{path}"
+
+
+def test_f3_links_are_resolved_before_they_are_judged(tmp_path: Path) -> None:
+    root = tmp_path / "bundle"
+    root.mkdir()
+    (root / "inside").write_text("x")
+    (root / "link").symlink_to("inside")
+    (root / "out").symlink_to(tmp_path)
+    assert resolve_inside(root, "link") == (root / "inside").resolve()
+    with pytest.raises(IntegrityError):
+        resolve_inside(root, "out/file")

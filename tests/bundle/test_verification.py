@@ -1,0 +1,410 @@
+"""Laws of bundle verification; F-numbers are those of docs/format.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.digest import digest_json
+from pipeline.bundle.loader_config import (
+    MAX_LOADER_BYTES,
+    LoaderConfig,
+    ProviderRecord,
+    read_loader_config,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import Manifest, read_manifest
+from pipeline.bundle.verification import check_bundle, compare_bundle, raise_differences
+from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
+from tests.bundle.builders import CONTENT, write_bundle
+
+SUPPRESSED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
+"""A test's own list takes the place of the one that holds for all tests."""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "m")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Changes fields of a bundle's JSON file and makes its self digest right again, as an attacker would."""
+    data = {**json.loads(path.read_text()), **changes}
+    data.pop("self_digest")
+    path.write_text(json.dumps(data | {"self_digest": digest_json(data)}))
+
+
+def rewrite_variant(bundle: Path, **changes: Any) -> None:
+    (variant,) = json.loads((bundle / "loader.json").read_text())["variants"]
+    rewrite(bundle / "loader.json", variants=[variant | changes])
+
+
+def test_an_intact_bundle_has_no_difference(bundle: Path) -> None:
+    assert compare_bundle(bundle) == ()
+
+
+@settings(max_examples=60, suppress_health_check=SUPPRESSED)
+@given(data=st.data())
+def test_one_changed_byte_is_always_reported(bundle: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([*CONTENT, "loader.json", "manifest.json"]))
+    original = (bundle / name).read_bytes()
+    index = data.draw(st.integers(0, len(original) - 1))
+    flipped = original[index] ^ data.draw(st.integers(1, 255))
+    changed = original[:index] + bytes([flipped]) + original[index + 1 :]
+    (bundle / name).write_bytes(changed)
+    try:
+        if name != "manifest.json" or _means_something_else(original, changed):
+            with pytest.raises(BundleError):
+                check_bundle(bundle)
+    finally:
+        (bundle / name).write_bytes(original)
+
+
+def _means_something_else(original: bytes, changed: bytes) -> bool:
+    """White space of the manifest may change without changing what it says; no digest is recorded of it."""
+    try:
+        return bool(json.loads(original) != json.loads(changed))
+    except ValueError:
+        return True
+
+
+@pytest.mark.parametrize("name", [*CONTENT, "loader.json"])
+def test_a_missing_file_is_reported_by_name(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    with pytest.raises(BundleError, match=name):
+        check_bundle(bundle)
+
+
+def test_f8_every_difference_is_reported_at_once(bundle: Path) -> None:
+    (bundle / "golden.npz").write_bytes(b"other!")
+    (bundle / "portable/m_optimized.onnx").write_bytes(b"longer than before")
+    (bundle / "portable/m_optimized.onnx.data").unlink()
+    (bundle / "portable/extra").write_bytes(b"")
+    kinds = {difference.path: difference.kind for difference in compare_bundle(bundle)}
+    assert kinds == {
+        "golden.npz": "content",
+        "portable/m_optimized.onnx": "size",
+        "portable/m_optimized.onnx.data": "missing",
+        "portable/extra": "added",
+    }
+
+
+def test_a_folder_in_a_files_place_is_reported(bundle: Path) -> None:
+    (bundle / "golden.npz").unlink()
+    (bundle / "golden.npz").mkdir()
+    assert [d.kind for d in compare_bundle(bundle)] == ["kind"]
+
+
+def test_f5_a_newer_major_version_is_refused_with_what_to_do(bundle: Path) -> None:
+    rewrite(bundle / "loader.json", schema_version="2.0")
+    with pytest.raises(UnsupportedVersionError, match="too new") as caught:
+        read_loader_config(bundle)
+    assert caught.value.hint == "pip install --upgrade ortprep"
+
+
+@pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
+def test_f5_a_lower_major_version_is_read(bundle: Path, name: str) -> None:
+    rewrite(bundle / name, schema_version="0.7")
+    assert read_loader_config(bundle).name == read_manifest(bundle).name == "m"
+
+
+@pytest.mark.parametrize(
+    "version", [None, 1, "", "one", "-1.0", "1", "1.", "1.0.0", "١.0", "9" * 5000 + ".0"]
+)
+def test_f5_a_malformed_version_is_refused(bundle: Path, version: object) -> None:
+    rewrite(bundle / "loader.json", schema_version=version)
+    with pytest.raises(BundleError, match="schema_version"):
+        read_loader_config(bundle)
+
+
+def test_f5_fields_of_a_newer_minor_version_are_ignored(bundle: Path) -> None:
+    rewrite(bundle / "loader.json", schema_version="1.9", novelty={"a": 1})
+    assert read_loader_config(bundle).name == "m"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+def test_f5_any_other_encoding_is_refused(bundle: Path, encoding: str) -> None:
+    text = (bundle / "loader.json").read_text()
+    (bundle / "loader.json").write_text(text, encoding=encoding)
+    with pytest.raises(BundleError, match="not a JSON file"):
+        read_loader_config(bundle)
+
+
+def test_f5_a_field_named_twice_is_refused_for_readers_could_differ_about_it(bundle: Path) -> None:
+    text = (bundle / "loader.json").read_text()
+    (bundle / "loader.json").write_text(text.replace('"name": "m"', '"name": "other", "name": "m"', 1))
+    with pytest.raises(BundleError, match="named twice"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("field", ["name", "target"])
+@pytest.mark.parametrize("name", ["../up", "$(command)", "", ".hidden", "a/b"])
+def test_f1_a_variants_name_or_target_that_is_no_name_is_refused(bundle: Path, field: str, name: str) -> None:
+    rewrite_variant(bundle, **{field: name})
+    with pytest.raises(IntegrityError, match="bad name"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64, "sha256:" + "A" * 64, "md5:" + "0" * 64])
+def test_f4_a_digest_written_otherwise_is_refused(bundle: Path, digest: str) -> None:
+    golden = json.loads((bundle / "loader.json").read_text())["golden"]
+    golden["file"]["sha256"] = digest
+    rewrite(bundle / "loader.json", golden=golden)
+    with pytest.raises(IntegrityError, match="bad digest"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("bound", [float("nan"), float("inf"), -1.0, 10**400])
+def test_f15_a_tolerance_that_would_pass_anything_is_refused(bundle: Path, bound: float) -> None:
+    golden = json.loads((bundle / "loader.json").read_text())["golden"]
+    golden["default"]["rtol"] = encode(bound)
+    rewrite(bundle / "loader.json", golden=golden)
+    with pytest.raises(BundleError, match=r"tolerance|too large"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("version", ["", "new", "9" * 5000])
+@pytest.mark.parametrize("bound", ["minimum", "below"])
+def test_f12_a_required_version_that_is_none_is_refused(bundle: Path, bound: str, version: str) -> None:
+    versions = {"minimum": "1.23", bound: version}
+    rewrite_variant(bundle, requirements={"onnxruntime": versions, "providers": ["CPUExecutionProvider"]})
+    with pytest.raises(BundleError, match="expected a version of ONNX Runtime"):
+        read_loader_config(bundle)
+
+
+def test_f12_a_session_on_other_providers_than_the_required_is_refused(bundle: Path) -> None:
+    required = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    rewrite_variant(bundle, requirements={"onnxruntime": {"minimum": "1.23"}, "providers": required})
+    with pytest.raises(BundleError, match="expected the providers it requires"):
+        read_loader_config(bundle)
+
+
+FIRST_PHASE = {"session_options": {"graph_optimization_level": "ORT_DISABLE_ALL"}}
+
+
+def test_f19_a_first_phase_on_the_variants_own_providers_is_read(bundle: Path) -> None:
+    providers = [{"name": "CPUExecutionProvider", "options": {"use_arena": "0"}}]
+    rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
+    (variant,) = read_loader_config(bundle).variants
+    assert variant.first_phase is not None
+    assert variant.first_phase.providers == (ProviderRecord("CPUExecutionProvider", {"use_arena": "0"}),)
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["CUDAExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"]]
+)
+def test_f19_a_first_phase_on_other_providers_is_refused(bundle: Path, names: list[str]) -> None:
+    providers = [{"name": name} for name in names]
+    rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
+    with pytest.raises(BundleError, match="expected its own providers and devices in its first phase"):
+        read_loader_config(bundle)
+
+
+def test_f19_a_first_phase_on_another_device_is_refused(bundle: Path) -> None:
+    providers = [{"name": "CPUExecutionProvider", "options": {"device_id": "1"}}]
+    rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
+    with pytest.raises(BundleError, match=r"expected its own .* got \[\('CPUExecutionProvider', '1'\)\]"):
+        read_loader_config(bundle)
+
+
+def test_f19_a_first_phase_may_be_left_out(bundle: Path) -> None:
+    data = json.loads((bundle / "loader.json").read_text())
+    (variant,) = data["variants"]
+    del variant["first_phase"]
+    rewrite(bundle / "loader.json", variants=[variant])
+    assert read_loader_config(bundle).variants[0].first_phase is None
+
+
+def test_a_variant_that_does_not_list_its_model_is_refused(bundle: Path) -> None:
+    rewrite_variant(bundle, model="portable/other.onnx")
+    with pytest.raises(BundleError, match="among its files"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize(
+    "path", ["../m/golden.npz", "/etc/passwd", "portable/../../x", "a\\b", "", ".", "a\x00b", "a//b"]
+)
+def test_f2_a_path_that_could_escape_is_refused(bundle: Path, path: str) -> None:
+    config = json.loads((bundle / "loader.json").read_text())
+    config["golden"]["file"]["path"] = path
+    rewrite(bundle / "loader.json", golden=config["golden"])
+    with pytest.raises(IntegrityError, match="leaves its bundle"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("name", ["golden.npz", "loader.json", "manifest.json"])
+def test_f3_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    (bundle / name).rename(outside)
+    (bundle / name).symlink_to(outside)
+    with pytest.raises(IntegrityError, match="leaves its bundle"):
+        check_bundle(bundle)
+
+
+def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle: Path) -> None:
+    (bundle / "golden.npz").unlink()
+    (bundle / "golden.npz").symlink_to("golden.npz")
+    assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("golden.npz", "unreadable")]
+
+
+@pytest.mark.parametrize("name", ["loader.json", "manifest.json", "golden.npz"])
+def test_a_pipe_in_a_files_place_is_reported_and_never_waited_for(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    with pytest.raises(BundleError, match="regular file"):
+        check_bundle(bundle)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_what_cannot_be_read_is_told_as_such(bundle: Path) -> None:
+    (bundle / "golden.npz").chmod(0)
+    assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("golden.npz", "unreadable")]
+
+
+def test_f8_a_link_to_a_folder_is_an_added_file(bundle: Path) -> None:
+    (bundle / "portable/link").symlink_to(".")
+    assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("portable/link", "added")]
+
+
+def test_the_way_to_check_a_bundle_is_one_command_whatever_its_folder_is_named(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "my models; exit")
+    (bundle / "golden.npz").write_bytes(b"other!")
+    with pytest.raises(IntegrityError) as caught:
+        raise_differences(bundle, compare_bundle(bundle))
+    assert shlex.split(caught.value.hint or "") == ["ortprep", "check", str(bundle)]
+
+
+def test_who_checked_a_bundle_is_told_how_to_get_a_good_one(bundle: Path) -> None:
+    (bundle / "golden.npz").write_bytes(b"other!")
+    with pytest.raises(IntegrityError) as caught:
+        check_bundle(bundle)
+    assert (caught.value.hint or "").startswith(f"ortprep prepare {bundle.name} ")
+
+
+@pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
+def test_f6_a_file_without_its_own_digest_is_refused(bundle: Path, name: str) -> None:
+    data = json.loads((bundle / name).read_text())
+    del data["self_digest"]
+    (bundle / name).write_text(json.dumps(data))
+    with pytest.raises(IntegrityError, match="was changed"):
+        check_bundle(bundle)
+
+
+def test_f6_nesting_at_any_depth_is_a_bundle_error(bundle: Path) -> None:
+    original = json.loads((bundle / "loader.json").read_text())
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 150, limit + 10, 2):
+        nested = f'{json.dumps(original)[:-1]}, "x": {"[" * depth}{"]" * depth}}}'
+        (bundle / "loader.json").write_text(nested)
+        with pytest.raises(BundleError):
+            read_loader_config(bundle)
+
+
+def test_f6_a_changed_option_in_the_loader_config_is_refused(bundle: Path) -> None:
+    text = (bundle / "loader.json").read_text()
+    (bundle / "loader.json").write_text(text.replace("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"))
+    with pytest.raises(IntegrityError, match="was changed"):
+        read_loader_config(bundle)
+
+
+def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle: Path) -> None:
+    variants = json.loads((bundle / "loader.json").read_text())["variants"]
+    variants[0]["files"][0]["sha256"] = "sha256:" + "0" * 64
+    rewrite(bundle / "loader.json", variants=variants)
+    with pytest.raises(IntegrityError, match="disagree"):
+        check_bundle(bundle)
+
+
+def test_f10_a_bundle_without_variants_is_refused(bundle: Path) -> None:
+    rewrite(bundle / "loader.json", variants=[])
+    with pytest.raises(BundleError, match="no variant"):
+        read_loader_config(bundle)
+
+
+def test_f10_a_variant_named_twice_is_refused(bundle: Path) -> None:
+    variants = json.loads((bundle / "loader.json").read_text())["variants"]
+    rewrite(bundle / "loader.json", variants=variants * 2)
+    with pytest.raises(BundleError, match="twice"):
+        read_loader_config(bundle)
+
+
+@pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"null", b'{"a": NaN}'])
+def test_f5_anything_but_a_json_object_of_this_form_is_refused(
+    bundle: Path, name: str, content: bytes
+) -> None:
+    (bundle / name).write_bytes(content)
+    with pytest.raises(BundleError, match=name):
+        check_bundle(bundle)
+
+
+def test_f7_a_loader_config_past_its_limit_is_not_read(bundle: Path) -> None:
+    with (bundle / "loader.json").open("ab") as file:
+        file.truncate(5 * 1024 * 1024)
+    with pytest.raises(BundleError, match="too large"):
+        read_loader_config(bundle)
+
+
+def test_f7_a_manifest_past_its_limit_is_not_read(bundle: Path) -> None:
+    with (bundle / "manifest.json").open("ab") as file:
+        file.truncate(64 * 1024 * 1024 + 1)
+    with pytest.raises(BundleError, match="too large"):
+        read_manifest(bundle)
+
+
+def test_f7_a_file_that_readers_would_refuse_is_not_written(bundle: Path) -> None:
+    config = read_loader_config(bundle)
+    before = (bundle / "loader.json").read_bytes()
+    inputs = (dataclasses.replace(config.inputs[0], name="x" * MAX_LOADER_BYTES),)
+    with pytest.raises(BundleError, match="too large"):
+        write_loader_config(bundle, dataclasses.replace(config, inputs=inputs))
+    assert (bundle / "loader.json").read_bytes() == before
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, suppress_health_check=SUPPRESSED)
+@given(data=st.data())
+def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_error(
+    bundle: Path, data: st.DataObject
+) -> None:
+    name, read = data.draw(
+        st.sampled_from([("loader.json", read_loader_config), ("manifest.json", read_manifest)])
+    )
+    original = (bundle / name).read_text()
+    document = json.loads(original)
+    place = document
+    key: Any = data.draw(st.sampled_from(sorted(set(document) - {"self_digest"})))
+    while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = data.draw(json_values)
+    document.pop("self_digest")
+    (bundle / name).write_text(json.dumps(document | {"self_digest": digest_json(document)}))
+    try:
+        assert isinstance(read(bundle), LoaderConfig | Manifest)
+    except BundleError:
+        pass  # refusing is the other right answer; anything else that is raised fails the test
+    finally:
+        (bundle / name).write_text(original)

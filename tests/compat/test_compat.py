@@ -1,0 +1,54 @@
+"""A bundle of every release is kept here, and must load for ever (docs/format.md, F5).
+
+Made by `ortprep prepare` of that release, on CPU, from `tests.models.conv_net(channels=64, classes=100)`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.loader_config import find_variant, read_loader_config
+from pipeline.bundle.manifest import read_manifest
+from pipeline.bundle.verification import check_bundle
+from pipeline.runtime import load
+
+pytestmark = pytest.mark.runtime
+
+BUNDLES = sorted(path.parent for path in Path(__file__).parent.glob("*/*/manifest.json"))
+
+
+def release_of(bundle: Path) -> str:
+    return bundle.parent.name
+
+
+def test_there_is_one() -> None:
+    assert BUNDLES
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
+def test_a_bundle_of_an_older_release_is_intact_and_its_record_readable(bundle: Path) -> None:
+    check_bundle(bundle)
+    assert read_manifest(bundle).pipeline_version == release_of(bundle)
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
+def test_a_bundle_of_an_older_release_loads_and_answers_as_recorded(bundle: Path) -> None:
+    session = load(bundle, target="portable", digests="full", check="golden")
+    assert [node.name for node in session.get_inputs()] == ["image"]
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
+def test_f11_a_portable_variant_is_for_any_processor_and_holds_no_node_of_onnxruntimes_own(
+    bundle: Path,
+) -> None:
+    portable = find_variant(read_loader_config(bundle), "portable")
+    assert portable is not None
+    needs = portable.requirements
+    assert needs.providers == ("CPUExecutionProvider",)
+    assert (needs.machine, needs.cpu_features, needs.cpu_features_absent) == (None, (), ())
+    # A node's domain as protobuf writes it: field 7, length, text. An import without a node does no harm.
+    graph = (bundle / portable.model).read_bytes()
+    assert b":\x0dcom.microsoft" not in graph
+    assert b":\x13com.microsoft.nchwc" not in graph
