@@ -1,0 +1,126 @@
+"""Does every variant of a bundle that this machine can run load, and answer as recorded?"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import LoaderConfig, Variant, read_loader_config
+from pipeline.errors import ChildError, LoadError
+from pipeline.runtime.child import run_child
+from pipeline.runtime.selection import PassedOver
+
+if TYPE_CHECKING:
+    from pipeline.runtime.loading import PlanChoice
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of one variant.
+
+    Attributes:
+        variant: Its name.
+        reasons: What this machine lacks for it; empty for a variant that was loaded and answered as recorded.
+    """
+
+    variant: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.reasons:
+            return f"passed over {PassedOver(self.variant, self.reasons)}"
+        return f"variant {self.variant} answers the golden sample as recorded"
+
+
+def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[Checked]:
+    """Loads each variant whose requirements are met, in a process of its own, and runs the golden sample.
+
+    Args:
+        bundle: Its folder, whose bytes the caller has checked.
+        timeout_s: Seconds for each variant; None waits for ever.
+
+    Yields:
+        What became of each variant, in the bundle's order of preference.
+
+    Raises:
+        LoadError: A variant does not load or does not answer as recorded, or this machine can run none.
+        ChildError: The process died, or its deadline passed.
+        BundleError: The bundle or its golden sample cannot be read.
+    """
+    passed_over = []
+    config = read_loader_config(bundle)
+    for variant in config.variants:
+        checked = _check_in_child(bundle, variant.name, timeout_s)
+        yield checked
+        if checked.reasons:
+            passed_over.append(PassedOver(checked.variant, checked.reasons))
+    if len(passed_over) == len(config.variants):
+        lines = "\n".join(f"  {variant}" for variant in passed_over)
+        raise LoadError(
+            f"no variant of {config.name} runs on this machine: {bundle}\n{lines}",
+            hint=f"ortprep prepare {config.name}",
+        )
+
+
+def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> Checked:
+    request = {"bundle": str(bundle.absolute()), "variant": variant}
+    try:
+        return decode(Checked, run_child(f"{__name__}:check_variant", request, timeout_s=timeout_s).value)
+    except ChildError as error:
+        raise type(error)(f"variant {variant!r} of {bundle}: {error.message}", hint=error.hint) from error
+
+
+def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function: loads one variant, with the plan of its first phase too, and checks its golden sample.
+
+    Args:
+        request: `bundle`, its folder, and `variant`, the name.
+
+    Returns:
+        A `Checked` as JSON types.
+
+    Raises:
+        LoadError: It does not load, or does not answer as recorded.
+        BundleError: The bundle cannot be read.
+    """
+    root, name = Path(os.path.realpath(request["bundle"])), request["variant"]
+    config = read_loader_config(root)
+    variant = next(variant for variant in config.variants if variant.name == name)
+    reasons = _unmet(config, variant)
+    if not reasons:
+        _require_answers(config, root, variant)
+    return dict(encode(Checked(name, reasons)))
+
+
+def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
+    from pipeline.runtime.golden import check_answers
+    from pipeline.runtime.opening import build_plan
+    from pipeline.runtime.session import build_session
+
+    choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
+    for choice in choices:
+        session = build_session(build_plan(root, variant, choice=choice))
+        check_answers(session, config, root, variant=variant)
+        del session  # gives its memory back before the next one is made
+
+
+def _unmet(config: LoaderConfig, variant: Variant) -> tuple[str, ...]:
+    """Returns what this machine lacks for a variant; `load` names targets, of which there may be others."""
+    from pipeline.runtime.background_import import import_onnxruntime
+    from pipeline.runtime.hardware import read_hardware
+    from pipeline.runtime.selection import needs_gpu, select_variant
+
+    onnxruntime = import_onnxruntime()
+    selection = select_variant(
+        dataclasses.replace(config, variants=(variant,)),
+        target=None,
+        hardware=read_hardware(gpus=needs_gpu(variant.requirements)),
+        onnxruntime_version=onnxruntime.__version__,
+        available_providers=onnxruntime.get_available_providers(),
+    )
+    return tuple(reason for passed in selection.passed_over for reason in passed.reasons)

@@ -1,0 +1,97 @@
+"""The golden sample: does a session give the answers that were recorded when its bundle was made?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bundle.loader_config import LoaderConfig, Variant
+from pipeline.bundle.paths import resolve_inside
+from pipeline.errors import LoadError
+from pipeline.runtime.session import onnxruntime_errors
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.element_types import Array
+
+_INPUT, _OUTPUT = "input:", "output:"
+
+
+def check_answers(
+    session: onnxruntime.InferenceSession, config: LoaderConfig, root: Path, *, variant: Variant
+) -> None:
+    """Runs the golden sample and raises unless every output is within its tolerance.
+
+    Args:
+        session: The session.
+        config: The bundle's loader config.
+        root: The bundle's folder.
+        variant: The variant it is of.
+
+    Raises:
+        LoadError: An output differs, is missing, or the run failed.
+        BundleError: The sample cannot be read.
+        IntegrityError: It lies outside the bundle.
+    """
+    from pipeline.runtime.binding import run_once
+    from pipeline.runtime.tensors import read_tensors
+
+    tensors = read_tensors(resolve_inside(root, config.golden.file.path))
+    feeds, expected = _select(tensors, _INPUT), _select(tensors, _OUTPUT)
+    hint, subject = f"ortprep prepare {config.name}", f"variant {variant.name!r} of {root}"
+    try:
+        answers = run_once(session, feeds, io_binding=variant.io_binding)
+    except onnxruntime_errors() as error:
+        raise LoadError(
+            f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",
+            hint=hint,
+        ) from error
+    problems = list(_find_problems(config, expected, answers))
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise LoadError(f"{subject} does not answer as recorded\n{lines}", hint=hint)
+
+
+def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads a bundle and checks its golden sample; runs in a child, which brings in ONNX Runtime.
+
+    Args:
+        request: `bundle`, its folder; and `target`, as `load` takes it, if one is wanted.
+
+    Returns:
+        `variant`, the name of the one that was loaded.
+
+    Raises:
+        PipelineError: Whatever `load` raises.
+    """
+    from pipeline.runtime.loading import open_bundle
+
+    opened = open_bundle(request["bundle"], target=request.get("target"), check="golden")
+    return {"variant": opened.variant.name}
+
+
+def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+
+
+def _find_problems(
+    config: LoaderConfig, expected: Mapping[str, Array], answers: Mapping[str, Array]
+) -> Iterator[str]:
+    from pipeline.runtime.compare import compare_output
+
+    if not expected:
+        yield f"{config.golden.file.path} holds no output"
+    for name, array in expected.items():
+        if name not in answers:
+            yield f"{name}: expected an output, got none"
+            continue
+        # Tensors of a sequence or map, `NAME[…]`, have the tolerance of `NAME`, as when they were verified.
+        outputs = config.golden.outputs
+        tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or config.golden.default
+        found = compare_output(array, answers[name], tolerance, name=name)
+        if not found.ok:
+            # Without elements to compare, the reason says it all.
+            where = f" at {list(found.worst_index)}: expected {found.expected}, got {found.got}"
+            yield f"{name}: {found.reason}{where if found.expected is not None else ''}"

@@ -1,0 +1,135 @@
+"""What a way of loading a model costs, measured in a fresh process that goes the way production goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import ChildError
+from pipeline.runtime.child import run_child
+from pipeline.runtime.gpu_memory import used_gpu_bytes
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.session import CUDA, SessionPlan
+
+_MB = 2**20
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What is to be measured: a plan, or a bundle through `load`.
+
+    Attributes:
+        plan: How the session is made; None to load `bundle`.
+        sample: `.npz` file with one array per input, by its name.
+        steady_s: Seconds of repeated runs after the first.
+        drop_cache: Files that are dropped from the page cache before anything else.
+        bundle: Folder of a bundle, where `plan` is None.
+        target: As `load` takes it.
+        more_samples: Likewise, of other shapes: each is run `steady_s` seconds after the first one's runs.
+        io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
+        overlap_import: Leaves importing ONNX Runtime to `load`, as a job does; its time is then part of the
+            initialisation's and `import_ms` is 0.
+    """
+
+    plan: SessionPlan | None
+    sample: str
+    steady_s: float
+    drop_cache: tuple[str, ...] = ()
+    bundle: str | None = None
+    target: str | None = None
+    overlap_import: bool = False
+    more_samples: tuple[str, ...] = ()
+    io_binding: bool = False
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one process measured.
+
+    Attributes:
+        import_ms: Importing ONNX Runtime.
+        init_ms: Making the session.
+        first_ms: First run.
+        steady_ms: Later runs: median.
+        steady_p25_ms: 25th percentile.
+        steady_p75_ms: 75th percentile.
+        steady_p99_ms: 99th percentile.
+        runs: How many later runs there were.
+        private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
+        peak_mb: Largest resident set, mapped pages included.
+        gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
+            where no GPU took part.
+        onnxruntime: Version.
+        ready_ms: From before ONNX Runtime and `pipeline.runtime` are imported to the first result: imports,
+            initialisation and first run. Reading the sample is not in it.
+        private_before_mb: Anonymous memory before the session was made: interpreter, numpy, ONNX Runtime.
+        more_steady_ms: Median later run of each of `more_samples`.
+    """
+
+    import_ms: float
+    init_ms: float
+    first_ms: float
+    steady_ms: float
+    steady_p25_ms: float
+    steady_p75_ms: float
+    steady_p99_ms: float
+    runs: int
+    private_mb: float
+    peak_mb: float
+    gpu_mb: float | None
+    onnxruntime: str
+    ready_ms: float = 0.0
+    private_before_mb: float = 0.0
+    more_steady_ms: tuple[float, ...] = ()
+
+
+def measure_plan(
+    request: ProbeRequest,
+    *,
+    timeout_s: float,
+    memory_bytes: int | None = None,
+    function: str = "pipeline.runtime.probe_process:measure",
+    more: Mapping[str, Any] | None = None,
+) -> ProbeResult:
+    """Measures one load in one fresh process.
+
+    The caller holds the device's lock, so that nothing else disturbs the clock or the GPU's memory.
+
+    Args:
+        request: What to load and run.
+        timeout_s: Deadline of the process.
+        memory_bytes: Most private memory the process may take; None for no limit.
+        function: What the process does, if more than to measure: it takes the request's fields and those of
+            `more`, and returns what `probe_process.measure` does.
+        more: What that function is asked besides.
+
+    Raises:
+        LoadError: The session could not be made.
+        ChildError: The process died, or its deadline passed.
+        PipelineError: Anything else that making the session or reading the sample raises.
+    """
+    gpu = _gpu_of(request)
+    before_bytes = None if gpu is None else used_gpu_bytes(gpu)
+    job: dict[str, Any] = encode(request) | {"gpu": gpu} | dict(more or {})
+    answer = run_child(function, job, timeout_s=timeout_s, memory_bytes=memory_bytes).value
+    after_bytes = answer.pop("gpu_bytes")
+    result = decode(ProbeResult, answer | {"gpu_mb": None})
+    if before_bytes is None or after_bytes is None:
+        return result
+    return replace(result, gpu_mb=(after_bytes - before_bytes) / _MB)
+
+
+def _gpu_of(request: ProbeRequest) -> str | None:
+    """Returns the name of the request's GPU; asked here, so that the child's start of CUDA is its own."""
+    if (request.plan is None) == (request.bundle is None):
+        raise ChildError("nothing to measure\n  expected either a plan or a bundle")
+    ordinal = 0
+    if request.plan is not None:
+        options = next((record.options for record in request.plan.providers if record.name == CUDA), None)
+        if options is None:
+            return None
+        ordinal = int(options.get("device_id", "0"))
+    gpus = read_hardware().gpus
+    return gpus[ordinal].uuid if ordinal < len(gpus) else None

@@ -1,0 +1,86 @@
+"""Loading in two phases: ready as soon as the fast plan is, soon after as fast per run as the steady one.
+
+As `pipeline.runtime.loading`, this imports next to nothing before ONNX Runtime's thread has begun.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from pipeline.runtime.loading import CheckPolicy, DigestPolicy, check_choice, open_bundle
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.cancellation import Cancellation
+    from pipeline.runtime.opening import Chosen
+    from pipeline.runtime.progressive_session import ProgressiveSession
+
+BuildStart = Literal["first_run", "now"]
+"""`first_run`: the steady session is made once a first run is done, or someone waits for it; `now`: at once,
+so that the first run shares the processor with it."""
+
+
+def load_progressive(
+    bundle: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device_id: int | None = None,
+    digests: DigestPolicy = "changed",
+    check: CheckPolicy = "none",
+    timeout_s: float | None = None,
+    steady_after: BuildStart = "first_run",
+) -> ProgressiveSession:
+    """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
+
+    The steady session is made by a thread and takes over between two runs. Where the variant records no first
+    phase, it is made at once. If it cannot be made, the first stays in service, and why is logged at WARNING.
+
+    Args:
+        bundle: The bundle's folder.
+        target: As for `load`.
+        device_id: As for `load`, of both sessions.
+        digests: As for `load`; the files must still be the same once the steady session is made.
+        check: `golden` checks the first session before it is returned, the steady one before it takes over.
+        timeout_s: Seconds after which the load of the first session is given up. The steady one may take as
+            long as it needs.
+        steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
+            nothing from it, or `now`. `wait_steady` has it made in any case.
+
+    Raises:
+        PipelineError: As `load` does.
+    """
+    check_choice("steady_after", steady_after, ("first_run", "now"))
+    opened = open_bundle(
+        bundle,
+        target=target,
+        device_id=device_id,
+        digests=digests,
+        check=check,
+        timeout_s=timeout_s,
+        plan="first",
+    )
+    from pipeline.runtime.progressive_session import ProgressiveSession
+    from pipeline.runtime.succession import Succession
+
+    chosen = opened.chosen
+    build = None if chosen.variant.first_phase is None else _steady_build(chosen, device_id, check)
+    succession = Succession(opened.session, build, name=f"variant {chosen.variant.name} of {chosen.root}")
+    if steady_after == "now":
+        succession.start()
+    return ProgressiveSession(succession)
+
+
+def _steady_build(
+    chosen: Chosen, device_id: int | None, check: CheckPolicy
+) -> Callable[[Cancellation], onnxruntime.InferenceSession]:
+    from pipeline.runtime.opening import build_plan, make_session
+
+    plan = build_plan(chosen.root, chosen.variant, device_id=device_id)
+
+    def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
+        return make_session(chosen, plan, check=check, cancellation=cancellation)
+
+    return build

@@ -1,0 +1,138 @@
+"""Which variant of a bundle a machine can run: a function of values, with reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
+from pipeline.runtime.hardware import Hardware
+from pipeline.runtime.session import CUDA
+from pipeline.versions import parse_version
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A variant that was not taken.
+
+    Attributes:
+        name: The variant.
+        reasons: Everything this machine lacks for it.
+    """
+
+    name: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'; '.join(self.reasons)}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `select_variant` decided.
+
+    Attributes:
+        variant: The first variant whose requirements are met, None if there is none.
+        passed_over: Those before it that serve the target; all that do if there is none.
+    """
+
+    variant: Variant | None
+    passed_over: tuple[PassedOver, ...]
+
+
+def select_variant(
+    config: LoaderConfig,
+    *,
+    target: str | None,
+    hardware: Hardware,
+    onnxruntime_version: str | None,
+    available_providers: Sequence[str] | None,
+    device_id: int | None = None,
+) -> Selection:
+    """Picks the first variant, in the bundle's order of preference, whose requirements this machine meets.
+
+    Args:
+        config: The bundle's variants.
+        target: What the job asks for: a target or the name of a variant; None for any.
+        hardware: The machine.
+        onnxruntime_version: Of the installed ONNX Runtime; None leaves versions unchecked.
+        available_providers: What it offers; None leaves providers unchecked.
+        device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
+    """
+    passed_over: list[PassedOver] = []
+    for variant in config.variants:
+        if not serves(variant, target):
+            continue
+        needs = variant.requirements
+        reasons = (
+            *_version_reasons(needs.onnxruntime, onnxruntime_version),
+            *_provider_reasons(needs, available_providers),
+            *_processor_reasons(needs, hardware),
+            *_gpu_reasons(needs, hardware, _choose_device(variant, device_id)),
+        )
+        if not reasons:
+            return Selection(variant, tuple(passed_over))
+        passed_over.append(PassedOver(variant.name, reasons))
+    return Selection(None, tuple(passed_over))
+
+
+def serves(variant: Variant, target: str | None) -> bool:
+    """Says whether a variant is what a job asks for: its target, its name, or anything."""
+    return target is None or target in (variant.target, variant.name)
+
+
+def needs_gpu(requirements: Requirements) -> bool:
+    """Says whether a variant runs on a GPU."""
+    return CUDA in requirements.providers or requirements.compute_capability is not None
+
+
+def _version_reasons(needed: VersionRange, version: str | None) -> Iterator[str]:
+    if version is None:
+        return
+    installed, minimum = parse_version(version), parse_version(needed.minimum)
+    below = None if needed.below is None else parse_version(needed.below)
+    too_new = installed is not None and below is not None and installed >= below
+    if installed is None or minimum is None or installed < minimum or too_new:
+        upper = "" if needed.below is None else f" and < {needed.below}"
+        yield f"expected ONNX Runtime >= {needed.minimum}{upper}, got {version}"
+
+
+def _provider_reasons(needs: Requirements, available: Sequence[str] | None) -> Iterator[str]:
+    missing = [] if available is None else [name for name in needs.providers if name not in available]
+    if missing:
+        yield f"expected ONNX Runtime with {', '.join(missing)}, got {', '.join(available or ())}"
+
+
+def _processor_reasons(needs: Requirements, hardware: Hardware) -> Iterator[str]:
+    if needs.machine is not None and needs.machine != hardware.machine:
+        yield f"expected a {needs.machine} processor, got {hardware.machine}"
+    features = frozenset(hardware.cpu_features)
+    missing = [flag for flag in needs.cpu_features if flag not in features]
+    if missing:
+        yield f"expected a processor with {', '.join(missing)}, got one without"
+    unwanted = [flag for flag in needs.cpu_features_absent if flag in features]
+    if unwanted:
+        yield f"expected a processor without {', '.join(unwanted)}, got one with it"
+
+
+def _choose_device(variant: Variant, device_id: int | None) -> int:
+    """Returns the CUDA ordinal the session will be on, -1 if what the variant records is none."""
+    if device_id is not None:
+        return device_id
+    options = next((provider.options for provider in variant.providers if provider.name == CUDA), {})
+    recorded = options.get("device_id", "0")
+    return int(recorded) if re.fullmatch("[0-9]{1,9}", recorded) else -1
+
+
+def _gpu_reasons(needs: Requirements, hardware: Hardware, ordinal: int) -> Iterator[str]:
+    if not needs_gpu(needs):
+        return
+    if not 0 <= ordinal < len(hardware.gpus):
+        found = f"{len(hardware.gpus)} CUDA device(s)" if hardware.gpus else "no CUDA device or driver"
+        yield f"expected CUDA device {ordinal}, got {found}"
+        return
+    capability, needed = hardware.gpus[ordinal].compute_capability, needs.compute_capability
+    if needed is not None and not needed.minimum <= capability < needed.below:
+        low, high, actual = (".".join(map(str, pair)) for pair in (needed.minimum, needed.below, capability))
+        yield f"expected compute capability >= {low} and < {high}, got {actual} (CUDA device {ordinal})"

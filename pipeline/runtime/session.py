@@ -1,0 +1,299 @@
+"""From a recorded plan to an `onnxruntime.InferenceSession`: the one place that makes sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import LoadError, LoadTimeoutError, ProviderError
+from pipeline.runtime.background_import import import_onnxruntime
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.cancellation import Cancellation
+
+log = logging.getLogger(__name__)
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+_ENUMERATIONS = {"execution_mode": "ExecutionMode", "execution_order": "ExecutionOrder"}
+
+WRITING_ATTRIBUTES = frozenset({"enable_profiling", "optimized_model_filepath", "profile_file_prefix"})
+"""Session options that make a session write files; a build uses them, a bundle has no business to."""
+
+KNOWN_ATTRIBUTES = WRITING_ATTRIBUTES | {
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "execution_mode",
+    "execution_order",
+    "inter_op_num_threads",
+    "intra_op_num_threads",
+    "log_severity_level",
+    "log_verbosity_level",
+    "logid",
+    "use_deterministic_compute",
+    "use_per_session_threads",
+}
+"""Attributes of `onnxruntime.SessionOptions` a plan may set; an enumeration's value is given by its name."""
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """How one session is made.
+
+    Attributes:
+        model: Absolute path of the ONNX file.
+        session_options: Options that differ from ONNX Runtime's defaults.
+        providers: Execution providers in order of preference.
+    """
+
+    model: str
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+
+
+def default_plan(
+    model: str,
+    provider: str = CPU,
+    *,
+    level: str = "ORT_ENABLE_ALL",
+    attributes: Mapping[str, int | bool | str] | None = None,
+    config_entries: Mapping[str, str] | None = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> SessionPlan:
+    """Returns the plan of plain ONNX Runtime: what `InferenceSession(model, providers=[…])` does.
+
+    Args:
+        model: Path of the ONNX file.
+        provider: The preferred execution provider; CPU follows any other, as it does in ONNX Runtime.
+        level: Name of the graph optimisation level.
+        attributes: Attributes of the session options.
+        config_entries: Session config entries.
+        provider_options: Options of the preferred provider.
+    """
+    preferred = ProviderRecord(provider, dict(provider_options or {}))
+    providers = (preferred,) if provider == CPU else (preferred, ProviderRecord(CPU))
+    options = SessionOptionsRecord(level, dict(attributes or {}), dict(config_entries or {}))
+    return SessionPlan(model, options, providers)
+
+
+def with_device(plan: SessionPlan, device_id: int) -> SessionPlan:
+    """Returns the plan for another CUDA device; a plan without CUDA is returned as it is."""
+    providers = tuple(
+        replace(provider, options={**provider.options, "device_id": str(device_id)})
+        if provider.name == CUDA
+        else provider
+        for provider in plan.providers
+    )
+    return replace(plan, providers=providers)
+
+
+@functools.cache
+def onnxruntime_errors() -> tuple[type[Exception], ...]:
+    """Returns every exception class that ONNX Runtime raises; most of them share no base but `Exception`."""
+    import_onnxruntime()
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (RuntimeError, ValueError, *own)
+
+
+def build_session(
+    plan: SessionPlan, *, timeout_s: float | None = None, cancellation: Cancellation | None = None
+) -> onnxruntime.InferenceSession:
+    """Makes the session a plan describes, or says why not; never a session on other providers.
+
+    Of the threads of a process one at a time makes a session on a device; the others wait for it.
+
+    Args:
+        plan: The model, its options and its providers.
+        timeout_s: Seconds after which the load, waiting included, is cancelled. ONNX Runtime before 1.31
+            keeps the interpreter to itself while it works, so there the deadline is noticed late, though
+            never missed.
+        cancellation: Ends the load when it is asked to, with an error or, close to its end, with a session;
+            one that waits, when its turn comes.
+
+    Raises:
+        LoadTimeoutError: The deadline passed.
+        ProviderError: A provider that was asked for was not obtained.
+        LoadError: ONNX Runtime refused the model or an option, or was told to stop.
+        MissingExtraError: ONNX Runtime is not installed.
+    """
+    onnxruntime = import_onnxruntime()
+    _check_offered(plan, onnxruntime.get_available_providers())
+    if any(provider.name == CUDA for provider in plan.providers):
+        _preload_cuda()
+    options = _build_options(plan)
+    if cancellation is not None:
+        cancellation.cover(options)
+    started = time.monotonic()
+    with _alone_on_device(plan, timeout_s):
+        session = _create_session(plan, options, timeout_s, started)
+    _check_obtained(plan, session.get_providers())
+    return session
+
+
+def _create_session(
+    plan: SessionPlan, options: Any, timeout_s: float | None, started: float
+) -> onnxruntime.InferenceSession:
+    onnxruntime = import_onnxruntime()
+    # TypeError is what becomes of a path that is not UTF-8.
+    refusals: tuple[type[Exception], ...] = (TypeError, *onnxruntime_errors())
+    remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
+    try:
+        with _cancelled_after(options, remaining_s):
+            session = onnxruntime.InferenceSession(
+                plan.model,
+                options,
+                providers=[(provider.name, dict(provider.options)) for provider in plan.providers],
+                # Without this, a provider that throws is replaced by CPU and a line on stdout.
+                enable_fallback=0,
+            )
+    except refusals as error:
+        _check_deadline(plan, timeout_s, started)
+        raise LoadError(
+            f"ONNX Runtime cannot load {plan.model}\n  {type(error).__name__}: {error}"
+        ) from error
+    _check_deadline(plan, timeout_s, started)
+    return session
+
+
+_CREATING: dict[str, threading.Lock] = {}
+"""A lock for every device a session was made on."""
+
+
+@contextlib.contextmanager
+def _alone_on_device(plan: SessionPlan, timeout_s: float | None) -> Iterator[None]:
+    """Keeps other threads from making a session on the plan's device.
+
+    ONNX Runtime promises only that runs are safe beside each other; races between creations are reported
+    (https://github.com/microsoft/onnxruntime/issues/27089).
+    """
+    lock = _CREATING.setdefault(_device_of(plan), threading.Lock())
+    if timeout_s is None:
+        lock.acquire()
+    elif not lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
+        raise _too_late(plan, timeout_s)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _device_of(plan: SessionPlan) -> str:
+    preferred = plan.providers[0] if plan.providers else ProviderRecord(CPU)
+    return f"{preferred.name}:{preferred.options.get('device_id', '0')}"
+
+
+def _build_options(plan: SessionPlan) -> Any:
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    record = plan.session_options
+    refusals: tuple[type[Exception], ...] = (TypeError, *onnxruntime_errors())
+    options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
+    for name, value in record.attributes.items():
+        if name not in KNOWN_ATTRIBUTES or not hasattr(options, name):
+            raise LoadError(
+                f"unknown session option for {plan.model}\n"
+                f"  expected one of ONNX Runtime {onnxruntime.__version__}, got {name!r}"
+            )
+        kind = _ENUMERATIONS.get(name)
+        try:
+            setattr(options, name, value if kind is None else _enumerated(kind, str(value)))
+        except refusals as error:
+            raise LoadError(f"bad session option for {plan.model}: {name}={value!r}\n  {error}") from error
+    for key, entry in record.config_entries.items():
+        try:
+            options.add_session_config_entry(key, entry)
+        except refusals as error:
+            raise LoadError(
+                f"bad session config entry for {plan.model}: {key[:80]!r}={entry[:80]!r}\n  {error}"
+            ) from error
+    return options
+
+
+def _enumerated(kind: str, name: str) -> Any:
+    onnxruntime = import_onnxruntime()
+    member = getattr(onnxruntime, kind).__members__.get(name)
+    if member is None:
+        expected = ", ".join(getattr(onnxruntime, kind).__members__)
+        raise LoadError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {kind} named {name!r}\n"
+            f"  expected one of {expected}"
+        )
+    return member
+
+
+@contextlib.contextmanager
+def _cancelled_after(options: Any, timeout_s: float | None) -> Iterator[None]:
+    if timeout_s is None:
+        yield
+        return
+    seconds = min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+    timer = threading.Timer(seconds, options.set_load_cancellation_flag, (True,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _check_deadline(plan: SessionPlan, timeout_s: float | None, started: float) -> None:
+    if timeout_s is not None and time.monotonic() - started >= timeout_s:
+        raise _too_late(plan, timeout_s)
+
+
+def _too_late(plan: SessionPlan, timeout_s: float) -> LoadTimeoutError:
+    return LoadTimeoutError(
+        f"load took too long: {plan.model}\n  expected a session within {timeout_s:g} s, got none",
+        hint=LoadTimeoutError.HINT,
+    )
+
+
+def _check_offered(plan: SessionPlan, available: list[str]) -> None:
+    missing = [provider.name for provider in plan.providers if provider.name not in available]
+    if missing:
+        raise ProviderError(
+            f"this ONNX Runtime has no {', '.join(missing)}: {plan.model}\n"
+            f"  expected one of {', '.join(available)}",
+            hint=_provider_hint(missing),
+        )
+
+
+def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
+    """ONNX Runtime gives a CPU session, and a log line, where a provider's libraries cannot be loaded."""
+    asked = [provider.name for provider in plan.providers]
+    if obtained[: len(asked)] != asked:
+        raise ProviderError(
+            f"session did not get the execution providers asked for: {plan.model}\n"
+            f"  expected {', '.join(asked)}, got {', '.join(obtained)}",
+            hint=_provider_hint([name for name in asked if name not in obtained]),
+        )
+
+
+def _provider_hint(missing: list[str]) -> str | None:
+    return 'pip install "ortprep[cuda]"  (and check that nvidia-smi lists a GPU)' if CUDA in missing else None
+
+
+@functools.cache
+def _preload_cuda() -> None:
+    """Loads the CUDA and cuDNN libraries of NVIDIA's wheels, where they are installed, once per process."""
+    onnxruntime = import_onnxruntime()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        onnxruntime.preload_dlls()
+    for line in said.getvalue().splitlines():
+        log.warning("preload_dlls: %s", line)

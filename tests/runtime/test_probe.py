@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ChildError, LoadError
+from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.session import default_plan
+from pipeline.runtime.tensors import write_tensors
+from tests.runtime.bundles import sample, weights_of, write_bundle
+from tests.runtime.tiny_models import write_linear
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> str:
+    write_tensors(tmp_path / "0.npz", {"x": sample()})
+    return str(tmp_path / "0.npz")
+
+
+def check_figures(result: ProbeResult) -> None:
+    import onnxruntime
+
+    assert result.onnxruntime == onnxruntime.__version__
+    assert result.init_ms > 0
+    assert result.first_ms > 0
+    assert 0 < result.steady_p25_ms <= result.steady_ms <= result.steady_p75_ms <= result.steady_p99_ms
+    assert result.runs >= 5
+    assert 1 < result.private_before_mb <= result.private_mb <= result.peak_mb
+    assert result.ready_ms >= result.import_ms + result.init_ms + result.first_ms
+    assert result.gpu_mb is None
+
+
+def test_a_plan_is_measured(tmp_path: Path, inputs: str) -> None:
+    model, data = write_linear(tmp_path / "m.onnx", weights_of(0))
+    files = (str(model), str(data))
+    request = ProbeRequest(default_plan(str(model)), inputs, steady_s=0.01, drop_cache=files)
+    result = measure_plan(request, timeout_s=600)
+    check_figures(result)
+    assert result.import_ms > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_bundle_is_measured_through_load(tmp_path: Path, inputs: str, overlap: bool) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    request = ProbeRequest(None, inputs, steady_s=0.01, bundle=str(bundle), overlap_import=overlap)
+    result = measure_plan(request, timeout_s=600)
+    check_figures(result)
+    assert (result.import_ms == 0) is overlap
+
+
+def test_at_least_five_runs_are_measured_however_short_the_time(tmp_path: Path, inputs: str) -> None:
+    model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
+    result = measure_plan(ProbeRequest(default_plan(str(model)), inputs, steady_s=1e-9), timeout_s=600)
+    assert result.runs == 5
+
+
+def test_a_plan_that_cannot_be_loaded_arrives_as_the_load_error_it_is(tmp_path: Path, inputs: str) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    with pytest.raises(LoadError, match="cannot load"):
+        measure_plan(ProbeRequest(default_plan(str(tmp_path / "m.onnx")), inputs, 0.01), timeout_s=600)
+
+
+def test_a_request_for_nothing_is_an_error(inputs: str) -> None:
+    with pytest.raises(ChildError, match="nothing to measure"):
+        measure_plan(ProbeRequest(None, inputs, 0.01), timeout_s=600)
