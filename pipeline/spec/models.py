@@ -1,0 +1,312 @@
+"""What a user writes about a model: `configs/NAME.yaml`, validated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+
+from pipeline.bundle.paths import NAME_PATTERN, is_safe_name
+from pipeline.spec.frozen import FrozenDict
+from pipeline.spec.redaction import has_credentials, last_link
+
+T = TypeVar("T")
+
+Target = Literal["cpu", "cuda"]
+"""Execution providers a bundle can be prepared for."""
+
+_DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
+
+
+def _check_text(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("expected text that is not empty and has no NUL")
+    return text
+
+
+def _check_name(name: str) -> str:
+    if not is_safe_name(name):
+        raise ValueError(
+            "expected up to 128 letters, digits, '.', '_' and '-', a letter or digit first and no '..'"
+        )
+    return name
+
+
+def _check_digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError("expected 64 hexadecimal digits, as sha256sum prints them")
+    return f"sha256:{digest.removeprefix('sha256:').lower()}"
+
+
+def _check_url(url: str) -> str:
+    if has_credentials(url):
+        raise ValueError(
+            "expected a URL without user and password, which would end up in the bundle; "
+            "put them into ~/.netrc or the environment"
+        )
+    if not _URL.fullmatch(last_link(url)):
+        raise ValueError("expected scheme://… without spaces; a file on this machine is given by path:")
+    return url
+
+
+def _check_glob(pattern: str) -> str:
+    parts = _check_text(pattern).split("/")
+    if pattern.startswith("/") or any("**" in part and part != "**" for part in parts):
+        raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
+    if not pattern.endswith(".npz"):
+        raise ValueError("expected a glob that ends in .npz")
+    return pattern
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_check_text)]
+Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})]
+Sha256 = Annotated[str, AfterValidator(_check_digest)]
+Url = Annotated[str, AfterValidator(_check_url)]
+Glob = Annotated[str, AfterValidator(_check_glob)]
+OptimizerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+Dimension = Annotated[int, Field(ge=0, le=2**31)]
+Shape = Annotated[tuple[Dimension, ...], Field(max_length=64)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+Threads = Annotated[int, Field(ge=0, le=4096)]
+ScalarOption = str | int | Number | bool
+"""Value of a session or provider option, or of a tensor's element, as YAML gives it."""
+
+Frozen = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
+"""A mapping that keeps its spec frozen and hashable."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Source(_Section):
+    """Where the model comes from: exactly one of `path`, `url` and `demo`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [kind]} for kind in ("path", "url", "demo")]}
+    )
+
+    path: Text | None = Field(default=None, description="Local file, relative to the spec.")
+    url: Url | None = Field(
+        default=None,
+        description="http(s):// or any fsspec URL whose filesystem is installed; "
+        "user and password come from ~/.netrc or the environment.",
+    )
+    demo: Text | None = Field(
+        default=None, description="A real architecture with seeded weights, made offline."
+    )
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="Digest of the model file; the build fails if it differs. Recorded if not given.",
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Source:
+        given = [kind for kind in ("path", "url", "demo") if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of path, url, demo; got {', '.join(given) or 'none'}")
+        return self
+
+
+class Input(_Section):
+    """What production sends for one input."""
+
+    shapes: tuple[Shape, ...] = Field(
+        default=(),
+        description="Shapes to verify and measure; the first is the primary one. Static models need none.",
+    )
+    range: tuple[Number, Number] | None = Field(
+        default=None, description="Lowest and highest value of seeded inputs."
+    )
+    values: tuple[ScalarOption, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="The only values of seeded inputs; required for string inputs.",
+    )
+
+    @field_validator("range")
+    @classmethod
+    def _ordered(cls, ends: tuple[float, float] | None) -> tuple[float, float] | None:
+        if ends is not None and ends[0] > ends[1]:
+            raise ValueError(f"expected [low, high], got {list(ends)}")
+        return ends
+
+    @model_validator(mode="after")
+    def _range_or_values(self) -> Input:
+        if self.range is not None and self.values is not None:
+            raise ValueError("expected range or values, got both")
+        return self
+
+
+class OutputTolerance(_Section):
+    """Tolerance of one output."""
+
+    rtol: NotNegative = Field(description="Relative tolerance.")
+    atol: NotNegative = Field(description="Absolute tolerance.")
+
+
+class Verify(_Section):
+    """How close a prepared model's answers must be: |got − expected| ≤ atol + rtol · |expected|."""
+
+    rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
+    atol: NotNegative = Field(default=1e-5, description="Absolute tolerance.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
+    outputs: Frozen[OutputTolerance] = Field(
+        default_factory=FrozenDict, description="Tolerances by output name."
+    )
+
+
+class Optimize(_Section):
+    """The one-time graph optimisation."""
+
+    level: Literal["all", "extended", "basic"] = Field(default="all", description="Where the ladder starts.")
+    disabled_optimizers: tuple[OptimizerName, ...] = Field(
+        default=(), description="Graph transformers that never run, by name."
+    )
+    timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
+
+
+class Runtime(_Section):
+    """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
+
+    intra_op_num_threads: Threads | None = Field(
+        default=None, description="Threads of one operator; 0 lets ONNX Runtime choose."
+    )
+    inter_op_num_threads: Threads | None = Field(
+        default=None, description="Operators that run at the same time; 0 lets ONNX Runtime choose."
+    )
+    session_config: Frozen[ScalarOption] = Field(
+        default_factory=FrozenDict, description="Session config entries."
+    )
+    cuda: Frozen[ScalarOption] = Field(
+        default_factory=FrozenDict, description="CUDA execution provider options."
+    )
+
+
+class Measure(_Section):
+    """How default ONNX Runtime and the prepared model are compared."""
+
+    rounds: int = Field(default=5, ge=3, le=99, description="Fresh processes per plan, page cache warm.")
+    cold_rounds: int = Field(
+        default=2, ge=0, le=99, description="The same with the files dropped from the page cache."
+    )
+    steady_s: Seconds = Field(default=0.5, description="Seconds of repeated runs per process.")
+    timeout_s: Seconds = Field(default=600.0, description="Deadline of one process, in seconds.")
+
+
+class Tune(_Section):
+    """The search for the best way to store, load and run what was prepared."""
+
+    runs_per_load: int = Field(
+        default=1000,
+        ge=1,
+        le=10**12,
+        description="Runs of a session before it is gone: what decides between a soon first result and short "
+        "runs.",
+    )
+    max_trials: int = Field(
+        default=100,
+        ge=0,
+        le=5000,
+        description="Most plans that are tried; 0 takes the plan without a search.",
+    )
+    budget_s: Seconds = Field(default=300.0, description="Most seconds the search takes, per target.")
+    rounds: int = Field(default=5, ge=3, le=99, description="Processes per plan in the last comparison.")
+    steady_s: Seconds = Field(default=0.3, description="Seconds of repeated runs per process and shape.")
+    timeout_s: Seconds = Field(default=300.0, description="Deadline of one process, in seconds.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the sampler.")
+    max_private_mb: Positive | None = Field(
+        default=None, description="Most private memory of a session's process, in MB of 2**20 bytes."
+    )
+    max_gpu_mb: Positive | None = Field(default=None, description="Most GPU memory, likewise.")
+    max_steady_ratio: Positive | None = Field(
+        default=None, description="Longest run, relative to default ONNX Runtime's."
+    )
+    shape_weights: Annotated[tuple[NotNegative, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="How often each declared shape is sent, in the order of the shapes; equally often if not "
+        "given.",
+    )
+    allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = Field(
+        default=(),
+        description="What may be searched though it changes answers (tf32), can be very slow "
+        "(cudnn_default), or makes jobs bind inputs and outputs (io_binding).",
+    )
+    space: Frozen[Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
+        default_factory=FrozenDict,
+        description="Values that are searched, by knob; of a knob that is left out, all.",
+    )
+    first_phase: bool = Field(
+        default=True,
+        description="Whether a plan with a sooner first result is recorded too, for load_progressive.",
+    )
+
+    @field_validator("shape_weights")
+    @classmethod
+    def _not_all_zero(cls, weights: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if weights is not None and sum(weights) == 0:
+            raise ValueError("expected at least one weight above 0")
+        return weights
+
+
+class ModelSpec(_Section):
+    """One model and everything that is to be done with it."""
+
+    name: Name = Field(description="Name of the bundle: one path component.")
+    source: Source
+    inputs: Frozen[Input] = Field(
+        default_factory=FrozenDict, description="What production sends, by input name."
+    )
+    samples: Glob | None = Field(
+        default=None, description="Glob of .npz files with real inputs, relative to the spec."
+    )
+    targets: Annotated[tuple[Target, ...], Field(min_length=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Execution providers to prepare for; auto: those this machine has.",
+    )
+    optimize: Optimize = Optimize()
+    runtime: Runtime = Runtime()
+    verify: Verify = Verify()
+    tune: Tune = Tune()
+    measure: Measure = Measure()
+
+    _folder: Path = PrivateAttr(default=Path())
+    _file: str | None = PrivateAttr(default=None)
+
+    @field_validator("targets")
+    @classmethod
+    def _each_once(cls, targets: Any) -> Any:
+        if targets != "auto" and len(set(targets)) != len(targets):
+            raise ValueError(f"expected every target once, got {list(targets)}")
+        return targets
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the spec's file: what its relative paths are relative to."""
+        return self._folder
+
+    @property
+    def place(self) -> str:
+        """Where the user wrote it, for messages: the file, or the folder if that is all that is known."""
+        return str(self._folder / (self._file or ""))
+
+    def located_in(self, folder: Path, *, file: str | None = None) -> ModelSpec:
+        """Returns the same spec as if its file lay in `folder`, under the name `file`."""
+        copy = self.model_copy()
+        copy._folder, copy._file = folder, file
+        return copy

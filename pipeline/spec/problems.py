@@ -1,0 +1,65 @@
+"""What is wrong with a spec, and how it is told: every problem at once, one line each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.errors import SpecError
+
+Place = tuple[str | int, ...]
+"""Where a value stands in a file: keys and list indices from the top."""
+
+MAX_TOLD = 200
+"""Most problems that one error tells; more than this is not a spec with mistakes but another kind of file."""
+
+SHOWN_CHARACTERS = 60
+"""Longest piece of a user's text that a message repeats."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        file: The file, as the user named it.
+        line: Its line, from 1; None where no line can be named.
+        place: Where in the file's data; empty for the file as a whole.
+        text: What is wrong: expected …, got ….
+    """
+
+    file: str
+    line: int | None
+    place: Place
+    text: str
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {dotted(self.place)}: {self.text}" if self.place else f"{where}: {self.text}"
+
+
+def dotted(place: Place) -> str:
+    """Returns a place as people write it: `inputs.data_0.shapes[0][2]`, odd keys in quotes."""
+    text = ""
+    for step in place:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            key = step if len(step) <= SHOWN_CHARACTERS else step[:SHOWN_CHARACTERS] + "…"
+            text += ("." if text else "") + (key if _PLAIN_KEY.fullmatch(key) else repr(key))
+    return text
+
+
+def build_error(problems: Iterable[Problem]) -> SpecError:
+    """Returns the error that tells `problems`, each once, in the order of files and lines."""
+    unique = sorted(set(problems), key=lambda p: (p.file, p.line or 0, dotted(p.place), p.text))
+    files = list(dict.fromkeys(problem.file for problem in unique))
+    count = "1 problem" if len(unique) == 1 else f"{len(unique)} problems"
+    what = f"bad spec: {files[0]}" if len(files) == 1 else f"bad specs: {len(files)} files"
+    lines = "".join(f"\n  {problem}" for problem in unique[:MAX_TOLD])
+    if len(unique) > MAX_TOLD:
+        lines += f"\n  … and {len(unique) - MAX_TOLD} more"
+    return SpecError(f"{what} ({count}){lines}", hint="ortprep schema   # every key and what it takes")

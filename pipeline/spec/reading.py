@@ -1,0 +1,177 @@
+"""Spec files: read, merged with `defaults.yaml`, validated, every problem of every file told at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.regular_file import open_regular
+from pipeline.errors import SpecError
+from pipeline.spec.models import ModelSpec
+from pipeline.spec.problems import Problem, build_error
+from pipeline.spec.session_options import installed_onnxruntime
+from pipeline.spec.validation import locate, validate
+from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
+
+DEFAULTS_FILE = "defaults.yaml"
+"""Values for whatever the specs of the same folder leave out."""
+
+_OWN_KEYS = ("name", "source")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One file, read: a spec, or problems."""
+
+    path: Path
+    name: str | None
+    name_line: int | None
+    spec: ModelSpec | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Reads one spec.
+
+    Args:
+        path: The file; relative paths in it are relative to its folder.
+        defaults: Values for what it leaves out.
+
+    Raises:
+        SpecError: The file cannot be read or is wrong; it tells every problem.
+    """
+    outcome = _read(path, Document("defaults", defaults or {}))
+    if outcome.spec is None:
+        raise build_error(outcome.problems)
+    return outcome.spec
+
+
+def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec, ...]:
+    """Reads every `*.yaml` and `*.yml` of a folder, over its `defaults.yaml` if it has one.
+
+    Args:
+        folder: The folder; files below it and hidden files are not read.
+        names: Models to read; none means all. What is wrong with other models' files is then not told.
+
+    Returns:
+        The specs in order of their files' names.
+
+    Raises:
+        SpecError: The folder has no spec, a name is unknown, two specs have the same name, or files are
+            wrong; it tells every problem of every file.
+    """
+    paths = _list_specs(folder)
+    defaults = _read_defaults(folder / DEFAULTS_FILE)
+    outcomes = [_read(path, defaults) for path in paths]
+    if names:
+        _check_known(names, outcomes, folder)
+        outcomes = [o for o in outcomes if o.name in names or (o.name is None and o.path.stem in names)]
+    problems = [*defaults.problems, *(problem for outcome in outcomes for problem in outcome.problems)]
+    problems += _find_namesakes(outcomes)
+    if problems:
+        raise build_error(problems)
+    return tuple(outcome.spec for outcome in outcomes if outcome.spec is not None)
+
+
+def _list_specs(folder: Path) -> list[Path]:
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise SpecError(
+            f"cannot read the specs: {folder}\n  expected a folder, got: {error.strerror}",
+            hint="ortprep prepare --configs DIR",
+        ) from error
+    paths = [
+        path
+        for path in found
+        if path.suffix in (".yaml", ".yml") and path.name != DEFAULTS_FILE and not path.name.startswith(".")
+    ]
+    if not paths:
+        raise SpecError(f"no specs: {folder}\n  expected NAME.yaml files, got none", hint="ortprep schema")
+    return paths
+
+
+def _read_document(path: Path) -> Document:
+    """Reads a file into a document; if it cannot be read, the document's problems say why."""
+    file = str(path)
+    try:
+        with open_regular(path) as stream:
+            text = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        problem = Problem(file, None, (), f"cannot be read: {error.strerror}")
+        return Document(file, problems=(problem,), readable=False)
+    return parse_yaml(text, file=file)
+
+
+def _read(path: Path, defaults: Document) -> _Outcome:
+    document = _read_document(path)
+    name = document.data.get("name")
+    outcome = _Outcome(path, name if isinstance(name, str) else None, document.lines.get(("name",)))
+    if not document.readable:
+        return replace(outcome, problems=document.problems)
+    spec, faults = validate(_merge(defaults.data, document.data), onnxruntime=installed_onnxruntime())
+    problems = _combine(document, locate(faults, document, defaults))
+    if spec is None or problems:
+        return replace(outcome, problems=problems)
+    return replace(outcome, spec=spec.located_in(path.parent, file=path.name))
+
+
+def _combine(document: Document, found: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Joins a document's own problems with those of its data, without what only follows from the former."""
+    told = {(problem.file, problem.line, problem.place) for problem in document.problems}
+    return (*document.problems, *(p for p in found if (p.file, p.line, p.place) not in told))
+
+
+def _read_defaults(path: Path) -> Document:
+    """Reads the defaults and judges them alone, so that what is wrong with them is told of their own file."""
+    if not path.exists():
+        return Document(str(path))
+    document = _read_document(path)
+    if not document.readable:
+        return document
+    stray = [key for key in _OWN_KEYS if key in document.data]
+    problems = [
+        Problem(document.file, document.line_of((key,)), (key,), "belongs into each model's own file")
+        for key in stray
+    ]
+    filled = {**document.data, "name": "defaults", "source": {"demo": "defaults"}}
+    _, faults = validate(filled, onnxruntime=installed_onnxruntime())
+    problems += _combine(document, locate(faults, document))
+    data = {key: value for key, value in document.data.items() if key not in _OWN_KEYS}
+    return replace(document, data=data, problems=tuple(problems))
+
+
+def _merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `own` with what it leaves out taken from `beneath`, mapping by mapping; lists stay apart."""
+    merged = {**beneath, **own}
+    for key, value in own.items():
+        under = beneath.get(key)
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            merged[key] = _merge(under, value)
+    return merged
+
+
+def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: Path) -> None:
+    known = [outcome.name or outcome.path.stem for outcome in outcomes]
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return
+    near = difflib.get_close_matches(unknown[0], known, n=1)
+    raise SpecError(
+        f"no such model: {', '.join(unknown)}\n  expected a name of a spec in {folder}: {', '.join(known)}",
+        hint=f"ortprep prepare {near[0] if near else known[0]}",
+    )
+
+
+def _find_namesakes(outcomes: Sequence[_Outcome]) -> Iterator[Problem]:
+    first: dict[str, Path] = {}
+    for outcome in outcomes:
+        if outcome.name is None:
+            continue
+        if outcome.name in first:
+            text = f"{outcome.name!r} is already the name of {first[outcome.name]}; expected another"
+            yield Problem(str(outcome.path), outcome.name_line, ("name",), text)
+        first.setdefault(outcome.name, outcome.path)

@@ -1,0 +1,97 @@
+"""URLs as they may be shown, logged and recorded: without the secrets people put into them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from urllib.parse import unquote
+
+REDACTED = "REDACTED"
+"""What stands where a secret stood."""
+
+_LINK_BORDER = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*:[:/])")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
+_USER = re.compile(r"[^/?#]*@|[^][/?#:@]*:(?![0-9]*(?:[/?#]|$)).*@", re.DOTALL)
+"""The second form is a password with an unescaped `/`, `?` or `#`: what follows the colon is no port."""
+
+_SECRET_NAME = re.compile(
+    r"^x-(amz|goog|ms|oss|cos|obs)-|signature|token|secret|passw|pwd|credential|auth|session|jwt|bearer"
+    r"|api[-_.]?key|access[-_.]?key|key[-_.]?pair|^(key|sig|code|policy|expires|pass|pin)$",
+    re.IGNORECASE,
+)
+_SHARED_ACCESS_SIGNATURE = re.compile(r"s[eprstv]|si|sip|spr|srt|sk[estv]|skoid|sktid")
+"""Parameters that surround `sig` in an Azure shared access signature; harmless names elsewhere."""
+
+_RANDOM_LOOKING = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=.~-]{20,}")
+_DIGEST = re.compile(r"sha256-[0-9a-f]{16}")
+
+
+def redact_url(url: str) -> str:
+    """Returns `url` without user, password and secret query parameters.
+
+    A parameter whose name says that it is a secret or part of a signature (presigned S3, GCS and Azure URLs
+    among them) loses its value, so that two signatures of one object read the same. A long random-looking
+    value under any other name may be a secret or an identifier: a short digest stands for it, which keeps
+    identifiers distinct. Total and idempotent. Secrets in the path cannot be told from other paths and stay.
+
+    Args:
+        url: Any text; fsspec's chained URLs (`zip://a.onnx::https://…`) are taken link by link.
+    """
+    return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+
+
+def has_credentials(url: str) -> bool:
+    """Says whether `url` carries a password, or for http and https any user part (it may be a token)."""
+    return any(_link_has_credentials(link) for link in _LINK_BORDER.split(url))
+
+
+def last_link(url: str) -> str:
+    """Returns the URL that is fetched in the end: `https://…` of `zip://a.onnx::https://…`."""
+    return _LINK_BORDER.split(url)[-1]
+
+
+def _split_link(link: str) -> tuple[str, str, str]:
+    """Returns the scheme with its `://`, the user part with its `@`, and the rest."""
+    scheme = _SCHEME.match(link)
+    start = scheme.end() if scheme else 0
+    user = _USER.match(link, start)
+    end = user.end() if user else start
+    return link[:start], link[start:end], link[end:]
+
+
+def _link_has_credentials(link: str) -> bool:
+    scheme, user, _ = _split_link(link)
+    return ":" in user or (user != "" and scheme.rstrip("/").lower() in ("http:", "https:"))
+
+
+def _redact_link(link: str) -> str:
+    scheme, user, rest = _split_link(link)
+    location, *parameters = re.split(r"([?#].*)", rest, maxsplit=1, flags=re.DOTALL)
+    return f"{scheme}{REDACTED + '@' if user else ''}{location}{_redact_parameters(''.join(parameters))}"
+
+
+def _redact_parameters(text: str) -> str:
+    pieces = re.split(r"([?#&;])", text)
+    signed = any(_name(piece) == "sig" for piece in pieces)
+    return "".join(_redact_parameter(piece, signed=signed) for piece in pieces)
+
+
+def _name(parameter: str) -> str:
+    return unquote(parameter.partition("=")[0]).lower()
+
+
+def _redact_parameter(parameter: str, *, signed: bool) -> str:
+    name, equals, value = parameter.partition("=")
+    if not equals:
+        return _fingerprint(name)
+    plain_name = _name(parameter)
+    if _SECRET_NAME.search(plain_name) or (signed and _SHARED_ACCESS_SIGNATURE.fullmatch(plain_name)):
+        return f"{name}={REDACTED}"
+    return f"{name}={_fingerprint(value)}"
+
+
+def _fingerprint(value: str) -> str:
+    plain = unquote(value)
+    if _DIGEST.fullmatch(plain) or not _RANDOM_LOOKING.fullmatch(plain):
+        return value
+    return f"sha256-{hashlib.sha256(plain.encode('utf-8', 'replace')).hexdigest()[:16]}"

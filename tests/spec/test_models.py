@@ -1,0 +1,158 @@
+"""Laws of specs as values: frozen, recorded without secrets, and never an error of another kind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.codec import canonical_json
+from pipeline.errors import SpecError
+from pipeline.spec.models import ModelSpec, Source
+from pipeline.spec.resolution import resolved_spec
+from pipeline.spec.schema import known_keys
+from pipeline.spec.validation import parse_spec
+
+FULL: dict[str, Any] = {
+    "name": "m",
+    "source": {"url": "https://host/x.onnx", "sha256": "A" * 64},
+    "inputs": {"x": {"shapes": [[1, 3], [8, 3]], "range": [0, 1]}, "y": {"values": ["a", 1, 0.5, True]}},
+    "samples": "samples/*.npz",
+    "targets": ["cpu", "cuda"],
+    "optimize": {"level": "extended", "disabled_optimizers": ["NchwcTransformer"], "timeout_s": 60},
+    "runtime": {"intra_op_num_threads": 4, "session_config": {"a": "1"}, "cuda": {"use_tf32": False}},
+    "verify": {"rtol": 1, "atol": 0, "seed": 3, "outputs": {"z": {"rtol": 0.1, "atol": 0.2}}},
+    "measure": {"rounds": 9, "cold_rounds": 0, "steady_s": 1, "timeout_s": 5},
+}
+
+
+def test_a_spec_is_hashable_and_survives_copying_and_pickling() -> None:
+    spec = parse_spec(FULL)
+    for twin in (parse_spec(FULL), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert twin == spec
+        assert hash(twin) == hash(spec)
+
+
+def test_nothing_of_a_spec_can_be_changed() -> None:
+    spec = parse_spec(FULL)
+    inputs: Any = spec.inputs
+    with pytest.raises(TypeError, match="cannot be changed"):
+        inputs["x"] = inputs["y"]
+    with pytest.raises(TypeError, match="cannot be changed"):
+        inputs |= {}
+    with pytest.raises(ValueError, match="frozen"):
+        spec.verify.seed = 4
+
+
+def test_element_and_option_values_keep_their_type() -> None:
+    values = parse_spec(FULL).inputs["y"].values
+    assert [type(value) for value in values or ()] == [str, int, float, bool]
+
+
+def test_a_digest_reads_the_same_however_it_was_written() -> None:
+    written = ["ab" * 32, "AB" * 32, "sha256:" + "ab" * 32]
+    assert {Source(demo="x", sha256=digest).sha256 for digest in written} == {"sha256:" + "ab" * 32}
+
+
+def test_equal_specs_are_recorded_equally_in_whatever_order_they_were_written() -> None:
+    backwards = {key: FULL[key] for key in reversed(FULL)}
+    assert canonical_json(resolved_spec(parse_spec(FULL))) == canonical_json(
+        resolved_spec(parse_spec(backwards))
+    )
+
+
+def test_a_recorded_spec_reads_back_as_the_same_spec() -> None:
+    spec = parse_spec(FULL)
+    assert parse_spec(json.loads(canonical_json(resolved_spec(spec)))) == spec
+
+
+def test_defaults_written_out_change_nothing_that_is_recorded() -> None:
+    short = {"name": "m", "source": {"demo": "x"}}
+    written_out = short | {"verify": {"rtol": 1e-3, "atol": 1e-5, "seed": 0}, "targets": "auto"}
+    assert resolved_spec(parse_spec(short)) == resolved_spec(parse_spec(written_out))
+
+
+def test_the_folder_of_a_spec_is_not_recorded(tmp_path: Any) -> None:
+    spec = parse_spec(FULL)
+    assert resolved_spec(spec.located_in(tmp_path)) == resolved_spec(spec)
+
+
+def test_a_presigned_url_is_kept_for_fetching_and_recorded_without_its_signature() -> None:
+    url = "https://b.s3.amazonaws.com/x.onnx?versionId=7&X-Amz-Signature=hunter2"
+    spec = parse_spec({"name": "m", "source": {"url": url}})
+    assert spec.source.url == url
+    recorded = resolved_spec(spec)["source"]["url"]
+    assert recorded == "https://b.s3.amazonaws.com/x.onnx?versionId=7&X-Amz-Signature=REDACTED"
+
+
+def with_session_config(**entries: Any) -> dict[str, Any]:
+    return {"name": "m", "source": {"demo": "x"}, "runtime": {"session_config": entries}}
+
+
+def test_options_are_checked_against_the_version_that_takes_them() -> None:
+    newer = with_session_config(**{"session.prepack.enable_parallel": True})
+    assert parse_spec(newer, onnxruntime="1.31.1").runtime.session_config
+    with pytest.raises(SpecError, match=r"came with ONNX Runtime 1\.31.*; this is 1\.23\.2"):
+        parse_spec(newer, onnxruntime="1.23.2")
+
+
+def test_a_junk_value_that_onnxruntime_would_take_silently_is_told() -> None:
+    with pytest.raises(SpecError, match=r"has a bad value: expected .*, got 'maybe'"):
+        parse_spec(with_session_config(**{"session.disable_prepacking": "maybe"}), onnxruntime="1.31.1")
+
+
+_JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["cpu", "auto", "http://u:p@h/x", "..", "10" * 3000, 10**400, 1e300, math.inf]),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _sections() -> st.SearchStrategy[dict[str, Any]]:
+    """Mappings whose keys are mostly those of specs, and whose values are anything."""
+    known = {
+        key: st.dictionaries(st.sampled_from(known_keys((key,)) or ("x",)), _JSON, max_size=3) | _JSON
+        for key in known_keys(())
+    }
+    return st.fixed_dictionaries({}, optional=known).flatmap(
+        lambda some: st.dictionaries(st.text(max_size=5), _JSON, max_size=2).map(
+            lambda more: FULL | some | more
+        )
+    )
+
+
+@given(_sections() | st.dictionaries(st.text(max_size=5), _JSON))
+def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data: dict[str, Any]) -> None:
+    try:
+        spec = parse_spec(data, onnxruntime="1.23.2")
+    except SpecError:
+        return
+    assert isinstance(spec, ModelSpec)
+    canonical_json(resolved_spec(spec))
+
+
+@given(st.sampled_from(["inputs", "verify", "runtime"]), st.integers(1, 5000))
+def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": value}
+    with pytest.raises(SpecError):
+        parse_spec({"name": "m", "source": {"demo": "x"}, key: value, "bogus": 1})
+
+
+def test_a_number_of_thousands_of_digits_is_no_spec() -> None:
+    with pytest.raises(SpecError, match="numbers"):
+        parse_spec(FULL | {"verify": {"seed": 10**5000}})

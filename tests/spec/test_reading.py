@@ -1,0 +1,297 @@
+"""Laws of spec files: what is wrong is told, all of it, where it stands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import SpecError
+from pipeline.spec.problems import MAX_TOLD
+from pipeline.spec.reading import read_spec, read_specs
+
+GOOD = "name: good\nsource: {demo: resnet50}\n"
+
+
+def write(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def problems_of(folder: Path, text: str | bytes) -> list[str]:
+    """Returns the lines of the error that a spec gives, without the folder."""
+    path = write(folder, "x.yaml", text)
+    with pytest.raises(SpecError) as caught:
+        read_spec(path)
+    assert caught.value.hint
+    return told(caught.value, folder)
+
+
+def told(error: SpecError, folder: Path) -> list[str]:
+    _, *lines = error.message.replace(f"{folder}/", "").splitlines()
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "verify: {seed: many}",
+            "x.yaml:3: verify.seed: expected an integer from 0 to 4294967295, got 'many'",
+        ),
+        ("verify: {seed: '5'}", "x.yaml:3: verify.seed: expected an integer from 0 to 4294967295, got '5'"),
+        ("verify: {seed: 1.0}", "x.yaml:3: verify.seed: expected an integer from 0 to 4294967295, got 1.0"),
+        ("verify: {seed: true}", "x.yaml:3: verify.seed: expected an integer from 0 to 4294967295, got true"),
+        ("verify: {rtol: yes}", "x.yaml:3: verify.rtol: expected a number ≥ 0, got 'yes'"),
+        ("verify: {rtol: -1}", "x.yaml:3: verify.rtol: expected a number ≥ 0, got -1"),
+        ("verify: {rtoll: 1}", "x.yaml:3: verify.rtoll: unknown key; did you mean 'rtol'?"),
+        (
+            "verify:\n  outputs:\n    y: {rtol: 1}",
+            "x.yaml:5: verify.outputs.y.atol: missing; expected a number ≥ 0",
+        ),
+        ("rtol: 1", "x.yaml:3: rtol: unknown key; did you mean verify.rtol?"),
+        ("verifi: {}", "x.yaml:3: verifi: unknown key; did you mean 'verify'?"),
+        ("on: {}", "x.yaml:3: on: unknown key; expected one of name, source, inputs"),
+        ("optimize:", "x.yaml:3: optimize: expected a mapping, got nothing"),
+        (
+            "optimize: {level: max}",
+            "x.yaml:3: optimize.level: expected 'all' or 'extended' or 'basic', got 'max'",
+        ),
+        (
+            "optimize: {timeout_s: 0}",
+            "x.yaml:3: optimize.timeout_s: expected a number > 0 and ≤ 2592000, got 0",
+        ),
+        (
+            "optimize: {disabled_optimizers: ['a;b']}",
+            "x.yaml:3: optimize.disabled_optimizers[0]: expected letters",
+        ),
+        ("targets: gpu", "x.yaml:3: targets: expected a list of 'cpu' or 'cuda' or 'auto', got 'gpu'"),
+        ("targets:\n- cpu\n- gpu", "x.yaml:5: targets[1]: expected 'cpu' or 'cuda', got 'gpu'"),
+        ("targets: []", "x.yaml:3: targets: expected a list of 'cpu' or 'cuda' or 'auto', at least 1; got 0"),
+        ("targets: [cpu, cpu]", "x.yaml:3: targets: expected every target once, got ['cpu', 'cpu']"),
+        (
+            "inputs: {a/0: {shapes: [[1, -3]]}}",
+            "x.yaml:3: inputs.'a/0'.shapes[0][1]: expected an integer from 0",
+        ),
+        ("inputs: {a: {shapes: [3]}}", "x.yaml:3: inputs.a.shapes[0]: expected a list of integers from 0"),
+        ("inputs: {a: {range: [1, 0]}}", "x.yaml:3: inputs.a.range: expected [low, high], got [1.0, 0.0]"),
+        ("inputs: {a: {range: [0]}}", "x.yaml:3: inputs.a.range[1]: missing; expected a number"),
+        (
+            "inputs: {a: {range: [0, 1, 2]}}",
+            "x.yaml:3: inputs.a.range: expected a list of 2 numbers, at most 2; got 3",
+        ),
+        (
+            "inputs: {a: {range: [0, 1], values: [1]}}",
+            "x.yaml:3: inputs.a: expected range or values, got both",
+        ),
+        (
+            "inputs: {a: {values: []}}",
+            "x.yaml:3: inputs.a.values: expected a list of texts, numbers or true or false",
+        ),
+        (
+            "inputs: {a: {values: [[1]]}}",
+            "x.yaml:3: inputs.a.values[0]: expected text, a number or true or false",
+        ),
+        ("samples: /data/*.npz", "x.yaml:3: samples: expected a glob of .npz files relative to the spec"),
+        ("samples: a**/*.npz", "x.yaml:3: samples: expected a glob of .npz files relative to the spec"),
+        ("samples: '*.pkl'", "x.yaml:3: samples: expected a glob that ends in .npz, got '*.pkl'"),
+        (
+            "runtime: {cuda: {a: [1]}}",
+            "x.yaml:3: runtime.cuda.a: expected text, a number or true or false, got a list",
+        ),
+        ("name: twice", "x.yaml:3: name: duplicate key; it already stands in line 1"),
+    ],
+)
+def test_a_wrong_value_is_told_with_line_place_expected_and_got(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    lines = problems_of(tmp_path, f"{GOOD}{text}\n")
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(problem)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", "a b", "-x", "x" * 129, "é", "a\\nb"])
+def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{demo: x}}\n')
+    assert line.startswith("x.yaml:1: name: expected up to 128 letters, digits")
+
+
+def test_a_name_that_yaml_takes_for_a_number_is_told_to_be_quoted(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "name: 50\nsource: {demo: x}\n") == [
+        "x.yaml:1: name: expected text, got 50; write it in quotes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{}", "source: expected exactly one of path, url, demo; got none"),
+        ("{path: a, url: 'http://h/x'}", "source: expected exactly one of path, url, demo; got path, url"),
+        ("model.onnx", "source: expected a mapping, got 'model.onnx'"),
+        ("{path: ''}", "source.path: expected text that is not empty"),
+        ("{url: model.onnx}", "source.url: expected scheme://…"),
+        ("{url: 'http://h/a b'}", "source.url: expected scheme://…"),
+        ("{demo: x, sha256: abc}", "source.sha256: expected 64 hexadecimal digits"),
+        ("{demo: x, sha256: 12}", "source.sha256: expected text, got 12; write it in quotes"),
+    ],
+)
+def test_a_wrong_source_is_told(tmp_path: Path, source: str, problem: str) -> None:
+    lines = problems_of(tmp_path, f"name: x\nsource: {source}\n")
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"x.yaml:2: {problem}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: x\nsource: {url: 'https://user:hunter2@host/x.onnx'}\n",
+        "name: x\nsource: {url: 'https://hunter2@host/x.onnx'}\n",
+        "name: x\nsource: 'https://user:hunter2@host/x.onnx'\n",
+        "name: 'https://user:hunter2@host/x.onnx'\nsource: {demo: x}\n",
+        "name: x\nsource: {demo: x}\nverify: {seed: 'https://host/x?token=hunter2'}\n",
+        "name: x\nsource: {url: 'zip://a::https://user:hunter2@host/x.zip'}\n",
+    ],
+)
+def test_credentials_in_a_url_are_refused_or_at_least_never_repeated(tmp_path: Path, text: str) -> None:
+    assert "hunter2" not in "\n".join(problems_of(tmp_path, text))
+
+
+def test_a_url_with_credentials_says_where_they_belong(tmp_path: Path) -> None:
+    (line,) = problems_of(tmp_path, "name: x\nsource: {url: 'https://u:p@host/x.onnx'}\n")
+    assert "~/.netrc or the environment" in line
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    text = "name: a/b\nname: b\nsorce: {demo: x}\nverify: {seed: a, rtol: b}\nmeasure:\n  rounds: 1\n"
+    lines = problems_of(tmp_path, text)
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["x.yaml:1", "name"],
+        ["x.yaml:1", "source"],
+        ["x.yaml:2", "name"],
+        ["x.yaml:3", "sorce"],
+        ["x.yaml:4", "verify.rtol"],
+        ["x.yaml:4", "verify.seed"],
+        ["x.yaml:6", "measure.rounds"],
+    ]
+
+
+def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", b"name: \xff\n")
+    write(tmp_path, "b.yml", "name: b\n")
+    write(tmp_path, "c.yaml", GOOD)
+    with pytest.raises(SpecError) as caught:
+        read_specs(tmp_path)
+    assert told(caught.value, tmp_path) == [
+        "a.yaml:1: expected UTF-8 text, got byte 0xff",
+        "b.yml:1: source: missing; expected a mapping",
+    ]
+
+
+def test_a_file_of_nothing_but_mistakes_is_told_in_part(tmp_path: Path) -> None:
+    lines = problems_of(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(5000)))
+    assert len(lines) == MAX_TOLD
+    assert lines[0] == f"x.yaml:1: {5000 - MAX_TOLD + 1} more problems than are told here"
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        read_spec(tmp_path / "absent.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(SpecError) as caught:
+        read_specs(tmp_path)
+    assert caught.value.message.count("cannot be read: not a regular file") == 2
+
+
+def test_specs_come_in_the_order_of_their_files(tmp_path: Path) -> None:
+    for name in ("b.yaml", "a.yml", "c.yaml"):
+        write(tmp_path, name, GOOD.replace("good", f"of-{name}"))
+    write(tmp_path, ".hidden.yaml", "[")
+    write(tmp_path, "notes.txt", "[")
+    assert [spec.name for spec in read_specs(tmp_path)] == ["of-a.yml", "of-b.yaml", "of-c.yaml"]
+
+
+def test_relative_paths_of_a_spec_are_relative_to_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, "x.yaml", GOOD)
+    (spec,) = read_specs(tmp_path)
+    assert spec.folder == tmp_path
+    assert spec.located_in(Path("/elsewhere")).folder == Path("/elsewhere")
+    assert spec.folder == tmp_path
+
+
+def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", GOOD)
+    write(tmp_path, "b.yaml", f"# twin\n{GOOD}")
+    with pytest.raises(SpecError) as caught:
+        read_specs(tmp_path)
+    assert told(caught.value, tmp_path) == [
+        "b.yaml:2: name: 'good' is already the name of a.yaml; expected another"
+    ]
+
+
+def test_a_model_gets_what_it_leaves_out_from_the_defaults_and_keeps_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "defaults.yaml", "targets: [cpu]\nverify: {rtol: 0.5, atol: 0.25}\n")
+    write(tmp_path, "x.yaml", f"{GOOD}verify: {{atol: 0.125}}\n")
+    (spec,) = read_specs(tmp_path)
+    assert (spec.targets, spec.verify.rtol, spec.verify.atol) == (("cpu",), 0.5, 0.125)
+
+
+def test_lists_of_a_model_replace_those_of_the_defaults(tmp_path: Path) -> None:
+    write(tmp_path, "defaults.yaml", "targets: [cpu]\n")
+    write(tmp_path, "x.yaml", f"{GOOD}targets: [cuda]\n")
+    assert read_specs(tmp_path)[0].targets == ("cuda",)
+
+
+def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path) -> None:
+    write(tmp_path, "defaults.yaml", "# ours\nname: x\nverify:\n  seed: a\n")
+    write(tmp_path, "a.yaml", GOOD)
+    write(tmp_path, "b.yaml", f"{GOOD.replace('good', 'b')}verify: {{rtl: 1}}\n")
+    with pytest.raises(SpecError) as caught:
+        read_specs(tmp_path)
+    assert told(caught.value, tmp_path) == [
+        "b.yaml:3: verify.rtl: unknown key; did you mean 'rtol'?",
+        "defaults.yaml:2: name: belongs into each model's own file",
+        "defaults.yaml:4: verify.seed: expected an integer from 0 to 4294967295, got 'a'",
+    ]
+
+
+def test_defaults_given_as_data_lie_beneath_a_spec_too(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.yaml", GOOD)
+    assert read_spec(path, defaults={"verify": {"seed": 7}}).verify.seed == 7
+    with pytest.raises(SpecError, match=r"defaults: verify\.seed: expected an integer"):
+        read_spec(path, defaults={"verify": {"seed": "a"}})
+
+
+def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(tmp_path: Path) -> None:
+    text = f"{GOOD}runtime:\n  session_config:\n    session.bogus_key: 1\n  cuda:\n    bogus_option: 1\n"
+    lines = problems_of(tmp_path, text)
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["x.yaml:5", "runtime.session_config.'session.bogus_key'"],
+        ["x.yaml:7", "runtime.cuda.bogus_option"],
+    ]
+
+
+def test_named_models_are_read_whatever_is_wrong_with_others(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", GOOD)
+    write(tmp_path, "b.yaml", "name: b\nbad: 1\n")
+    write(tmp_path, "c.yaml", "{")
+    assert [spec.name for spec in read_specs(tmp_path, names=["good"])] == ["good"]
+    for broken in ("b", "c"):
+        with pytest.raises(SpecError, match=f"{broken}.yaml:"):
+            read_specs(tmp_path, names=[broken])
+
+
+def test_an_unknown_name_is_told_with_the_nearest_known_one(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", GOOD)
+    with pytest.raises(SpecError, match="no such model: goood") as caught:
+        read_specs(tmp_path, names=["goood"])
+    assert caught.value.hint == "ortprep prepare good"
+
+
+def test_a_folder_without_specs_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no specs"):
+        read_specs(tmp_path)
+    with pytest.raises(SpecError, match="cannot read the specs"):
+        read_specs(tmp_path / "absent")

@@ -1,0 +1,204 @@
+"""Laws of the strict YAML reader."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.spec import yaml_text
+from pipeline.spec.yaml_text import MAX_BYTES, MAX_DEPTH, Document, parse_yaml
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every law holds with libyaml and without."""
+    if request.param == "python":
+        monkeypatch.setattr(yaml_text, "_Loader", yaml_text._PythonLoader)
+    elif not hasattr(yaml, "CSafeLoader"):
+        pytest.skip("this PyYAML was built without libyaml")
+    return str(request.param)
+
+
+def parse(text: str | bytes) -> Document:
+    return parse_yaml(text if isinstance(text, bytes) else text.encode(), file="x.yaml")
+
+
+def only_problem(text: str | bytes) -> str:
+    problems = parse(text).problems
+    assert len(problems) == 1, problems
+    return str(problems[0])
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        ("1", 1),
+        ("-7", -7),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("1e-3", 1e-3),
+        ("1.0e-3", 1e-3),
+        (".5", 0.5),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("on", "on"),
+        ("no", "no"),
+        ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("1_000", "1_000"),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("0123", 123),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_reads_them(scalar: str, value: object) -> None:
+    data = parse(f"a: {scalar}\n").data
+    assert data == {"a": value}
+    assert type(data["a"]) is type(value)
+
+
+def test_block_scalars_are_text() -> None:
+    assert parse("a: |\n  12\nb: >-\n  true\n").data == {"a": "12\n", "b": "true"}
+
+
+def test_on_as_a_key_stays_a_string() -> None:
+    assert parse("on: 1\n").data == {"on": 1}
+
+
+def test_every_value_has_the_line_of_its_key() -> None:
+    document = parse("a: 1\nb:\n  c: 2\n  d:\n    - x\n    - y\n")
+    lines = {("a",): 1, ("b",): 2, ("b", "c"): 3, ("b", "d"): 4, ("b", "d", 0): 5, ("b", "d", 1): 6}
+    assert document.lines == lines | {(): 1}
+
+
+def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
+    assert parse("a: 1\nb:\n  c: 2\n").line_of(("b", "missing", 3)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"a: 1\nb: \xff\n", "x.yaml:2: expected UTF-8 text, got byte 0xff"),
+        ("a: 1\n".encode("utf-16"), "x.yaml:1: expected UTF-8 text, got byte 0xff"),
+        (b"a: 1\n\tb: 2\n", "x.yaml:2: expected spaces for indentation, got a tab"),
+        (b"a:\n  - 1\n-\t\tb: [\n", "x.yaml:3: "),
+        (b"a: [1\nb: 2\n", "x.yaml:2: not readable as YAML: "),
+        (b"a: *nowhere\n", "x.yaml:1: not readable as YAML: found undefined alias"),
+        (b"a: 1\n---\nb: 2\n", "x.yaml:2: expected one document, got another after ---"),
+        (b"- a\n- b\n", "x.yaml:1: expected a mapping (key: value) at the top level"),
+        (b"\njust text\n", "x.yaml:2: expected a mapping (key: value) at the top level"),
+        ("é: 1\na: \x07\n".encode(), "x.yaml:2: control character U+0007 is not allowed"),
+        (b"a: 1\nb: 2\na: 3\n", "x.yaml:3: a: duplicate key; it already stands in line 1"),
+        (b"b: {c: 1, 'c': 2}\n", "x.yaml:1: b.c: duplicate key; it already stands in line 1"),
+        (b"a:\n  1: x\n", 'x.yaml:2: a: expected a string as key, got 1; write it in quotes: "1"'),
+        (b"true: x\n", 'x.yaml:1: expected a string as key, got true; write it in quotes: "true"'),
+        (b"? [a]\n: x\n", "x.yaml:1: expected a string as key, got a list or mapping"),
+        (b"a: !!str 5\n", "x.yaml:1: a: tags are not supported, got !!str; remove it"),
+        (
+            b"a: !!python/name:os.system x\n",
+            "x.yaml:1: a: tags are not supported, got !!python/name:os.system",
+        ),
+        (b"a: !mine [1]\n", "x.yaml:1: a: tags are not supported, got !mine; remove it"),
+        (b"a: &b {c: 1}\nd:\n  <<: *b\n", "x.yaml:3: d: merge keys (<<) are not supported"),
+        (b"a: .inf\n", "x.yaml:1: a: expected a finite number, got .inf"),
+        (b"a: -.INF\n", "x.yaml:1: a: expected a finite number, got -.INF"),
+        (b"a: .nan\n", "x.yaml:1: a: expected a finite number, got .nan"),
+        (b"a: 1e999\n", "x.yaml:1: a: expected a finite number, got 1e999"),
+        (b"a: " + b"9" * 5000, "x.yaml:1: a: number of too many digits"),
+        (b'a: "\\0"\n', "x.yaml:1: a: expected text, got a NUL"),
+        (b"a: " + b"x" * MAX_BYTES, f"x.yaml: file too large; expected at most {MAX_BYTES} bytes"),
+    ],
+    ids=range(26),
+)
+def test_what_could_surprise_is_refused_with_its_line(text: bytes, told: str) -> None:
+    assert only_problem(text).startswith(told)
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    assert parse('a: "\\ud800"\n').problems
+
+
+def test_all_problems_that_leave_the_file_readable_are_told_together() -> None:
+    document = parse("a: 1\na: 2\n3: x\nb: !t y\nc: .inf\nd: fine\n")
+    assert [problem.line for problem in document.problems] == [2, 3, 4, 5]
+    assert document.readable
+    assert document.data["d"] == "fine"
+
+
+def test_aliases_work_while_they_stay_small() -> None:
+    assert parse("a: &shape [1, 3]\nb: [*shape, *shape]\n").data == {"a": [1, 3], "b": [[1, 3], [1, 3]]}
+
+
+def test_an_alias_bomb_is_refused() -> None:
+    bomb = "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n"
+    for level in range(1, 10):
+        bomb += f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]\n"
+    document = parse(bomb)
+    assert not document.readable
+    assert "with every alias written out" in only_problem(bomb)
+
+
+def test_a_long_text_repeated_by_aliases_is_refused() -> None:
+    text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
+    assert "with every alias written out" in only_problem(text)
+
+
+def test_an_alias_to_itself_is_refused() -> None:
+    assert "with every alias written out" in only_problem("a: &a [*a, *a]\n")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[{a: "])
+def test_deep_nesting_is_refused(opening: str) -> None:
+    text = opening * 20_000
+    assert f"nested deeper than {MAX_DEPTH} levels" in only_problem(text)
+
+
+def test_an_empty_file_is_an_empty_mapping() -> None:
+    assert parse("# nothing\n").data == {}
+    assert parse("").data == {}
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
+    assert parse(b"\xef\xbb\xbfa: 1\n").data == {"a": 1}
+
+
+# YAML knows no surrogate pairs, which is how JSON escapes what lies beyond U+FFFF.
+_CHARACTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"], exclude_characters="\0")
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(_CHARACTERS, max_size=20),
+)
+_KEYS = st.text(_CHARACTERS, max_size=10)
+_JSON = st.recursive(_SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionaries(_KEYS, x, max_size=4))
+
+
+def test_json_is_read_as_json_reads_it() -> None:
+    @given(st.dictionaries(_KEYS, _JSON, max_size=4))
+    def law(data: dict[str, object]) -> None:
+        document = parse(json.dumps(data))
+        assert document.data == data
+        assert document.problems == ()
+
+    law()
+
+
+def test_any_bytes_are_read_or_their_problem_is_told() -> None:
+    @given(
+        st.one_of(st.binary(max_size=60), st.text(alphabet="ab:-[]{}&*!?|>'\"#%@ \n\t,1.~\\x0", max_size=60))
+    )
+    def law(text: bytes | str) -> None:
+        document = parse(text if isinstance(text, bytes) else text.encode())
+        assert document.readable or document.problems
+        json.dumps(document.data, allow_nan=False).encode()
+
+    law()
