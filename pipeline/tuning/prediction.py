@@ -1,0 +1,160 @@
+"""What a plan that was not tried would cost, from those that were. Pure.
+
+Every value of every knob is taken to multiply the time to the first result, the time of a run and the memory
+by a factor of its own. The factors are those that fit the trials best (ridge regression of logarithms).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.space import Choice, Space
+
+_RIDGE = 0.05
+"""Keeps a factor near 1 until trials say otherwise; small beside the one that a single trial brings."""
+
+_LEAST = 1e-3
+
+_NO_EFFECT = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Ratios to the anchor."""
+
+    first_result: float
+    steady: float
+    private: float
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Factors learnt from trials.
+
+    Attributes:
+        features: (knob, value) that has a factor.
+        weights: Logarithms of the factors, one row per feature, the last one for all plans; one column per
+            figure.
+        anchor: The anchor's median figures.
+        hopeless: (knob, value) whose every trial failed.
+    """
+
+    features: tuple[tuple[str, str], ...]
+    weights: NDArray[np.float64]
+    anchor: Figures
+    hopeless: frozenset[tuple[str, str]]
+
+    @cached_property
+    def _effects(self) -> Mapping[tuple[str, str], Sequence[float]]:
+        """Logarithms by value: as plain numbers, since a search predicts thousands of plans at a time."""
+        return dict(zip(self.features, self.weights[:-1].tolist(), strict=True))
+
+    @cached_property
+    def _usual(self) -> Sequence[float]:
+        usual: list[float] = self.weights[-1].tolist()
+        return usual
+
+    def predict(self, choice: Choice) -> Prediction:
+        """Returns the ratios of a plan's figures to the anchor's."""
+        first, steady, private = self._usual
+        for value in choice.values:
+            own = self._effects.get(value, _NO_EFFECT)
+            first, steady, private = first + own[0], steady + own[1], private + own[2]
+        return Prediction(*(math.exp(min(max(log, -50.0), 50.0)) for log in (first, steady, private)))
+
+    def cost(self, choice: Choice, objective: Objective) -> float:
+        """Returns a plan's cost relative to the anchor's; infinite where it cannot work or is not allowed."""
+        if self.hopeless & set(choice.values):
+            return float("inf")
+        ratios = self.predict(choice)
+        runs = objective.runs_per_load - 1
+        limits = (
+            (ratios.steady, objective.max_steady_ratio),
+            (ratios.private * self.anchor.private_mb, objective.max_private_mb),
+        )
+        # A limit that is nearly kept may be kept after all: that is for the trial to say.
+        if any(limit is not None and value > 1.1 * limit for value, limit in limits):
+            return float("inf")
+        first, steady = self.anchor.first_result_ms, self.anchor.steady_ms
+        return (ratios.first_result * first + runs * ratios.steady * steady) / (first + runs * steady)
+
+
+def fit(space: Space, trials: Iterable[Trial]) -> Predictor | None:
+    """Learns from trials; None as long as none of them gave figures.
+
+    Args:
+        space: The knobs.
+        trials: Those of other plans (default, recipe) are left out.
+    """
+    known = [trial for trial in trials if _is_of(space, trial.choice)]
+    good = [trial for trial in known if trial.figures and trial.failure is None]
+    if not good:
+        return None
+    base = space.base
+    features = tuple(
+        (knob.name, value) for knob in space.knobs for value in knob.values if value != base[knob.name]
+    )
+    rows = np.array([_row(trial.choice, features) for trial in good])
+    targets = np.array([_log_ratios(trial) for trial in good])
+    penalty = np.full(len(features) + 1, _RIDGE)
+    penalty[-1] = 1e-9
+    weights = np.linalg.solve(rows.T @ rows + np.diag(penalty), rows.T @ targets)
+    anchors = [anchor for trial in good for anchor in trial.anchors]
+    return Predictor(features, weights, _median_figures(anchors), _hopeless(base, known))
+
+
+def _is_of(space: Space, choice: Choice) -> bool:
+    values = choice.as_dict()
+    return all(knob.name in values for knob in space.knobs)
+
+
+def _row(choice: Choice, features: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+    chosen = set(choice.values)
+    return np.array([*(1.0 if feature in chosen else 0.0 for feature in features), 1.0])
+
+
+def _log_ratios(trial: Trial) -> list[float]:
+    pairs = list(zip(trial.figures, trial.anchors, strict=True))
+    return [
+        median([math.log(max(read(one), _LEAST) / max(read(anchor), _LEAST)) for one, anchor in pairs])
+        for read in (_first_result, _steady, _private)
+    ]
+
+
+def _first_result(figures: Figures) -> float:
+    return figures.first_result_ms
+
+
+def _steady(figures: Figures) -> float:
+    return figures.steady_ms
+
+
+def _private(figures: Figures) -> float:
+    return figures.private_mb
+
+
+def _median_figures(figures: Sequence[Figures]) -> Figures:
+    return Figures(
+        init_ms=median([one.init_ms for one in figures]),
+        first_ms=median([one.first_ms for one in figures]),
+        steady_ms=median([one.steady_ms for one in figures]),
+        private_mb=median([one.private_mb for one in figures]),
+        peak_mb=median([one.peak_mb for one in figures]),
+    )
+
+
+def _hopeless(base: Choice, trials: Sequence[Trial]) -> frozenset[tuple[str, str]]:
+    """Returns the values that were tried and never worked; the base's are never among them."""
+    tried: dict[tuple[str, str], list[bool]] = {}
+    for trial in trials:
+        for value in set(trial.choice.values) - set(base.values):
+            tried.setdefault(value, []).append(trial.failure is None)
+    return frozenset(value for value, worked in tried.items() if not any(worked))

@@ -1,0 +1,57 @@
+"""Plans that are measured side by side, round by round. No clock in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.tuning.objective import Figures, Trial
+from pipeline.tuning.space import Choice
+
+
+class Race:
+    """Figures of some plans and of the anchor, round by round."""
+
+    def __init__(self, choices: Sequence[Choice], anchor: Choice) -> None:
+        self._anchor = anchor
+        self._figures: dict[Choice, list[Figures]] = {choice: [] for choice in (*choices, anchor)}
+        self._anchors: dict[Choice, list[Figures]] = {choice: [] for choice in choices}
+        self._failures: dict[Choice, str] = {}
+        self._elapsed_s: dict[Choice, float] = {}
+
+    def runs(self, choice: Choice) -> bool:
+        """Says whether a plan has not failed."""
+        return choice not in self._failures
+
+    def figures(self, choice: Choice) -> tuple[Figures, ...]:
+        """Returns what a plan was measured at, in the order of rounds."""
+        return tuple(self._figures[choice])
+
+    def add(self, choice: Choice, result: Figures | str, elapsed_s: float) -> None:
+        """Takes a plan's figures of this round, or why it gave none, and the seconds that took."""
+        self._elapsed_s[choice] = self._elapsed_s.get(choice, 0.0) + elapsed_s
+        if isinstance(result, str):
+            self._failures.setdefault(choice, result)
+        else:
+            self._figures[choice].append(result)
+
+    def close_round(self, choices: Sequence[Choice]) -> None:
+        """Pairs each figure with the anchor's of its round; where that failed, with its last good one."""
+        for choice in choices:
+            if len(self._figures[choice]) > len(self._anchors[choice]) and self._figures[self._anchor]:
+                self._anchors[choice].append(self._figures[self._anchor][-1])
+
+    def trial(self, choice: Choice, *, number: int, kind: str) -> Trial:
+        """Returns what has become of a plan so far, as a trial."""
+        count = min(len(self._figures[choice]), len(self._anchors[choice]))
+        failure = self._failures.get(choice)
+        if failure is None and self._figures[choice] and not count:
+            failure = f"nothing to compare with: {self._failures.get(self._anchor)}"
+        return Trial(
+            number=number,
+            kind=kind,
+            choice=choice,
+            figures=tuple(self._figures[choice][:count]),
+            anchors=tuple(self._anchors[choice][:count]),
+            failure=failure,
+            elapsed_s=self._elapsed_s.get(choice, 0.0),
+        )

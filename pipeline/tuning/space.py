@@ -1,0 +1,210 @@
+"""What can be chosen: knobs, their values, and which combinations differ at all. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import TuningError
+
+CUDA = "CUDAExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value for every knob.
+
+    Attributes:
+        values: (knob, value) in the order of the space's knobs.
+    """
+
+    values: tuple[tuple[str, str], ...]
+
+    def __getitem__(self, knob: str) -> str:
+        return dict(self.values)[knob]
+
+    def __str__(self) -> str:
+        return " ".join(f"{knob}={value}" for knob, value in self.values)
+
+    def but(self, knob: str, value: str) -> Choice:
+        """Returns the choice with another value of one knob."""
+        return Choice(tuple((name, value if name == knob else old) for name, old in self.values))
+
+    def as_dict(self) -> dict[str, str]:
+        """Returns value by knob."""
+        return dict(self.values)
+
+
+DEFAULT = Choice((("plan", "default"),))
+"""The source in plain ONNX Runtime, `ORT_ENABLE_ALL`: what every other plan is compared with."""
+
+RECIPE = Choice((("plan", "recipe"),))
+"""The plain recipe: optimised graph, weights inline, optimisation off."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of a knob, and what it does to a session.
+
+    Attributes:
+        name: As choices have it.
+        attributes: Attributes of the session options it sets.
+        config_entries: Session config entries it sets.
+        provider_options: Options of the CUDA execution provider it sets.
+    """
+
+    name: str
+    attributes: Mapping[str, int | bool | str] = field(default_factory=dict)
+    config_entries: Mapping[str, str] = field(default_factory=dict)
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that can be chosen.
+
+    Attributes:
+        name: Of the knob.
+        settings: Its values; the first is what is done without a search.
+        effect: What it decides, in a sentence.
+        shapes_file: Whether it decides what is written, not only how that is loaded.
+        changes_phase: Whether a first plan and a steady one over the same files may differ in it.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    effect: str
+    shapes_file: bool = False
+    changes_phase: bool = False
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Names of the values."""
+        return tuple(setting.name for setting in self.settings)
+
+    def setting(self, name: str) -> Setting:
+        """Returns the value of that name.
+
+        Raises:
+            TuningError: There is none.
+        """
+        found = next((setting for setting in self.settings if setting.name == name), None)
+        if found is None:
+            raise TuningError(
+                f"no such value of {self.name}: {name!r}\n  expected one of {', '.join(self.values)}"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Two choices that are one: where all of `when` holds, `then` is the case whatever is chosen."""
+
+    when: Mapping[str, str]
+    then: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every plan that differs from every other.
+
+    Attributes:
+        knobs: What can be chosen.
+        rules: Which choices are the same as others, applied in order.
+    """
+
+    knobs: tuple[Knob, ...]
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def base(self) -> Choice:
+        """The first value of every knob: what is done without a search."""
+        return self.canonical(Choice(tuple((knob.name, knob.values[0]) for knob in self.knobs)))
+
+    def canonical(self, choice: Choice) -> Choice:
+        """Returns the one choice that stands for all that come to the same."""
+        names = {knob.name for knob in self.knobs}
+        for rule in self.rules:
+            knob, value = rule.then
+            values = choice.as_dict()
+            holds = all(values.get(name) == wanted for name, wanted in rule.when.items())
+            if holds and knob in names and value in self.knob(knob).values:
+                choice = choice.but(knob, value)
+        return choice
+
+    def knob(self, name: str) -> Knob:
+        """Returns the knob of that name.
+
+        Raises:
+            TuningError: There is none.
+        """
+        found = next((knob for knob in self.knobs if knob.name == name), None)
+        if found is None:
+            names = ", ".join(knob.name for knob in self.knobs)
+            raise TuningError(f"no such knob: {name!r}\n  expected one of {names}")
+        return found
+
+    @property
+    def combinations(self) -> int:
+        """How many combinations of values there are, equal ones counted each."""
+        return math.prod(len(knob.settings) for knob in self.knobs)
+
+    def choices(self) -> Iterator[Choice]:
+        """Yields every choice that differs from the others, once."""
+        seen: set[Choice] = set()
+        names = [knob.name for knob in self.knobs]
+        for values in itertools.product(*(knob.values for knob in self.knobs)):
+            choice = self.canonical(Choice(tuple(zip(names, values, strict=True))))
+            if choice not in seen:
+                seen.add(choice)
+                yield choice
+
+    def neighbours(self, choice: Choice) -> tuple[Choice, ...]:
+        """Returns every choice that differs from this one in a single knob."""
+        changed = (
+            self.canonical(choice.but(knob.name, value)) for knob in self.knobs for value in knob.values
+        )
+        return tuple(other for other in dict.fromkeys(changed) if other != choice)
+
+    def describe(self, choice: Choice) -> str:
+        """Returns what a choice changes of the base, in words for a message."""
+        base = set(self.base.values)
+        changed = [f"{knob}={value}" for knob, value in choice.values if (knob, value) not in base]
+        return " ".join(changed) or "the plan without a search"
+
+    def settings(self, choice: Choice) -> tuple[Setting, ...]:
+        """Returns the chosen value of every knob.
+
+        Raises:
+            TuningError: The choice is not of this space.
+        """
+        values = choice.as_dict()
+        missing = [knob.name for knob in self.knobs if knob.name not in values]
+        if missing:
+            raise TuningError(f"choice without {', '.join(missing)}: {choice}")
+        return tuple(knob.setting(values[knob.name]) for knob in self.knobs)
+
+
+def apply_settings(
+    settings: tuple[Setting, ...], options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
+) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]]:
+    """Returns a plan's options with those of a choice set on top.
+
+    Args:
+        settings: As `Space.settings` returns them.
+        options: What the plan's session is made with besides.
+        providers: Its execution providers.
+    """
+    attributes, entries, cuda = dict(options.attributes), dict(options.config_entries), dict[str, str]()
+    for setting in settings:
+        attributes |= setting.attributes
+        entries |= setting.config_entries
+        cuda |= setting.provider_options
+    tuned = replace(options, attributes=attributes, config_entries=entries)
+    return tuned, tuple(
+        replace(provider, options={**provider.options, **cuda}) if provider.name == CUDA else provider
+        for provider in providers
+    )

@@ -1,0 +1,140 @@
+"""One trial: a plan in a fresh process, through the runtime's probe, and its answers compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import Tolerance
+from pipeline.errors import VerificationError
+from pipeline.runtime.answers import Answer, read_answer
+from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.session import SessionPlan
+from pipeline.tuning.objective import Figures
+
+TRIAL_FUNCTION = "pipeline.tuning.trial:measure_and_check"
+
+
+@dataclass(frozen=True)
+class CheckedSample:
+    """An input, and what the source answers to it.
+
+    Attributes:
+        file: `.npz` of arrays by input name.
+        answers: The outputs' files.
+        weight: Of this input's runs in the steady figure.
+    """
+
+    file: str
+    answers: tuple[Answer, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """What is measured and compared.
+
+    Attributes:
+        plan: How the session is made.
+        samples: One per declared shape; the first is of the primary shapes. At least one.
+        tolerances: By output name; "" for those it does not name.
+        steady_s: Seconds of repeated runs per sample.
+        io_binding: Whether inputs and outputs are bound.
+    """
+
+    plan: SessionPlan
+    samples: tuple[CheckedSample, ...]
+    tolerances: Mapping[str, Tolerance]
+    steady_s: float
+    io_binding: bool = False
+
+
+def measure_trial(
+    request: TrialRequest, *, timeout_s: float, memory_bytes: int | None, function: str = TRIAL_FUNCTION
+) -> Figures:
+    """Measures a plan once, in a process of its own.
+
+    Args:
+        request: The plan and the inputs.
+        timeout_s: Deadline of the process.
+        memory_bytes: Most private memory it may take; None for no limit.
+        function: What the process does; as `measure_and_check`.
+
+    Raises:
+        VerificationError: An answer is outside its tolerance.
+        LoadError: The session could not be made.
+        ChildError: The process died, hung, or ran out of memory.
+    """
+    probe = ProbeRequest(
+        plan=request.plan,
+        sample=request.samples[0].file,
+        steady_s=request.steady_s,
+        more_samples=tuple(sample.file for sample in request.samples[1:]),
+        io_binding=request.io_binding,
+    )
+    more = {"samples": encode(request.samples), "tolerances": encode(request.tolerances)}
+    result = measure_plan(probe, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function, more=more)
+    return _figures_of(result, [sample.weight for sample in request.samples])
+
+
+def _figures_of(result: ProbeResult, weights: Sequence[float]) -> Figures:
+    return Figures(
+        init_ms=result.init_ms,
+        first_ms=result.first_ms,
+        steady_ms=weighted_mean((result.steady_ms, *result.more_steady_ms), weights),
+        private_mb=result.private_mb,
+        peak_mb=result.peak_mb,
+        gpu_mb=result.gpu_mb,
+    )
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Returns the mean of values by weights, of which one at least is above zero."""
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function of `measure_trial`: measures, then has every sample answered once more and compares.
+
+    Args:
+        request: The fields of a `ProbeRequest`, `gpu`, `samples` and `tolerances`.
+
+    Returns:
+        What `probe_process.measure` returns.
+
+    Raises:
+        VerificationError: An answer is outside its tolerance.
+        PipelineError: Anything else that keeps the session from answering.
+    """
+    from pipeline.runtime.probe_process import measure_session
+
+    figures, session = measure_session(request)
+    samples = decode(tuple[CheckedSample, ...], request["samples"])
+    tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
+    for sample in samples:
+        _check_sample(session, sample, tolerances, io_binding=request["io_binding"])
+    return figures
+
+
+def _check_sample(
+    session: Any, sample: CheckedSample, tolerances: Mapping[str, Tolerance], *, io_binding: bool
+) -> None:
+    from pathlib import Path
+
+    from pipeline.runtime.binding import run_once
+    from pipeline.runtime.compare import compare_output
+    from pipeline.runtime.tensors import read_tensors
+
+    outputs = run_once(session, read_tensors(Path(sample.file)), io_binding=io_binding)
+    for answer in sample.answers:
+        if answer.output not in outputs:
+            raise VerificationError(f"answers without output {answer.output!r}")
+        tolerance = tolerances.get(answer.output, tolerances[""])
+        found = compare_output(read_answer(answer), outputs[answer.output], tolerance, name=answer.output)
+        if not found.ok:
+            raise VerificationError(
+                f"answers wrongly: output {answer.output!r}, {found.reason}\n"
+                f"  expected {found.expected} at {list(found.worst_index)}, got {found.got}"
+            )

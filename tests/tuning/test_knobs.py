@@ -1,0 +1,245 @@
+"""What cannot matter is not searched, and what is searched is known to that ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from pipeline.options import (
+    CUDA,
+    check_attributes,
+    check_provider_options,
+    check_session_config,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+)
+from pipeline.tuning.knobs import MAX_INLINE_BYTES, ModelTraits, find_space_problems
+from pipeline.tuning.space import Space
+from tests.tuning.spaces import (
+    CONVOLUTIONS,
+    EVERYTHING_ALLOWED,
+    LEVELS,
+    TRANSFORMER,
+    VERSIONS,
+    cpu_space,
+    cuda_space,
+    names,
+    spaces,
+)
+
+CONVOLUTION_KNOBS = {"convolution_search", "workspace", "channels_last", "bias_fusion", "pad_1d"}
+
+
+def but(traits: ModelTraits, **changes: object) -> ModelTraits:
+    return dataclasses.replace(traits, **changes)  # type: ignore[arg-type]
+
+
+def free_space() -> Space:
+    return cuda_space(allowed=EVERYTHING_ALLOWED)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("build", [cpu_space, cuda_space])
+@pytest.mark.parametrize("traits", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
+def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
+    version: str, build: Callable[..., Space], traits: ModelTraits
+) -> None:
+    space = build(traits, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
+    for knob in space.knobs:
+        for setting in knob.settings:
+            assert check_session_config(setting.config_entries, version=version) == ()
+            assert check_attributes(setting.attributes, version=version) == ()
+            assert check_provider_options(CUDA, setting.provider_options, version=version) == ()
+
+
+@given(spaces())
+def test_every_knob_has_a_choice_and_names_no_value_twice(space: Space) -> None:
+    assert len(names(space)) == len(space.knobs)
+    for knob in space.knobs:
+        assert len(knob.settings) > 1 or knob.shapes_file
+        assert len(set(knob.values)) == len(knob.values)
+        assert knob.effect.endswith(".")
+
+
+@given(spaces())
+def test_the_base_sets_no_option_at_all(space: Space) -> None:
+    for setting in space.settings(space.base):
+        assert not {*setting.attributes, *setting.config_entries, *setting.provider_options}
+
+
+@given(spaces())
+def test_the_files_of_a_plan_are_told_by_form_and_level(space: Space) -> None:
+    assert [knob.name for knob in space.knobs if knob.shapes_file] == ["form", "level"]
+
+
+def test_a_model_to_which_everything_can_matter_has_every_knob() -> None:
+    assert names(cpu_space()) == {
+        "form",
+        "level",
+        "prepacking",
+        "threads",
+        "spinning",
+        "execution",
+        "memory_arena",
+        "memory_pattern",
+        "device_allocator",
+    }
+    assert {"cuda_graph", "io_binding", "tf32", "reading_threads", *CONVOLUTION_KNOBS} <= names(free_space())
+
+
+def test_convolution_knobs_need_convolutions() -> None:
+    assert names(cuda_space()) >= CONVOLUTION_KNOBS
+    assert not CONVOLUTION_KNOBS & names(cuda_space(TRANSFORMER))
+    assert "cudnn" in names(cuda_space(TRANSFORMER))
+    assert "cudnn" not in names(cuda_space())
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose", "FusedConv", "NhwcConv", "QLinearConv"])
+def test_a_fused_or_quantised_convolution_is_one_too(operator: str) -> None:
+    assert names(cuda_space(but(CONVOLUTIONS, operators=(operator,)))) >= CONVOLUTION_KNOBS
+
+
+def test_padding_needs_a_1d_convolution() -> None:
+    assert "pad_1d" not in names(cuda_space(but(CONVOLUTIONS, has_1d_convolutions=False)))
+
+
+@pytest.mark.parametrize(
+    ("traits", "allowed", "recorded"),
+    [
+        (CONVOLUTIONS, ("io_binding",), True),
+        (CONVOLUTIONS, (), False),
+        (but(CONVOLUTIONS, fixed_shapes=False), ("io_binding",), False),
+        (but(CONVOLUTIONS, operators=("Conv", "Loop")), ("io_binding",), False),
+        (but(CONVOLUTIONS, operators=("Conv", "If")), ("io_binding",), False),
+        (but(CONVOLUTIONS, operators=("Conv", "Scan")), ("io_binding",), False),
+    ],
+)
+def test_a_run_is_recorded_only_with_bound_inputs_fixed_shapes_and_no_control_flow(
+    traits: ModelTraits, allowed: tuple[str, ...], recorded: bool
+) -> None:
+    assert ("cuda_graph" in names(cuda_space(traits, allowed=allowed))) == recorded
+
+
+@pytest.mark.parametrize("permission", ["tf32", "io_binding"])
+def test_what_changes_answers_or_jobs_is_searched_only_if_allowed(permission: str) -> None:
+    assert permission not in names(cuda_space())
+    assert permission in names(cuda_space(allowed=(permission,)))
+
+
+def test_the_slow_search_for_convolutions_is_tried_only_if_allowed() -> None:
+    assert cuda_space().knob("convolution_search").values == ("exhaustive", "heuristic")
+    assert "default" in cuda_space(allowed=("cudnn_default",)).knob("convolution_search").values
+
+
+def test_branches_run_side_by_side_only_where_there_are_any_and_processors_for_them() -> None:
+    assert "execution" not in names(cpu_space(TRANSFORMER))
+    assert "execution" not in names(cpu_space(cores=1))
+    (_, parallel) = cpu_space(cores=2).knob("execution").settings
+    assert parallel.attributes["inter_op_num_threads"] == 2
+
+
+def test_one_processor_leaves_nothing_to_share() -> None:
+    space = cpu_space(cores=1)
+    assert not {"threads", "spinning", "execution"} & names(space)
+    assert space.knob("prepacking").values == ("on", "off")
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(2, ("all", "1")), (3, ("all", "1")), (4, ("all", "2", "1")), (64, ("all", "32", "16", "1"))],
+)
+def test_thread_counts_are_all_half_a_quarter_and_one_each_once(cores: int, counts: tuple[str, ...]) -> None:
+    assert cpu_space(cores=cores).knob("threads").values == counts
+
+
+def test_memory_patterns_need_fixed_shapes() -> None:
+    assert "memory_pattern" not in names(cpu_space(TRANSFORMER))
+
+
+def test_an_option_that_an_older_version_lacks_is_not_searched() -> None:
+    old = cpu_space(onnxruntime="1.23.2")
+    known = {option.name for option in known_session_config("1.23.2")}
+    assert "session.prepack.enable_parallel" not in known
+    assert old.knob("prepacking").values == ("on", "off")
+    assert "session.use_memory_mapped_ort_model" not in known
+    assert old.knob("form").values == ("mapped", "inline", "prepacked")
+    assert cpu_space().knob("form").values == ("mapped", "inline", "ort", "prepacked")
+    assert {"reading_threads", "cudnn"}.isdisjoint(names(cuda_space(TRANSFORMER, onnxruntime="1.29.0")))
+
+
+OPTIONS = {
+    option.name
+    for option in (
+        *known_session_config("1.31.1"),
+        *known_attributes("1.31.1"),
+        *known_provider_options(CUDA, "1.31.1"),
+    )
+    if option.owner is None
+}
+
+
+@pytest.mark.parametrize("build", [cpu_space, cuda_space])
+def test_an_option_that_the_user_has_set_is_not_searched(build: Callable[..., Space]) -> None:
+    for knob in build(allowed=EVERYTHING_ALLOWED).knobs:
+        for setting in knob.settings:
+            for option in {*setting.config_entries, *setting.provider_options, *setting.attributes}:
+                space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
+                assert not any(
+                    option in {*one.config_entries, *one.provider_options, *one.attributes}
+                    for other in space.knobs
+                    for one in other.settings
+                )
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_whatever_the_user_has_set_every_plan_has_its_files(option: str) -> None:
+    for build in (cpu_space, cuda_space):
+        space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
+        assert {"form", "level"} <= names(space)
+        assert "mapped" in space.knob("form").values
+
+
+@pytest.mark.parametrize("build", [cpu_space, cuda_space])
+def test_weights_that_fit_no_single_file_are_not_put_into_one(build: Callable[..., Space]) -> None:
+    assert {"inline", "ort"}.isdisjoint(
+        build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)).knob("form").values
+    )
+    assert "inline" in build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES)).knob("form").values
+
+
+@pytest.mark.parametrize("build", [cpu_space, cuda_space])
+def test_a_model_shipped_as_it_is_has_one_form(build: Callable[..., Space]) -> None:
+    space = build(levels=("source",))
+    assert space.knob("form").values == ("mapped",)
+    assert space.knob("level").values == ("source",)
+
+
+def test_the_first_level_is_the_one_that_was_verified() -> None:
+    assert cpu_space().base["level"] == LEVELS[0]
+
+
+def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
+    problems = find_space_problems({"banana": ("on",), "form": ("mapped", "zip"), "spinning": ("off",)})
+    assert len(problems) == 2
+    assert problems[0].startswith("unknown knob 'banana'; expected one of form, level, ")
+    assert problems[1] == "unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked"
+
+
+@pytest.mark.parametrize("space", [cpu_space(), cuda_space(allowed=EVERYTHING_ALLOWED)])
+def test_a_restriction_that_exists_somewhere_has_no_problem(space: Space) -> None:
+    assert find_space_problems({knob.name: knob.values[-1:] for knob in space.knobs}) == ()
+
+
+def test_a_thread_that_the_user_leaves_alone_has_nobody_to_spin_or_prepack_with() -> None:
+    space = cpu_space(fixed={"intra_op_num_threads": "1"})
+    assert not {"threads", "spinning"} & names(space)
+    assert space.knob("prepacking").values == ("on", "off")
+
+
+def test_arranged_weights_are_not_saved_where_the_user_has_prepacking_off() -> None:
+    assert "prepacked" not in cpu_space(fixed={"session.disable_prepacking": "1"}).knob("form").values
+    assert "prepacked" in cpu_space(fixed={"session.disable_prepacking": "0"}).knob("form").values

@@ -1,0 +1,400 @@
+"""The search over recorded tables: what it chooses, what it takes, and what it survives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import TuningError
+from pipeline.tuning.choosing import Verdict, choose
+from pipeline.tuning.knobs import restrict
+from pipeline.tuning.objective import Objective, Trial
+from pipeline.tuning.search import BATCH, HOPELESS, Found, Limits
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
+from tests.tuning.spaces import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
+from tests.tuning.tables import (
+    RECURRENT_TABLE,
+    TABLES,
+    TRANSFORMER_TABLE,
+    DyingMachine,
+    Factors,
+    Killed,
+    Machine,
+    Table,
+    best_choice,
+    true_cost,
+)
+
+FREE = Limits(budget_s=math.inf, max_trials=5000)
+
+SPACE = cpu_space()
+CHOICES = tuple(SPACE.choices())
+
+SMALL = cpu_space(TRANSFORMER, cores=1, levels=("all",))
+"""28 plans: what a search comes to is soon found out."""
+
+Fails = Callable[[Choice, int], str | None]
+
+
+def searched(
+    machine: Machine, objective: Objective, limits: Limits = FREE, *, known: tuple[Trial, ...] = ()
+) -> tuple[Found, Verdict]:
+    found = machine.search(objective, limits, {trial.choice: trial for trial in known})
+    return found, choose(machine.space, objective, found)
+
+
+def with_value(knob: str, value: str) -> Fails:
+    return lambda choice, _: "crashed" if choice.as_dict().get(knob) == value else None
+
+
+def of(*choices: Choice) -> Fails:
+    return lambda choice, _: "crashed" if choice in choices else None
+
+
+def told(found: Found) -> list[Trial]:
+    """Returns the trials without the time they took."""
+    return [dataclasses.replace(trial, elapsed_s=0.0) for trial in found.trials]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_the_chosen_plan_costs_within_3_percent_of_the_best_at_a_quarter_of_its_trials(
+    table: Table, runs_per_load: int, seed: int
+) -> None:
+    objective = Objective(runs_per_load)
+    found, verdict = searched(Machine(table, SPACE, seed), objective)
+    best = min(true_cost(table, choice, objective) for choice in CHOICES)
+    assert true_cost(table, verdict.choice, objective) <= 1.03 * best
+    assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
+    assert len(found.trials) <= len(CHOICES) / 4
+    assert found.ended in ("the expected gain is under the noise", "the sampler has nothing new")
+
+
+@pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
+def test_without_noise_a_multiplicative_table_gives_up_its_best_plan(runs_per_load: int) -> None:
+    factors: Factors = {
+        values: factor for values, factor in RECURRENT_TABLE.factors.items() if len(values) == 1
+    }
+    table = dataclasses.replace(RECURRENT_TABLE, factors=factors)
+    objective = Objective(runs_per_load)
+    _, verdict = searched(Machine(table, SPACE, noise=0.0), objective)
+    best = best_choice(table, SPACE, objective)
+    # Of plans that cost the same within a percent, another figure decides.
+    assert true_cost(table, verdict.choice, objective) <= 1.015 * true_cost(table, best, objective)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from((1, 30, 10_000)))
+def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, runs: int) -> None:
+    chance = random.Random(seed)
+
+    def factor() -> float:
+        return math.exp(chance.gauss(0, 0.3))
+
+    factors: Factors = {
+        (f"{knob.name}={value}",): (factor(), factor(), factor())
+        for knob in SMALL.knobs
+        for value in knob.values[1:]
+    }
+    table = dataclasses.replace(
+        TRANSFORMER_TABLE,
+        factors=factors,
+        others={DEFAULT: (chance.uniform(0.4, 2), chance.uniform(0.4, 1.2)), RECIPE: (1.5, 1.0)},
+    )
+    objective = Objective(runs)
+    _, verdict = searched(Machine(table, SMALL, seed), objective)
+    if verdict.beats_default:
+        assert true_cost(table, verdict.choice, objective) <= 1.04 * true_cost(table, DEFAULT, objective)
+    else:
+        assert verdict.choice == SMALL.base
+
+
+def test_nothing_beat_the_default_is_a_result() -> None:
+    table = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.1, 0.5), RECIPE: (1.0, 1.0)})
+    found, verdict = searched(Machine(table, SMALL), Objective(100))
+    assert not verdict.beats_default
+    assert verdict.choice == SMALL.base
+    assert verdict.reason.startswith("nothing beat the default: ")
+    assert "of the default's at 100 runs per load" in verdict.reason
+    assert found.anchor == DEFAULT
+
+
+@pytest.mark.parametrize("max_trials", [*range(1, 13), 40])
+def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials: int) -> None:
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(math.inf, max_trials))
+    tried = [trial.choice for trial in found.trials]
+    # There is nothing to choose from without the default and the base.
+    assert len(tried) <= max(max_trials, 2)
+    assert [trial.number for trial in found.trials] == list(range(len(tried)))
+    assert {verdict.choice, DEFAULT, SPACE.base} <= set(tried)
+    assert set(found.finals) <= set(tried)
+    assert found.ended == f"{max_trials} plans were tried" or max_trials == 40
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 30.0, 100.0, 1000.0])
+def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s: float) -> None:
+    machine = Machine(TRANSFORMER_TABLE, SPACE)
+    found, _ = searched(machine, Objective(100), Limits(budget_s, 5000))
+    slowest_s = max(machine.process_s(TRANSFORMER_TABLE.figures(choice)) for choice in machine.measured)
+    batch_s = (BATCH + 1) * FREE.repeats * slowest_s
+    least = Machine(TRANSFORMER_TABLE, SPACE)
+    searched(least, Objective(100), Limits(0.0, 5000))
+    assert found.elapsed_s == machine.now_s
+    assert found.elapsed_s <= max(budget_s + batch_s, least.now_s)
+    assert found.ended == f"{budget_s:g} s are over" or budget_s == 1000.0
+
+
+def test_a_larger_budget_tries_no_fewer_plans() -> None:
+    counts = [
+        len(searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(budget_s, 5000))[0].trials)
+        for budget_s in (0.0, 100.0, 150.0)
+    ]
+    assert counts == sorted(set(counts))
+
+
+def test_plans_are_tried_in_the_order_that_is_told() -> None:
+    found, _ = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(100_000))
+    kinds = list(dict.fromkeys(trial.kind for trial in found.trials))
+    assert kinds[:5] == ["default", "base", "recipe", "screening", "combination"]
+    singles = len(SPACE.neighbours(SPACE.base))
+    assert {trial.kind for trial in found.trials[3 : 3 + singles]} == {"screening"}
+    assert len({trial.choice for trial in found.trials}) == len(found.trials)
+
+
+def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL)
+    found, _ = searched(machine, Objective(1))
+    for trial in found.trials:
+        assert len(trial.figures) == len(trial.anchors) > 0
+    assert {len(figures) for figures in found.finals.values()} == {FREE.rounds}
+    assert machine.recorded == list(found.trials)
+
+
+def test_a_hopeless_plan_gets_one_process() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SPACE)
+    objective = Objective(100_000)
+    found, _ = searched(machine, objective)
+    slow = plan(SPACE, threads="1")
+    assert machine.measured[slow] == 1
+    best = min(objective.score(trial) for trial in found.trials)
+    for trial in found.trials:
+        assert len(trial.figures) <= FREE.repeats
+        if trial.choice not in (SPACE.base, DEFAULT) and objective.score(trial) > 1.3 * HOPELESS * best:
+            assert len(trial.figures) == 1
+
+
+@given(st.integers(0, 10**6), st.sampled_from((0.02, 0.1, 0.4)), st.sampled_from((1, 1000)))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_search(
+    seed: int, rate: float, runs: int
+) -> None:
+    def fails(choice: Choice, number: int) -> str | None:
+        return "crashed" if random.Random(f"{seed} {choice} {number}").random() < rate else None
+
+    machine = Machine(TRANSFORMER_TABLE, SMALL, seed, fails=fails)
+    try:
+        found, verdict = searched(machine, Objective(runs))
+    except TuningError:
+        assert {DEFAULT, SMALL.base} <= machine.failed
+        return
+    working = set(found.finals) - {DEFAULT}
+    assert not set(found.finals) & machine.failed - {found.anchor}
+    assert verdict.choice in {trial.choice for trial in found.trials}
+    assert verdict.choice in working or not working
+    assert not verdict.beats_default or verdict.choice not in machine.failed
+    assert all((trial.failure is None) == bool(trial.figures) or trial.failure for trial in found.trials)
+
+
+def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
+    found, verdict = searched(machine, Objective(1))
+    failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
+    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", ())]
+    assert [line for line in machine.said if "failed" in line] == [
+        f"trial {failed[0].number} failed: {failed[0].choice}: crashed"
+    ]
+    assert verdict.choice["form"] != "ort"
+
+
+def test_a_plan_that_fails_only_in_the_last_comparison_is_not_chosen() -> None:
+    objective = Objective(1)
+    _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
+
+    def fails(choice: Choice, number: int) -> str | None:
+        return "crashed" if choice == verdict.choice and number >= FREE.repeats else None
+
+    found, second = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=fails), objective)
+    assert second.choice != verdict.choice
+    assert verdict.choice not in found.finals
+    assert second.beats_default
+
+
+def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT))
+    found, verdict = searched(machine, Objective(1))
+    assert found.anchor == SMALL.base
+    assert found.trials[0].failure == "crashed"
+    assert machine.measured[DEFAULT] == 1
+    assert verdict.choice["prepacking"] == "off"
+    assert not verdict.beats_default
+    assert "default not measured: crashed" in machine.said
+
+
+def test_without_a_recipe_the_search_goes_on() -> None:
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=of(RECIPE)), Objective(1))
+    assert [trial.failure for trial in found.trials if trial.choice == RECIPE] == ["crashed"]
+    assert verdict.beats_default
+
+
+def test_without_the_base_what_works_is_chosen() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
+    found, verdict = searched(machine, Objective(1))
+    assert verdict.beats_default
+    assert verdict.choice in found.finals
+
+    slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01), RECIPE: (1.0, 1.0)})
+    found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), Objective(1))
+    assert not verdict.beats_default
+    assert verdict.choice in found.finals
+
+
+@pytest.mark.parametrize("max_trials", [1, 2, 100])
+def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: int) -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
+    with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
+        searched(machine, Objective(1), Limits(math.inf, max_trials))
+    assert machine.measured.total() == 2
+
+
+def test_when_all_else_fails_the_base_is_left() -> None:
+    fails: Fails = lambda choice, _: None if choice in (DEFAULT, SMALL.base) else "crashed"  # noqa: E731
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
+    assert verdict.choice == SMALL.base
+    assert {trial.choice for trial in found.trials if trial.failure is None} == {DEFAULT, SMALL.base}
+
+
+def test_a_default_that_fails_in_the_last_comparison_is_beaten_by_nothing() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL)
+    machine.fails = lambda choice, _: "crashed" if choice == DEFAULT and machine.explored else None
+    found, verdict = searched(machine, Objective(1))
+    assert DEFAULT not in found.finals
+    assert not verdict.beats_default
+    assert verdict.reason == "nothing beat the default: it failed in the last comparison"
+
+
+def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
+    fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in (4, 5) else None  # noqa: E731
+    found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
+    assert [trial for trial in found.trials if trial.failure is None and not trial.figures] == []
+    assert [trial.failure for trial in found.trials[2:3]] == ["nothing to compare with: flaky"]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(100_000, max_private_mb=330.0),
+        Objective(100, max_private_mb=295.0),
+        Objective(1, max_steady_ratio=1.1),
+        Objective(1, max_private_mb=600.0, max_steady_ratio=1.05),
+    ],
+)
+def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective: Objective) -> None:
+    table = TRANSFORMER_TABLE
+    anchor = table.figures(DEFAULT)
+
+    def keeps(choice: Choice, *, slack: float = 1.0) -> bool:
+        figures = table.figures(choice)
+        memory, steady = objective.max_private_mb, objective.max_steady_ratio
+        return (memory is None or figures.private_mb <= memory) and (
+            steady is None or figures.steady_ms <= slack * steady * anchor.steady_ms
+        )
+
+    found, verdict = searched(Machine(table, SPACE), objective)
+    assert verdict.beats_default
+    assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
+    assert keeps(verdict.choice, slack=1.03)
+    best = best_choice(table, SPACE, objective, works=keeps)
+    assert true_cost(table, verdict.choice, objective) <= 1.05 * true_cost(table, best, objective)
+
+
+def test_a_limit_that_no_plan_keeps_leaves_the_default() -> None:
+    objective = Objective(1, max_private_mb=1.0)
+    _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
+    assert not verdict.beats_default
+    assert "beyond its limits (private memory" in verdict.reason
+
+
+def processes_of(objective: Objective) -> int:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, noise=0.0)
+    searched(machine, objective)
+    return machine.measured.total()
+
+
+@pytest.mark.parametrize("kill", ["last_process", "last_trial"])
+def test_a_search_killed_anywhere_goes_on_where_it_was_and_ends_the_same(kill: str) -> None:
+    objective = Objective(1)
+    whole, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
+    count = len(whole.trials) if kill == "last_trial" else processes_of(objective)
+    for last in range(1, count, 1 if kill == "last_trial" else 4):
+        first = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0)
+        setattr(first, kill, last)
+        with pytest.raises(Killed):
+            searched(first, objective)
+        second = Machine(TRANSFORMER_TABLE, SMALL, noise=0.0)
+        found, again = searched(second, objective, known=tuple(first.recorded))
+        assert told(found) == told(whole)
+        assert again == verdict
+        finished = {trial.choice for trial in first.recorded} - {DEFAULT}
+        assert not finished & set(second.explored)
+        assert len(second.recorded) == len(whole.trials) - len(first.recorded)
+
+
+def test_a_search_killed_again_and_again_ends_all_the_same() -> None:
+    objective = Objective(1)
+    whole, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
+    known: list[Trial] = []
+    for _ in range(100):
+        machine = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0, last_trial=2)
+        try:
+            found, again = searched(machine, objective, known=tuple(known))
+        except Killed:
+            known += machine.recorded
+            continue
+        break
+    assert (told(found), again) == (told(whole), verdict)
+
+
+def test_what_interrupted_runs_took_counts_against_the_budget() -> None:
+    first = DyingMachine(TRANSFORMER_TABLE, SPACE, last_trial=20)
+    with pytest.raises(Killed):
+        searched(first, Objective(1))
+    second = Machine(TRANSFORMER_TABLE, SPACE)
+    found, _ = searched(second, Objective(1), Limits(30.0, 5000), known=tuple(first.recorded))
+    spent_s = sum(trial.elapsed_s for trial in first.recorded)
+    assert found.elapsed_s == pytest.approx(second.now_s + spent_s)
+    assert found.ended == "30 s are over"
+    assert {trial.kind for trial in second.recorded} <= {"final"}
+
+
+def test_a_restricted_space_is_all_that_is_tried() -> None:
+    space: Space = restrict(cpu_space(CONVOLUTIONS), {"form": ("ort",), "threads": ("1", "2")})
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
+    own = [trial.choice for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)]
+    assert {choice["form"] for choice in own} == {"ort"}
+    assert {choice["threads"] for choice in own} == {"1", "2"}
+    assert verdict.choice in own
+
+
+def test_a_space_of_one_plan_is_searched_at_once() -> None:
+    space = restrict(SMALL, {knob.name: knob.values[:1] for knob in SMALL.knobs})
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
+    assert [trial.kind for trial in found.trials] == ["default", "base", "recipe"]
+    assert found.ended == "the sampler has nothing new"
+    assert (verdict.choice, verdict.beats_default) == (space.base, True)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import TuningError
+from pipeline.tuning.knobs import restrict
+from pipeline.tuning.space import CUDA, Choice, Setting, Space, apply_settings
+from tests.tuning.spaces import (
+    cpu_space,
+    cuda_space,
+    plan,
+    raw_choices,
+    restricted_spaces,
+    small_space,
+    spaces,
+)
+
+MOST_ENUMERATED = 200
+
+
+def changes(one: Choice, other: Choice) -> set[str]:
+    return {name for (name, value), (_, was) in zip(one.values, other.values, strict=True) if value != was}
+
+
+@given(st.data())
+def test_a_canonical_choice_is_its_own_canonical_choice(data: st.DataObject) -> None:
+    space = data.draw(restricted_spaces())
+    choice = space.canonical(data.draw(raw_choices(space)))
+    assert space.canonical(choice) == choice
+
+
+@given(st.data())
+def test_a_canonical_choice_is_of_the_space(data: st.DataObject) -> None:
+    space = data.draw(restricted_spaces())
+    choice = space.canonical(data.draw(raw_choices(space)))
+    assert [setting.name for setting in space.settings(choice)] == [value for _, value in choice.values]
+
+
+@settings(max_examples=30)
+@given(restricted_spaces())
+def test_no_plan_is_named_twice_and_the_base_comes_first(space: Space) -> None:
+    some = list(itertools.islice(space.choices(), MOST_ENUMERATED))
+    assert len(set(some)) == len(some) <= space.combinations
+    assert some[0] == space.base
+
+
+def test_every_combination_is_one_of_the_choices() -> None:
+    space = small_space()
+    combinations = itertools.product(*(knob.values for knob in space.knobs))
+    raw = [Choice((("engine", engine), ("speed", speed))) for engine, speed in combinations]
+    assert len(raw) == space.combinations == 6
+    assert {space.canonical(choice) for choice in raw} == set(space.choices())
+    assert len(list(space.choices())) == 4
+
+
+@given(spaces())
+def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(space: Space) -> None:
+    neighbours = space.neighbours(space.base)
+    assert len(set(neighbours)) == len(neighbours)
+    assert all(len(changes(choice, space.base)) == 1 for choice in neighbours)
+    assert all(space.canonical(choice) == choice for choice in neighbours)
+    single = {space.base.but(knob.name, value) for knob in space.knobs for value in knob.values}
+    assert set(neighbours) == {choice for choice in single if space.canonical(choice) == choice} - {
+        space.base
+    }
+
+
+@given(st.data())
+def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data: st.DataObject) -> None:
+    space = data.draw(restricted_spaces())
+    choice = space.canonical(data.draw(raw_choices(space)))
+    neighbours = space.neighbours(choice)
+    assert choice not in neighbours
+    assert len(set(neighbours)) == len(neighbours)
+    single = {choice.but(knob.name, value) for knob in space.knobs for value in knob.values}
+    assert set(neighbours) == {space.canonical(other) for other in single} - {choice}
+
+
+def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_base() -> None:
+    space = restrict(cpu_space(), {"form": ("prepacked", "mapped"), "threads": ("1",)})
+    assert space.knob("form").values == ("prepacked", "mapped")
+    assert space.base["form"] == "prepacked"
+    assert space.base["threads"] == "1"
+    assert {choice["threads"] for choice in space.neighbours(space.base)} == {"1"}
+    assert space.knob("level") == cpu_space().knob("level")
+
+
+def test_nothing_restricted_is_the_same_space() -> None:
+    assert restrict(cpu_space(), {}) == cpu_space()
+
+
+def test_a_knob_that_does_not_matter_here_may_be_restricted_all_the_same() -> None:
+    assert restrict(cpu_space(), {"cudnn": ("off",)}) == cpu_space()
+
+
+def test_any_number_of_threads_may_be_asked_for() -> None:
+    space = restrict(cpu_space(), {"threads": ("3",)})
+    assert dict(space.knob("threads").setting("3").attributes) == {"intra_op_num_threads": 3}
+
+
+def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is() -> None:
+    with pytest.raises(TuningError, match="no value of form is left to search\n  expected one of mapped"):
+        restrict(cpu_space(), {"form": ("zip",)})
+
+
+def test_a_choice_of_another_space_is_told_with_what_it_lacks() -> None:
+    with pytest.raises(TuningError, match="choice without speed"):
+        small_space().settings(Choice((("engine", "on"),)))
+
+
+def test_one_thread_never_spins_and_prepacks_alone() -> None:
+    space = cpu_space()
+    assert plan(space, threads="1", spinning="off") == plan(space, threads="1")
+    assert plan(space, threads="1", prepacking="parallel") == plan(space, threads="1", prepacking="on")
+    assert plan(space, threads="1", prepacking="off")["prepacking"] == "off"
+    assert plan(space, threads="2", spinning="off")["spinning"] == "off"
+    assert plan(space, threads="2", prepacking="parallel")["prepacking"] == "parallel"
+
+
+def test_saved_copies_without_prepacking_are_the_plain_mapped_file() -> None:
+    space = cpu_space()
+    assert plan(space, form="prepacked", prepacking="off") == plan(space, form="mapped", prepacking="off")
+    assert plan(space, form="inline", prepacking="off")["form"] == "inline"
+
+
+def test_branches_side_by_side_have_no_memory_pattern() -> None:
+    space = cpu_space()
+    assert plan(space, execution="parallel", memory_pattern="off") == plan(space, execution="parallel")
+
+
+def test_no_run_is_recorded_unless_inputs_are_bound() -> None:
+    space = cuda_space(allowed=("io_binding",))
+    assert plan(space, cuda_graph="on") == space.base
+    assert plan(space, cuda_graph="on", io_binding="on")["cuda_graph"] == "on"
+    for choice in itertools.islice(space.choices(), 20_000):
+        assert choice["io_binding"] == "on" or choice["cuda_graph"] == "off"
+
+
+def test_settings_come_on_top_of_the_users_options() -> None:
+    settings = (
+        Setting("a", attributes={"enable_mem_pattern": False}, config_entries={"session.x": "1"}),
+        Setting("b", config_entries={"session.y": "2"}, provider_options={"prefer_nhwc": "1"}),
+    )
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, {"session.z": "0"})
+    providers = (ProviderRecord(CUDA, {"use_tf32": "0"}), ProviderRecord("CPUExecutionProvider"))
+    tuned, on = apply_settings(settings, options, providers)
+    assert tuned.attributes == {"intra_op_num_threads": 3, "enable_mem_pattern": False}
+    assert tuned.config_entries == {"session.x": "1", "session.y": "2", "session.z": "0"}
+    assert on == (ProviderRecord(CUDA, {"use_tf32": "0", "prefer_nhwc": "1"}), providers[1])
+    assert options.config_entries == {"session.z": "0"}

@@ -1,0 +1,235 @@
+"""Trials in real processes: what a plan costs, or why it has no cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord, Tolerance
+from pipeline.errors import (
+    ChildError,
+    ChildTimeoutError,
+    LoadError,
+    PipelineError,
+    VerificationError,
+)
+from pipeline.runtime.answers import write_answers
+from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
+from pipeline.runtime.tensors import write_tensors
+from pipeline.tuning.choosing import choose
+from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.search import Effects, Limits, search
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Knob, Setting, Space, apply_settings
+from pipeline.tuning.trial import (
+    TRIAL_FUNCTION,
+    CheckedSample,
+    TrialRequest,
+    measure_trial,
+    weighted_mean,
+)
+from tests.runtime.tiny_models import write_linear
+
+BAD = "tests.tuning.bad_trials"
+TIMEOUT_S = 300.0
+GENEROUS_BYTES = 16 * 2**30
+
+
+@pytest.fixture(scope="session")
+def request_of_all(tmp_path_factory: pytest.TempPathFactory) -> TrialRequest:
+    """A matrix product on two batch sizes, as plain ONNX Runtime runs it, with the answers it gave."""
+    folder = tmp_path_factory.mktemp("trial")
+    weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    model, _ = write_linear(folder / "linear.onnx", weights)
+    files = []
+    for batch in (1, 3):
+        files.append(folder / f"{batch}.npz")
+        write_tensors(files[-1], {"x": np.random.default_rng(batch).random((batch, 64), np.float32)})
+    plan = default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
+    answers = write_answers(plan, files, folder / "answers", timeout_s=TIMEOUT_S)
+    samples = tuple(
+        CheckedSample(str(file), answer, weight)
+        for file, answer, weight in zip(files, answers.samples, (3.0, 1.0), strict=True)
+    )
+    return TrialRequest(plan, samples, {"": Tolerance(1e-3, 1e-5)}, steady_s=0.001)
+
+
+def measured(request: TrialRequest, **options: Any) -> Figures:
+    options = {"timeout_s": TIMEOUT_S, "memory_bytes": GENEROUS_BYTES, **options}
+    return measure_trial(request, **options)
+
+
+def with_options(request: TrialRequest, **options: Any) -> TrialRequest:
+    record = dataclasses.replace(request.plan.session_options, **options)
+    return dataclasses.replace(request, plan=dataclasses.replace(request.plan, session_options=record))
+
+
+def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
+    """Returns the same plan over a model one of whose weights is a little off."""
+    weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    weights[5, 7] += 0.5
+    model, _ = write_linear(folder / "linear.onnx", weights)
+    return dataclasses.replace(request, plan=dataclasses.replace(request.plan, model=str(model)))
+
+
+@pytest.mark.parametrize("io_binding", [False, True], ids=["copied", "bound"])
+def test_figures_are_those_of_a_small_process(request_of_all: TrialRequest, io_binding: bool) -> None:
+    figures = measured(dataclasses.replace(request_of_all, io_binding=io_binding))
+    assert all(value > 0 for value in (figures.init_ms, figures.first_ms, figures.steady_ms))
+    assert figures.first_result_ms == figures.init_ms + figures.first_ms < TIMEOUT_S * 1e3
+    assert 1 < figures.private_mb < 2000
+    assert figures.private_mb < figures.peak_mb < 4000
+    assert figures.gpu_mb is None
+
+
+def test_the_steady_figure_weighs_the_shapes() -> None:
+    assert weighted_mean((2.0, 10.0), (3.0, 1.0)) == 4.0
+    assert weighted_mean((2.0, 10.0), (0.0, 1.0)) == 10.0
+    assert math.isclose(weighted_mean((2.0,), (0.1,)), 2.0)
+
+
+def test_a_wrong_answer_is_an_error_that_names_output_and_element(
+    request_of_all: TrialRequest, tmp_path: Path
+) -> None:
+    with pytest.raises(VerificationError, match=r"answers wrongly: output 'y', ") as caught:
+        measured(with_other_weights(request_of_all, tmp_path))
+    assert "\n  expected " in caught.value.message
+    assert " at [0, 7], got " in caught.value.message
+
+
+def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all: TrialRequest, tmp_path: Path) -> None:
+    first, second = request_of_all.samples
+    other = np.load(second.answers[0].file)
+    other[2, 9] += 1
+    np.save(tmp_path / "y.npy", other)
+    answer = dataclasses.replace(second.answers[0], file=str(tmp_path / "y.npy"))
+    samples = (first, dataclasses.replace(second, answers=(answer,)))
+    with pytest.raises(VerificationError, match=r"at \[2, 9\]"):
+        measured(dataclasses.replace(request_of_all, samples=samples))
+
+
+def test_an_output_has_the_tolerance_of_its_name(request_of_all: TrialRequest, tmp_path: Path) -> None:
+    tolerances = {**request_of_all.tolerances, "y": Tolerance(0.0, 10.0)}
+    wrong = with_other_weights(request_of_all, tmp_path)
+    assert measured(dataclasses.replace(wrong, tolerances=tolerances)).steady_ms > 0
+
+
+def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None:
+    (sample, *_) = request_of_all.samples
+    answer = dataclasses.replace(sample.answers[0], output="z")
+    samples = (dataclasses.replace(sample, answers=(answer,)),)
+    with pytest.raises(VerificationError, match="answers without output 'z'"):
+        measured(dataclasses.replace(request_of_all, samples=samples))
+
+
+def test_a_crash_is_an_error_with_its_signal(request_of_all: TrialRequest) -> None:
+    with pytest.raises(ChildError, match="got SIGSEGV"):
+        measured(request_of_all, function=f"{BAD}:crash_after_measuring")
+
+
+def test_a_hang_is_an_error_with_its_deadline(request_of_all: TrialRequest) -> None:
+    with pytest.raises(ChildTimeoutError, match=r"within 0\.5 s"):
+        measured(request_of_all, function=f"{BAD}:hang", timeout_s=0.5)
+
+
+def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:
+    with pytest.raises(ChildError, match="out of memory"):
+        measured(request_of_all, function=f"{BAD}:take_all_memory", memory_bytes=2**30)
+
+
+def test_a_session_beyond_the_limit_is_an_error(request_of_all: TrialRequest) -> None:
+    with pytest.raises(PipelineError):
+        measured(request_of_all, memory_bytes=2**24)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"attributes": {"intra_op_threads": 1}}, "intra_op_threads"),
+        ({"graph_optimization_level": "ORT_ENABLE_MORE"}, "ORT_ENABLE_MORE"),
+    ],
+)
+def test_an_option_onnx_runtime_does_not_take_is_an_error_that_names_it(
+    request_of_all: TrialRequest, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(PipelineError, match=told):
+        measured(with_options(request_of_all, **options))
+
+
+def test_a_provider_that_is_not_there_is_an_error(request_of_all: TrialRequest) -> None:
+    plan = SessionPlan(
+        request_of_all.plan.model,
+        SessionOptionsRecord("ORT_DISABLE_ALL"),
+        (ProviderRecord(CUDA, {"no_such_option": "1"}), ProviderRecord(CPU)),
+    )
+    with pytest.raises(LoadError):
+        measured(dataclasses.replace(request_of_all, plan=plan))
+
+
+SPACE = Space(
+    (
+        Knob(
+            "way",
+            (
+                Setting("plain"),
+                Setting("crashing"),
+                Setting("hanging"),
+                Setting("greedy"),
+                Setting("wrong"),
+                Setting("unknown", attributes={"no_such_option": 1}),
+                Setting("unpacked", config_entries={"session.disable_prepacking": "1"}),
+            ),
+            "How it ends.",
+        ),
+    )
+)
+FUNCTIONS = {"crashing": "crash", "hanging": "hang", "greedy": "take_all_memory"}
+
+
+def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
+    request_of_all: TrialRequest, tmp_path: Path
+) -> None:
+    wrong = with_other_weights(request_of_all, tmp_path)
+
+    @functools.cache
+    def usual() -> Figures:
+        return measured(request_of_all)
+
+    def measure(choice: Choice) -> Figures:
+        if choice in (DEFAULT, RECIPE) or choice["way"] in ("plain", "unpacked"):
+            return usual()
+        way = choice["way"]
+        request = wrong if way == "wrong" else request_of_all
+        options, providers = apply_settings(
+            SPACE.settings(choice), request.plan.session_options, request.plan.providers
+        )
+        plan = SessionPlan(request.plan.model, options, providers)
+        function = f"{BAD}:{FUNCTIONS[way]}" if way in FUNCTIONS else TRIAL_FUNCTION
+        return measured(
+            dataclasses.replace(request, plan=plan),
+            function=function,
+            timeout_s=1.0 if way == "hanging" else TIMEOUT_S,
+            memory_bytes=2**30 if way == "greedy" else GENEROUS_BYTES,
+        )
+
+    suggest: Callable[[object], Choice | None] = lambda _: None  # noqa: E731
+    ticks = iter(range(10_000))
+    effects = Effects(measure, suggest, clock=lambda: float(next(ticks)))
+    found = search(SPACE, Objective(1), Limits(math.inf, 100, repeats=1, rounds=3), effects)
+    failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
+    assert failures.keys() == {"crashing", "hanging", "greedy", "wrong", "unknown"}
+    for way, told in {
+        "crashing": "SIGSEGV",
+        "hanging": "took too long",
+        "greedy": "out of memory",
+        "wrong": "answers wrongly: output 'y'",
+        "unknown": "no_such_option",
+    }.items():
+        assert told in str(failures[way])
+    assert choose(SPACE, Objective(1), found).choice == SPACE.base
