@@ -1,0 +1,1 @@
+"""The build, one stage per file: fetch, optimize, verify, measure, package."""

@@ -1,0 +1,1 @@
+"""Real architectures with seeded weights, made offline."""

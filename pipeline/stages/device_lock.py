@@ -1,0 +1,137 @@
+"""Keeps measurements alone on their device, so that builds running side by side cannot distort them.
+
+A measurement holds its device exclusively; other heavy work shares it. The locks are `flock`s on files in a
+folder of the user's own, one file per device.
+
+Why `flock` and not filelock's `ReadWriteLock`: both end with the process that holds them, SIGKILL included.
+But filelock's is an SQLite transaction, 1,500 lines and a database for two system calls, and its waiters
+poll; a `flock` waiter sleeps until the kernel wakes it, which is what one wants beside a measurement. The one
+thing `flock` lacks is fairness: new shared holders overtake a waiting exclusive one for ever. So everyone
+passes a gate first, a second lock that is held only while waiting for the device: once a measurement waits at
+the device, later arrivals wait at the gate behind it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+from pipeline.errors import StageError
+
+CPU_DEVICE = "cpu"
+
+_holding: ContextVar[bool] = ContextVar("_holding", default=False)
+
+
+@contextmanager
+def measuring(device: str, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds a device exclusively while the block runs; waits until it is free.
+
+    A measurement on a GPU holds the CPU as well: half of what it measures happens there.
+
+    Args:
+        device: `cpu` or `cuda:<index>`.
+        on_wait: Called once if the device is not free at once.
+
+    Raises:
+        StageError: This thread already holds a device, so that waiting could never end; or the locks' folder
+            cannot be trusted.
+    """
+    if _holding.get():
+        raise StageError(f"cannot measure on {device}: this thread already works on a device")
+    # The CPU last: what waits for a GPU must not keep the whole machine waiting too.
+    devices = [CPU_DEVICE] if device == CPU_DEVICE else [device, CPU_DEVICE]
+    with _held(devices, fcntl.LOCK_EX, on_wait=on_wait):
+        yield
+
+
+@contextmanager
+def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Shares the CPU with other heavy work, but with no measurement, while the block runs.
+
+    Within another such block, or within `measuring`, it does nothing: the device is held already.
+
+    Args:
+        on_wait: Called once if a measurement is under way or waiting.
+
+    Raises:
+        StageError: The locks' folder cannot be trusted.
+    """
+    if _holding.get():
+        yield
+        return
+    with _held([CPU_DEVICE], fcntl.LOCK_SH, on_wait=on_wait):
+        yield
+
+
+def lock_folder() -> Path:
+    """Returns the folder of the lock files, made if need be: only this user can write to it.
+
+    Raises:
+        StageError: Someone else made it, or it can be written by others, or it cannot be made.
+    """
+    # Containers and cron inherit the variable without the folder it names.
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)
+    name = f"ortprep-{os.getuid()}"
+    folder = runtime / "ortprep" if runtime.is_dir() else Path(tempfile.gettempdir()) / name
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise StageError(
+            f"cannot make the folder of the device locks: {folder}\n  {error.strerror}",
+            hint="unset XDG_RUNTIME_DIR, or set it to a folder of your own",
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise StageError(
+            f"folder of the device locks is not safe to use: {folder}\n"
+            f"  expected a folder of user {os.getuid()} that nobody else can write, "
+            f"got mode {stat.filemode(found.st_mode)} of user {found.st_uid}",
+            hint=f"remove {folder}, or set XDG_RUNTIME_DIR to a folder of your own",
+        )
+    return folder
+
+
+@contextmanager
+def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) -> Iterator[None]:
+    folder = lock_folder()
+    told = False
+
+    def tell_once() -> None:
+        nonlocal told
+        if on_wait is not None and not told:
+            on_wait()
+        told = True
+
+    with ExitStack() as stack:
+        for device in devices:
+            with _lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, tell_once):
+                stack.enter_context(_lock_file(folder / f"{device}.lock", mode, tell_once))
+        token = _holding.set(True)
+        try:
+            yield
+        finally:
+            _holding.reset(token)
+
+
+@contextmanager
+def _lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
+    # Never inherited by child processes: a lock would outlive its holder in them. Never removed either:
+    # a process that waits on the removed file would hold a lock that no other knows of.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, mode)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,117 @@
+"""Weights outside the model file: where they may lie, and which files those are.
+
+A model names its external data by paths relative to its own folder. What leads elsewhere is refused, as ONNX
+Runtime itself refuses it at load, but here with the file's name and before anything is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from pipeline.bundle.atomic import write_bytes_atomic
+from pipeline.bundle.digest import DigestCache, default_cache_folder
+from pipeline.errors import SourceError
+from pipeline.stages.graphs.onnx_wire import WireError, external_locations, read_skeleton
+
+log = logging.getLogger(__name__)
+
+_CACHE_FORMAT = "1"
+
+
+def check_location(location: str, *, model: str) -> str:
+    """Returns an external data location as a plain relative path.
+
+    Args:
+        location: As the model gives it.
+        model: The model, for the message.
+
+    Raises:
+        SourceError: The path is absolute, climbs out, or is no path.
+    """
+    pure = PurePosixPath(location)
+    backwards = "\\" in location or "\x00" in location
+    if backwards or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
+        raise SourceError(
+            f"external data outside the model's folder: {location!r} in {model}\n"
+            "  expected a relative path below the folder",
+            hint="save the model again with its external data beside it",
+        )
+    return str(pure)
+
+
+def find_beside(model: Path, location: str) -> Path:
+    """Returns the external data file of a local model.
+
+    Args:
+        model: The model file.
+        location: A location that `check_location` returned.
+
+    Raises:
+        SourceError: There is no such file, or a link leads out of the model's folder.
+    """
+    folder = model.parent.resolve()
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder):
+        raise SourceError(
+            f"external data outside the model's folder: {location!r} in {model}\n"
+            f"  expected below {folder}, got a link to {path}",
+            hint=f"cp --remove-destination {path} {folder / location}",
+        )
+    if not path.is_file():
+        raise SourceError(
+            f"external data missing: {location!r} of {model}\n  expected a file, got none at {path}"
+        )
+    return path
+
+
+def check_extent(location: str, size_bytes: int, needed_bytes: int, *, model: str) -> None:
+    """Checks that an external data file is as long as the model's tensors reach.
+
+    Raises:
+        SourceError: It is shorter.
+    """
+    if size_bytes < needed_bytes:
+        raise SourceError(
+            f"external data too short: {location!r} of {model}\n"
+            f"  expected at least {needed_bytes} bytes, got {size_bytes}",
+            hint="copy or download the file again",
+        )
+
+
+def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, str]:
+    """Returns the digest of every external data file of a local model, by location.
+
+    What cannot be read has a word in place of its digest; fetching it will say what is wrong.
+
+    Args:
+        model: The model file.
+        sha256: Its digest.
+        cache: Spares hashing files that did not change.
+    """
+    digests = {}
+    for location in _known_locations(model, sha256):
+        try:
+            digests[location] = cache.digest(find_beside(model, check_location(location, model=str(model))))
+        except (SourceError, OSError):
+            digests[location] = "unreadable"
+    return digests
+
+
+def _known_locations(model: Path, sha256: str) -> tuple[str, ...]:
+    """Returns the external locations of a model; remembered by its digest, they never change."""
+    entry = default_cache_folder().with_name("external") / f"{sha256.removeprefix('sha256:')}-{_CACHE_FORMAT}"
+    with suppress(OSError, ValueError):
+        return tuple(json.loads(entry.read_text(encoding="utf-8")))
+    try:
+        locations = external_locations(read_skeleton(model))
+    except WireError:
+        return ()
+    try:
+        write_bytes_atomic(entry, json.dumps(locations).encode(), durable=False)
+    except OSError as error:
+        log.debug("cache %s is not usable: %s", entry.parent, error)
+    return locations

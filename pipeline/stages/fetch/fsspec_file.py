@@ -1,0 +1,117 @@
+"""Files on object stores and other remote filesystems, through fsspec's plug-ins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from pipeline.errors import MissingExtraError, SourceError
+from pipeline.spec.redaction import redact_url
+from pipeline.stages.fetch.transfer import CutError, Guarded, Opened, first_line
+
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "md5",
+    "checksum",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
+"""What filesystems call that which changes when a file does."""
+
+_FAILURES = (OSError, ValueError, RuntimeError, EOFError)
+_FINAL = (
+    (FileNotFoundError, "no such file"),
+    (PermissionError, "no permission"),
+    (IsADirectoryError, "a folder"),
+)
+
+
+@dataclass(frozen=True)
+class FsspecFile:
+    """A file on any filesystem that fsspec has a plug-in for: `s3://`, `gs://`, `hf://`, `sftp://`, …."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The URL without credentials."""
+        return redact_url(self.url)
+
+    @contextmanager
+    def open(self, offset: int, version: str | None) -> Iterator[Opened]:
+        """Opens the file, at `offset` if size and version are what they were.
+
+        Raises:
+            SourceError: There is no such file, no such protocol, or no permission.
+            MissingExtraError: The filesystem's package is not installed.
+            CutError: The filesystem failed in another way.
+        """
+        filesystem, path = self._resolve()
+        file, (size_bytes, current) = self._open(filesystem, path)
+        with file:
+            start = offset if version is not None and current == version else 0
+            if start:
+                file.seek(start)
+            yield Opened(Guarded(file, _FAILURES), start, size_bytes, current)
+        if self._describe(filesystem, path)[1] != current:
+            raise CutError("the file changed while it was read", start_again=True)
+
+    def _open(self, filesystem: Any, path: str) -> tuple[IO[bytes], tuple[int | None, str | None]]:
+        described = self._describe(filesystem, path)
+        try:
+            return filesystem.open(path, "rb"), described
+        except _FAILURES as error:
+            raise self._failure(error) from error
+
+    def _describe(self, filesystem: Any, path: str) -> tuple[int | None, str | None]:
+        try:
+            # Filesystems remember listings; what counts is how the file is now.
+            filesystem.invalidate_cache()
+            info = filesystem.info(path)
+        except _FAILURES as error:
+            raise self._failure(error) from error
+        if info.get("type") == "directory":
+            raise self._failure(IsADirectoryError())
+        size = info.get("size")
+        known = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
+        return (size if isinstance(size, int) else None), (repr((size, known)) if known else None)
+
+    def _failure(self, error: Exception) -> SourceError | CutError:
+        what = next((text for kind, text in _FINAL if isinstance(error, kind)), None)
+        if what is None:
+            return CutError(f"no answer: {first_line(error)}")
+        return SourceError(f"cannot fetch: {self.name}\n  expected a file, got {what}")
+
+    def _resolve(self) -> tuple[Any, str]:
+        import fsspec
+
+        try:
+            filesystem, path = fsspec.core.url_to_fs(self.url)
+        except ImportError as error:
+            raise _missing_filesystem(self.url, str(error)) from error
+        except (ValueError, OSError) as error:
+            raise SourceError(
+                f"cannot open {self.name}\n  {first_line(error)}",
+                hint="python -c 'import fsspec; print(*fsspec.available_protocols())'",
+            ) from error
+        return filesystem, path
+
+
+def _missing_filesystem(url: str, text: str) -> MissingExtraError:
+    from fsspec.registry import known_implementations
+
+    protocol = url.partition("://")[0].rpartition("::")[2]
+    text = known_implementations.get(protocol, {}).get("err", text)
+    found = re.search(r"""nstall (?:the )?['"]?([A-Za-z0-9_.-]+(?:\[[a-z,]+\])?)""", text)
+    found = found or re.search(r"""requires?:? "([A-Za-z0-9_.-]+)""", text)
+    package = found[1].rstrip(".") if found else f"fsspec[{protocol}]"
+    return MissingExtraError(
+        f"no filesystem for {protocol}:// URLs is installed\n  {text}", hint=f"pip install '{package}'"
+    )

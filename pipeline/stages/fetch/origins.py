@@ -1,0 +1,85 @@
+"""Where files come from: this machine, a web server, or whatever fsspec has a filesystem for."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from pipeline.bundle.digest import Stamp
+from pipeline.errors import SourceError
+from pipeline.spec.redaction import redact_url
+from pipeline.stages.fetch.fsspec_file import FsspecFile
+from pipeline.stages.fetch.transfer import Opened, Origin
+from pipeline.stages.fetch.web_file import WebFile
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine.
+
+    Attributes:
+        path: The file; links are followed.
+        name: As it is shown.
+    """
+
+    path: Path
+    name: str
+
+    @contextmanager
+    def open(self, offset: int, version: str | None) -> Iterator[Opened]:
+        """Opens the file from its beginning, and refuses it if it changed meanwhile.
+
+        Raises:
+            SourceError: It cannot be read, or changed.
+        """
+        del offset, version
+        try:
+            before = Stamp.of(self.path)
+            file = self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise SourceError(f"cannot read {self.name}\n  {error.strerror}") from error
+        with file:
+            yield Opened(file, 0, before.size_bytes, None)
+        if Stamp.of(self.path) != before:
+            raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
+
+
+def origin_of(url: str) -> Origin:
+    """Returns the origin of a URL."""
+    return WebFile(url) if url.partition("://")[0].lower() in ("http", "https") else FsspecFile(url)
+
+
+def is_file_url(url: str) -> bool:
+    """Says whether a URL names a file of this machine."""
+    return url.lower().startswith("file://")
+
+
+def path_of_file_url(url: str) -> Path:
+    """Returns the path a `file://` URL names.
+
+    Raises:
+        SourceError: It names another machine.
+    """
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise SourceError(f"not a file of this machine: {redact_url(url)}\n  expected file:///absolute/path")
+    return Path(unquote(parts.path))
+
+
+def beside(url: str, location: str) -> str:
+    """Returns the URL of a file that lies beside another, or below its folder.
+
+    Args:
+        url: URL of the model; a query is kept, since it may carry what access needs.
+        location: Relative POSIX path.
+    """
+    first, chain, rest = url.partition("::")
+    if first.partition("://")[0].lower() in ("http", "https"):
+        parts = urlsplit(first)
+        path = posixpath.join(posixpath.dirname(parts.path), quote(location))
+        return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+    return f"{first.rpartition('/')[0]}/{location}{chain}{rest}"

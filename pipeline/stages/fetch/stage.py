@@ -1,0 +1,268 @@
+"""fetch: a local copy of the model and its external data, checked and described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.digest import PREFIX, DigestCache
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.manifest import SourceRecord
+from pipeline.bundle.paths import resolve_inside
+from pipeline.errors import SourceError, StageError
+from pipeline.spec.models import ModelSpec, Source
+from pipeline.spec.redaction import redact_url
+from pipeline.stages.contract import Context, Plan, TaskId
+from pipeline.stages.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
+from pipeline.stages.fetch.acceptance import check_accepted
+from pipeline.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
+from pipeline.stages.fetch.inspection import Inspection, inspect_file
+from pipeline.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
+from pipeline.stages.fetch.transfer import Origin, Received, RetryPolicy, fetch_file
+from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
+from pipeline.stages.results import FetchResult
+from pipeline.stages.tools import ONNXRUNTIME, installed_version, installed_versions
+
+_NOT_A_MODEL = (
+    (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
+    (b"<", "a web page or XML", None),
+    (b"{", "JSON", None),
+)
+"""What is often found in a model's place. No ONNX file begins so: these bytes begin no field of a message."""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Brings a model into the build and refuses what cannot be prepared, before any long work.
+
+    Attributes:
+        retry: How patient to be with servers.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    name: str = "fetch"
+    version: int = 1
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
+        """Runs once per model."""
+        return (None,)
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
+        """Comes first."""
+        return ()
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
+        """Returns what decides the outcome: the source, the tools that take it, what the spec says of inputs.
+
+        Of a local source that is every byte, of a URL its text: what changed behind it is fetched when
+        `sha256` says so.
+
+        Raises:
+            SourceError: The spec names a local file that is not there.
+        """
+        spec = plan.spec
+        return {
+            "source": _source_key(spec),
+            "sha256": spec.source.sha256,
+            "checked": None if _is_remote(spec.source) else _checked_key(spec),
+            "tools": installed_versions("onnx", *ONNXRUNTIME),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Copies the model and its external data into the stage's folder and describes them.
+
+        Raises:
+            SourceError: The model cannot be had, or is none that ONNX Runtime takes.
+            SpecError: The spec contradicts it.
+        """
+        spec = context.spec
+        name = _shown(spec)
+        context.say(f"fetching {name}")
+        file = _file_name(spec.source)
+        model = context.folder / file
+        received = self._fetch_model(spec, model)
+        _refuse_what_is_no_model(model, name)
+        _check_digest(received, spec.source, name)
+        inspection = inspect_file(model, name=name)
+        require_fit(spec, inspection.interface)
+        entries = (
+            FileEntry(file, received.size_bytes, received.sha256),
+            *self._fetch_external(context, inspection),
+        )
+        check_accepted(model, name=name)
+        record = _describe_source(spec, entries, inspection)
+        return dict(encode(FetchResult(file, record, inspection.interface)))
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that every file of the result is there in full.
+
+        Raises:
+            StageError: One is not.
+        """
+        for entry in decode(FetchResult, result).source.files:
+            path = resolve_inside(context.folder, entry.path)
+            if not path.is_file() or path.stat().st_size != entry.size_bytes:
+                raise StageError(f"fetch left no complete {entry.path}\n  expected {entry.size_bytes} bytes")
+
+    def _fetch_model(self, spec: ModelSpec, destination: Path) -> Received:
+        if spec.source.demo is not None:
+            return write_demo_model(spec.source.demo, destination)
+        if spec.source.url is not None and _is_remote(spec.source):
+            return fetch_file(origin_of(spec.source.url), destination, retry=self.retry)
+        path = _local_path(spec)
+        return fetch_file(LocalFile(path, str(path)), destination, retry=self.retry)
+
+    def _fetch_external(self, context: Context, inspection: Inspection) -> tuple[FileEntry, ...]:
+        name = _shown(context.spec)
+        # All names before the first byte: a model that reaches outside its folder is not fetched in part.
+        needed = {
+            location: (check_location(location, model=name), size_bytes)
+            for location, size_bytes in inspection.external.items()
+        }
+        entries = {}
+        for path, needed_bytes in needed.values():
+            if path == _file_name(context.spec.source):
+                raise SourceError(f"external data and model are one file: {path!r} of {name}")
+            if path not in entries:
+                context.say(f"fetching {path}")
+                origin = _external_origin(context.spec, path)
+                received = fetch_file(origin, context.folder / path, retry=self.retry)
+                entries[path] = FileEntry(path, received.size_bytes, received.sha256)
+            check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
+        return tuple(entries.values())
+
+
+def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
+    source = spec.source
+    if source.demo is not None:
+        versions = {package: installed_version(package) for package in ("onnx", "numpy")}
+        return {"demo": check_demo_name(source.demo), "generator": GENERATOR_VERSION, **versions}
+    if source.url is not None and _is_remote(source):
+        return {"url": redact_url(source.url)}
+    path, cache = _local_path(spec), DigestCache()
+    try:
+        digest = cache.digest(path)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}\n  {error.strerror}") from error
+    return {"file": path.name, "digest": digest, "external": digest_beside(path, digest, cache)}
+
+
+def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
+    """Returns what is held against the model, so that a spec which no longer fits is told here, once.
+
+    A remote model is not downloaded again for it: then the stages that use it tell.
+    """
+    return {
+        "inputs": inputs_key(spec),
+        "outputs": sorted(spec.verify.outputs),
+        "samples": samples_key(spec),
+    }
+
+
+def _is_remote(source: Source) -> bool:
+    return source.url is not None and not is_file_url(source.url)
+
+
+def local_source(spec: ModelSpec) -> Path | None:
+    """Returns where a spec's local source is, or would be; None for a demo or what is fetched from elsewhere.
+
+    Raises:
+        SourceError: The path begins with the home of a user that there is not, or a `file://` URL names
+            another machine.
+    """
+    source = spec.source
+    if source.path is not None:
+        try:
+            return spec.folder / Path(source.path).expanduser()
+        except RuntimeError as error:
+            raise _no_path(spec, str(error)) from error
+    return None if source.url is None or _is_remote(source) else spec.folder / path_of_file_url(source.url)
+
+
+def _local_path(spec: ModelSpec) -> Path:
+    path = local_source(spec)
+    try:
+        if path is not None and path.is_file():
+            return path
+        got = "no such file" if path is None or not path.exists() else "something else"
+    except OSError as error:
+        # A name longer than any file's, or a loop of links.
+        raise _no_path(spec, str(error.strerror)) from error
+    raise SourceError(f"source model missing: {path}\n  expected a file, got {got}", hint=_path_hint(spec))
+
+
+def _no_path(spec: ModelSpec, reason: str) -> SourceError:
+    shown = spec.source.path or redact_url(spec.source.url or "")
+    return SourceError(f"no path of a file: {shown}\n  {reason}", hint=_path_hint(spec))
+
+
+def _path_hint(spec: ModelSpec) -> str:
+    return f"set source.path in the spec of {spec.name}; it is relative to {spec.folder.resolve()}"
+
+
+def _shown(spec: ModelSpec) -> str:
+    source = spec.source
+    if source.url is not None:
+        return redact_url(source.url)
+    return f"demo:{source.demo}" if source.demo is not None else str(_local_path(spec))
+
+
+def _file_name(source: Source) -> str:
+    """Returns the model's name in the stage's folder: the one it has, as far as that is a plain one."""
+    if source.demo is not None:
+        return f"{source.demo}.onnx"
+    if source.path is not None:
+        return Path(source.path).name
+    name = PurePosixPath(unquote(urlsplit((source.url or "").partition("::")[0]).path)).name
+    return name if name.endswith(".onnx") and "\x00" not in name and "\\" not in name else "model.onnx"
+
+
+def _external_origin(spec: ModelSpec, location: str) -> Origin:
+    if spec.source.url is not None and _is_remote(spec.source):
+        return origin_of(beside(spec.source.url, location))
+    if spec.source.demo is not None:
+        raise SourceError(f"demo model with external data: {spec.source.demo}")
+    path = find_beside(_local_path(spec), location)
+    return LocalFile(path, str(path))
+
+
+def _refuse_what_is_no_model(path: Path, name: str) -> None:
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start:
+        raise SourceError(f"file is empty: {name}\n  expected an ONNX model, got 0 bytes")
+    for sign, what, hint in _NOT_A_MODEL:
+        if start.lstrip().startswith(sign):
+            text = start.decode("utf-8", "replace")
+            raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
+
+
+def _check_digest(received: Received, source: Source, name: str) -> None:
+    if source.sha256 is None:
+        return
+    expected = PREFIX + source.sha256.removeprefix(PREFIX).lower()
+    if received.sha256 != expected:
+        raise SourceError(
+            f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
+            hint="if the new file is the one you want, write its digest into source.sha256",
+        )
+
+
+def _describe_source(spec: ModelSpec, entries: tuple[FileEntry, ...], inspection: Inspection) -> SourceRecord:
+    source = spec.source
+    kind = "demo" if source.demo is not None else "url" if source.url is not None else "path"
+    location = source.demo or (redact_url(source.url) if source.url is not None else source.path)
+    return SourceRecord(
+        kind=kind,
+        location=location or "",
+        sha256=entries[0].sha256,
+        files=entries,
+        opsets=inspection.opsets,
+        ir_version=inspection.ir_version,
+        operators=inspection.operators,
+        initializer_bytes=inspection.initializer_bytes,
+    )

@@ -1,0 +1,106 @@
+"""A spec's real inputs: which files they are, and whether their arrays fit the model."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.errors import PipelineError
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.results import ModelInterface
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What an `.npy` member of a sample says of its array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
+    """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
+    if spec.samples is None:
+        return ()
+    return tuple(sorted(path for path in spec.folder.glob(spec.samples) if path.is_file()))
+
+
+def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
+    """Returns every way in which the sample files contradict the model, going by their headers alone.
+
+    Args:
+        spec: What the user wrote.
+        interface: What the model has.
+    """
+    if spec.samples is None:
+        return ()
+    files = find_sample_files(spec)
+    if not files:
+        return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
+    return tuple(problem for path in files for problem in _file_problems(path, interface))
+
+
+def read_headers(path: Path) -> Mapping[str, ArrayHeader]:
+    """Reads names, types and shapes of the arrays in an `.npz` file, none of their values.
+
+    Raises:
+        ValueError: It is not an `.npz` file, or holds objects.
+        OSError: It cannot be read.
+    """
+    headers = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                if member.endswith(".npy"):
+                    headers[member.removesuffix(".npy")] = _read_header(archive, member)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise ValueError(str(error)) from error
+    return headers
+
+
+def _read_header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
+    # Here and not above: finding the files is part of every no-op build, reading them is not.
+    import numpy as np
+
+    from pipeline.runtime.element_types import dtype_name
+
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"array {member.removesuffix('.npy')!r} holds objects, which would need pickle")
+    return ArrayHeader(dtype_name(dtype), tuple(shape))
+
+
+def _file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+    try:
+        headers = read_headers(path)
+    except (ValueError, OSError, PipelineError) as error:
+        yield f"samples: {path}: expected an .npz file, {error}"
+        return
+    for item in interface.inputs:
+        header = headers.get(item.name)
+        if header is None:
+            yield f"samples: {path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
+        elif not _fits(header, item):
+            shape = "" if item.shape is None else f" {list(item.shape)}"
+            got = f"{header.dtype} {list(header.shape)}"
+            yield f"samples: {path}: array {item.name!r}: expected {item.dtype}{shape}, got {got}"
+
+
+def _fits(header: ArrayHeader, item: TensorSpec) -> bool:
+    if header.dtype != item.dtype:
+        return False
+    if item.shape is None:
+        return True
+    if len(item.shape) != len(header.shape):
+        return False
+    return all(
+        size == axis for axis, size in zip(item.shape, header.shape, strict=True) if isinstance(axis, int)
+    )

@@ -1,0 +1,1 @@
+"""Fourth stage: default ONNX Runtime against what was prepared, and what is shipped."""

@@ -1,0 +1,135 @@
+"""The ways to load a model that are compared: default, plain recipe, prepared, portable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import PipelineError, StageError
+from pipeline.runtime.child import run_child
+from pipeline.runtime.session import CUDA, SessionPlan, build_session
+from pipeline.stages.contract import PORTABLE, Context, TaskId
+from pipeline.stages.device_lock import CPU_DEVICE
+from pipeline.stages.graphs.onnx_wire import external_locations, read_skeleton
+from pipeline.stages.measure.decision import DEFAULT
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers
+from pipeline.stages.prepared import read_prepared, read_tuned
+from pipeline.stages.results import FetchResult
+from pipeline.tuning.knobs import MAX_INLINE_BYTES
+
+RECIPE = "recipe"
+PREPARED = "prepared"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to load the model that takes part in the comparison.
+
+    Attributes:
+        name: `default`, `recipe`, `prepared` or `portable`.
+        plan: How its session is made.
+        folder: Every file that its session reads is below it.
+        io_binding: Whether it is run with inputs and outputs bound.
+    """
+
+    name: str
+    plan: SessionPlan
+    folder: Path
+    io_binding: bool = False
+
+
+def device_of(contenders: Sequence[Contender]) -> str:
+    """Returns the device that the plans run on: `cpu` unless one of them is for a GPU."""
+    providers = [provider for contender in contenders for provider in contender.plan.providers]
+    ordinals = [provider.options.get("device_id", "0") for provider in providers if provider.name == CUDA]
+    return f"cuda:{ordinals[0]}" if ordinals else CPU_DEVICE
+
+
+def target_of(context: Context) -> str:
+    """Returns the target that is measured.
+
+    Raises:
+        StageError: There is none.
+    """
+    if context.variant is None:
+        raise StageError("measure runs once per target\n  expected a target, got none")
+    return context.variant
+
+
+def build_contenders(context: Context) -> tuple[Contender, ...]:
+    """Returns every contender but the recipe, whose file has to be written first."""
+    return (
+        source_contender(context),
+        _variant(context, PREPARED, target_of(context)),
+        _variant(context, PORTABLE, PORTABLE),
+    )
+
+
+def source_contender(context: Context, name: str = DEFAULT) -> Contender:
+    """Returns the source as plain ONNX Runtime loads it, on the target's provider with the user's options.
+
+    Those are no part of the comparison: who sets them would do so without a bundle too.
+    """
+    fetched = context.upstream[TaskId("fetch")]
+    model = fetched.folder / decode(FetchResult, fetched.result).model
+    runtime = context.spec.runtime
+    options = loading_options(runtime, level="ORT_ENABLE_ALL")
+    plan = SessionPlan(str(model), options, loading_providers(runtime, target_of(context)))
+    return Contender(name, plan, fetched.folder)
+
+
+def _variant(context: Context, name: str, variant: str) -> Contender:
+    result, folder = read_prepared(context, variant)
+    plan = SessionPlan(str(folder / result.model), result.session_options, result.providers)
+    tuned = read_tuned(context, variant)
+    return Contender(name, plan, folder, io_binding=tuned is not None and tuned.io_binding)
+
+
+@contextmanager
+def written_recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
+    """Yields the plain recipe while its file exists: optimised graph, weights inline, optimisation off."""
+    source = source_contender(context, RECIPE)
+    weights_bytes = decode(FetchResult, context.upstream[TaskId("fetch")].result).source.initializer_bytes
+    if weights_bytes > MAX_INLINE_BYTES:
+        reason = f"{weights_bytes} bytes of weights do not fit into one protobuf file"
+        context.say(f"recipe not measured: {reason}")
+        yield (), {RECIPE: reason}
+        return
+    with TemporaryDirectory(prefix="recipe-", dir=context.folder) as scratch:
+        request = {"source": encode(source.plan), "model": str(Path(scratch) / "recipe.onnx")}
+        try:
+            run_child(f"{__name__}:write_recipe", request, timeout_s=context.spec.optimize.timeout_s)
+        except PipelineError as error:
+            context.say(f"recipe not measured: {error.message}")
+            yield (), {RECIPE: error.message}
+            return
+        options = dataclasses.replace(source.plan.session_options, graph_optimization_level="ORT_DISABLE_ALL")
+        plan = SessionPlan(request["model"], options, source.plan.providers)
+        yield (Contender(RECIPE, plan, Path(scratch)),), {}
+
+
+def write_recipe(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes what `optimized_model_filepath` alone gives, with every weight inside; runs in a child.
+
+    Args:
+        request: `source`, the default plan, and `model`, the file to write.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model, or cannot write.
+    """
+    source = decode(SessionPlan, request["source"])
+    attributes = {**source.session_options.attributes, "optimized_model_filepath": request["model"]}
+    options = dataclasses.replace(source.session_options, attributes=attributes)
+    build_session(dataclasses.replace(source, session_options=options))
+    written = Path(request["model"])
+    if external_locations(read_skeleton(written)):
+        from pipeline.stages.graphs.inlining import write_inline
+
+        write_inline(written, written, data_folder=Path(source.model).parent)
+    return {}

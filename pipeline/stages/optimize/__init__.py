@@ -1,0 +1,1 @@
+"""Second stage: the graph optimised once, linted, loaded again; down a ladder when that does not hold."""

@@ -1,0 +1,206 @@
+"""One step of the ladder: make the file, lint it, load and run it in a fresh process."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import ProviderRecord, Requirements, SessionOptionsRecord
+from pipeline.bundle.manifest import Finding, LadderAttempt
+from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
+from pipeline.runtime.child import run_child
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.session import SessionPlan
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.contract import PORTABLE, Context, TaskId
+from pipeline.stages.linking import share_model
+from pipeline.stages.optimize.ladder import Step
+from pipeline.stages.optimize.lint import errors_of
+from pipeline.stages.optimize.reloading import run_reload
+from pipeline.stages.optimize.requirements import derive_requirements, with_options
+from pipeline.stages.optimize.saving import Saved, SaveRequest
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers, saving_plan
+from pipeline.stages.results import FetchResult
+
+TAKEN = "taken"
+
+_ATTEMPT = ".attempt"
+_REFUSALS = (LoadError, ChildError, StageError)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every step of one variant's ladder needs.
+
+    Attributes:
+        spec: The model's spec.
+        variant: Which variant is made.
+        fetched: The source.
+        source: Its file.
+        folder: Where the step's files are put if it holds.
+    """
+
+    spec: ModelSpec
+    variant: str
+    fetched: FetchResult
+    source: Path
+    folder: Path
+
+    @property
+    def model(self) -> str:
+        """Name of the written model."""
+        return f"{self.spec.name}_optimized.onnx"
+
+    @property
+    def data(self) -> str:
+        """Name of its external data file."""
+        return f"{self.model}.data"
+
+    @property
+    def attempt(self) -> Path:
+        """Where files are until the step holds."""
+        return self.folder / _ATTEMPT
+
+
+def job_of(context: Context) -> Job:
+    """Returns what the steps of a task's variant need; files go to the task's folder.
+
+    Raises:
+        StageError: The task is for no variant.
+    """
+    if context.variant is None:
+        raise StageError("optimize runs once per variant\n  expected a variant, got none")
+    upstream = context.upstream[TaskId("fetch")]
+    fetched = decode(FetchResult, upstream.result)
+    source = (upstream.folder / fetched.model).resolve()
+    return Job(context.spec, context.variant, fetched, source, context.folder.resolve())
+
+
+def try_step(job: Job, step: Step) -> tuple[LadderAttempt, Saved | None]:
+    """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
+    started = time.perf_counter()
+    saved: Saved | None = None
+    peak_rss_bytes = 0
+    try:
+        job.attempt.mkdir()
+        saved, peak_rss_bytes = _save(job, step)
+        # The source is taken as it is: there is nothing further down.
+        outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
+        if not outcome:
+            run_reload(_loading_plan(job, step), job.spec, job.fetched.interface)
+            _put_in_place(job)
+            outcome = TAKEN
+    except ChildKilledError:
+        # Says nothing of the step: going on would bake a lesser graph into a machine's bad moment.
+        raise
+    except _REFUSALS as error:
+        outcome = error.message
+    finally:
+        shutil.rmtree(job.attempt, ignore_errors=True)
+    attempt = LadderAttempt(
+        step=step.name,
+        outcome=outcome,
+        findings=saved.findings if saved else (),
+        elapsed_ms=round((time.perf_counter() - started) * 1e3, 3),
+        peak_rss_bytes=peak_rss_bytes,
+    )
+    return attempt, saved if outcome == TAKEN else None
+
+
+def _save(job: Job, step: Step) -> tuple[Saved, int]:
+    """Writes the step's files into the attempt's folder; returns what is in them and the child's peak."""
+    plan = None
+    if step.level is None:
+        _take_source(job)
+    else:
+        model = job.attempt / job.model
+        plan = saving_plan(job.spec.runtime, job.variant, step, source=job.source, model=model)
+    return save_and_describe(job, job.attempt, plan)
+
+
+def save_and_describe(job: Job, folder: Path, plan: SessionPlan | None) -> tuple[Saved, int]:
+    """Has a child make the session that writes a file, and say what is in it.
+
+    Args:
+        job: The variant.
+        folder: Where the file is, or comes to be, under the job's names.
+        plan: The session; None if the file is there already.
+
+    Returns:
+        What is in the file, and the child's largest resident set in bytes.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model, or cannot write.
+        ChildError: The child died.
+    """
+    request = SaveRequest(
+        folder=str(folder),
+        model=job.model,
+        data=job.data,
+        variant=job.variant,
+        source_operators=tuple(job.fetched.source.operators),
+        inputs=tuple(tensor.name for tensor in job.fetched.interface.inputs),
+        outputs=tuple(tensor.name for tensor in job.fetched.interface.outputs),
+        plan=plan,
+    )
+    timeout_s = job.spec.optimize.timeout_s
+    reply = run_child("pipeline.stages.optimize.saving:save_optimized", encode(request), timeout_s=timeout_s)
+    return decode(Saved, reply.value), reply.peak_rss_bytes
+
+
+def _take_source(job: Job) -> None:
+    """Takes the model under its new name, and its external data under the names that the model gives it."""
+    share_model(job.source, job.attempt / job.model)
+
+
+def external_files(fetched: FetchResult) -> tuple[str, ...]:
+    """Returns the source's external data files, relative to its model."""
+    model = PurePosixPath(fetched.model)
+    others = (entry.path for entry in fetched.source.files if entry.path != fetched.model)
+    return tuple(PurePosixPath(path).relative_to(model.parent).as_posix() for path in others)
+
+
+def _loading_plan(job: Job, step: Step) -> SessionPlan:
+    return SessionPlan(
+        model=str(job.attempt / job.model),
+        session_options=loading_options(job.spec.runtime, level=loading_level(step)),
+        providers=loading_providers(job.spec.runtime, job.variant),
+    )
+
+
+def _put_in_place(job: Job) -> None:
+    for path in sorted(job.attempt.iterdir()):
+        path.rename(job.folder / path.name)
+
+
+def requirements_of(
+    job: Job, saved: Saved, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
+) -> Requirements:
+    """Returns what a machine needs for a written file that is loaded with those options."""
+    on_gpu = job.variant == "cuda"
+    needs = derive_requirements(
+        domains=saved.domains,
+        portable=job.variant == PORTABLE,
+        opsets=saved.opsets,
+        ir_version=saved.ir_version,
+        providers=tuple(provider.name for provider in providers),
+        installed=saved.onnxruntime,
+        hardware=read_hardware(gpus=on_gpu),
+        device_id=int(providers[0].options.get("device_id", "0")) if on_gpu else None,
+    )
+    versions = with_options(needs.onnxruntime, options, providers, installed=saved.onnxruntime)
+    return dataclasses.replace(needs, onnxruntime=versions)
+
+
+def loading_level(step: Step) -> str:
+    """The source is not prepared, so its loads optimise it, as plain ONNX Runtime does."""
+    return "ORT_ENABLE_ALL" if step.level is None else "ORT_DISABLE_ALL"
+
+
+def describe_findings(findings: tuple[Finding, ...]) -> str:
+    """Returns the findings as lines of an error."""
+    return "\n  ".join(f"{finding.rule} at {finding.subject!r}: {finding.detail}" for finding in findings)

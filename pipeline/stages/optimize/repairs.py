@@ -1,0 +1,105 @@
+"""Takes out of a written graph what ONNX Runtime put or left there and its next session stumbles over.
+
+Only the graph is touched, never a weight. For child processes: it imports onnx.
+
+Copies between devices: a session on CUDA adds `MemcpyFromHost` and `MemcpyToHost` nodes where a value crosses
+devices, and gives the value on the device the name `VALUE_CUDAExecutionProvider`; weights that both devices
+read are doubled under such a name. All that is saved (microsoft/onnxruntime #11348, #17837), and the next
+session adds it once more: the load fails with a name defined twice (microsoft/foundry-local #1075). The graph
+gets back what stood there before, so that each load places nodes anew.
+
+Phantom inputs: up to IR version 3 every initializer is listed among the inputs. One that the optimiser has
+merged or folded away stays listed, and the written model demands it in every run (seen on 1.31.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import onnx
+
+from pipeline.stages.graphs.graph_walk import subgraphs, walk_nodes
+from pipeline.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
+
+
+def remove_copies(model: onnx.ModelProto) -> int:
+    """Takes copies between devices out of a model, in place.
+
+    Args:
+        model: The model; its weights need not be loaded.
+
+    Returns:
+        How many nodes and doubled weights were removed, subgraphs included.
+    """
+    return _remove_from_graph(model.graph, {})
+
+
+def remove_phantom_inputs(model: onnx.ModelProto, inputs: Collection[str]) -> int:
+    """Takes inputs out of a model, in place, that are neither initializers nor read by anyone.
+
+    Args:
+        model: The model; its weights need not be loaded.
+        inputs: Names of the inputs it is to have, used or not.
+
+    Returns:
+        How many were removed.
+    """
+    graph = model.graph
+    known = {*inputs, *(tensor.name for tensor in graph.initializer)}
+    known |= {tensor.values.name for tensor in graph.sparse_initializer}
+    known |= {name for node in walk_nodes(model) for name in node.input}
+    known |= {value.name for value in graph.output}
+    return _keep(graph.input, [value for value in graph.input if value.name in known])
+
+
+def _remove_from_graph(graph: onnx.GraphProto, outer: Mapping[str, str]) -> int:
+    fixed = {value.name for value in (*graph.input, *graph.output)}
+    found = (*_copied_values(graph), *_doubled_weights(graph))
+    own = {alias: name for alias, name in found if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
+    aliases = {**outer, **own}
+    removed = _keep(graph.node, [node for node in graph.node if not _is_copy(node, own)])
+    removed += _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
+    _keep(graph.value_info, [value for value in graph.value_info if value.name not in own])
+    for node in graph.node:
+        node.input[:] = [_resolve(name, aliases) for name in node.input]
+        node.output[:] = [_resolve(name, aliases) for name in node.output]
+        removed += sum(_remove_from_graph(subgraph, aliases) for subgraph in subgraphs(node))
+    return removed
+
+
+def _copied_values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    """Yields the name on the device and the name it was made from, for each copy."""
+    for node in graph.node:
+        if node.op_type == "MemcpyFromHost":
+            yield node.output[0], node.input[0]
+        elif node.op_type == "MemcpyToHost":
+            yield node.input[0], node.output[0]
+
+
+def _doubled_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    kinds = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
+    for name, kind in kinds.items():
+        original = PROVIDER_SUFFIX.sub("", name)
+        if original != name and kinds.get(original) == kind:
+            yield name, original
+
+
+def _is_copy(node: onnx.NodeProto, aliases: Mapping[str, str]) -> bool:
+    return node.op_type in COPY_OPERATORS and not aliases.keys().isdisjoint((*node.input, *node.output))
+
+
+def _keep(field: Any, kept: list[Any]) -> int:
+    """Replaces a repeated field's items; returns how many went."""
+    removed = len(field) - len(kept)
+    if removed:
+        del field[:]
+        field.extend(kept)
+    return removed
+
+
+def _resolve(name: str, aliases: Mapping[str, str]) -> str:
+    seen = {name}
+    while (name := aliases.get(name, name)) not in seen:
+        seen.add(name)
+    return name

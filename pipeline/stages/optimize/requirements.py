@@ -1,0 +1,142 @@
+"""What a prepared graph needs of a machine, derived from what is in it and where it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from pipeline.bundle.loader_config import (
+    ComputeCapabilityRange,
+    ProviderRecord,
+    Requirements,
+    SessionOptionsRecord,
+    VersionRange,
+)
+from pipeline.options import (
+    Option,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+    version_parts,
+)
+from pipeline.runtime.hardware import Hardware, nchwc_block_size
+from pipeline.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
+
+_READS = (
+    ("1.23", {"": 23, "ai.onnx.ml": 5}, 11),
+    ("1.24", {"": 25, "ai.onnx.ml": 5}, 13),
+    ("1.25", {"": 26, "ai.onnx.ml": 5}, 13),
+)
+"""ONNX Runtime version, newest opsets and newest IR version it reads, where one of them changed.
+
+Measured by loading one-node models in 1.23.2, 1.24.4, 1.25.1 and every minor version up to 1.31.
+"""
+
+_BLOCK_FEATURES = {16: (("avx2", "avx512f", "fma"), ()), 8: (("avx",), ("avx512f",))}
+"""x86 flags that must, and must not, be there for convolutions in blocks of that many channels."""
+
+
+def derive_requirements(
+    *,
+    domains: Collection[str],
+    portable: bool,
+    opsets: Mapping[str, int],
+    ir_version: int,
+    providers: tuple[str, ...],
+    installed: str,
+    hardware: Hardware,
+    device_id: int | None,
+) -> Requirements:
+    """Returns what a machine needs to load a graph and answer correctly with it.
+
+    Args:
+        domains: Operator domains the graph uses.
+        portable: Whether it has no operators beyond ONNX's own that its source does not have, as the lint
+            requires of the portable variant.
+        opsets: Opset version by domain that it imports.
+        ir_version: Its IR version.
+        providers: Execution providers it is loaded on, in order.
+        installed: ONNX Runtime version that wrote it.
+        hardware: The machine it was written on.
+        device_id: GPU it was written on, by CUDA's order; None for a variant without GPU.
+    """
+    bound = NCHWC_DOMAIN in domains
+    present, absent = _BLOCK_FEATURES.get(nchwc_block_size(hardware), ((), ())) if bound else ((), ())
+    # The same block size comes from other flags on other machines: aarch64 has 16 without any of x86's.
+    listed = set(hardware.cpu_features)
+    return Requirements(
+        onnxruntime=readable_versions(
+            domains, opsets, portable=portable, ir_version=ir_version, installed=installed
+        ),
+        providers=providers,
+        machine=hardware.machine if bound else None,
+        cpu_features=tuple(flag for flag in present if flag in listed),
+        cpu_features_absent=absent,
+        compute_capability=None if device_id is None else _compute_capabilities(hardware, device_id),
+    )
+
+
+def readable_versions(
+    domains: Collection[str],
+    opsets: Mapping[str, int],
+    *,
+    portable: bool,
+    ir_version: int,
+    installed: str,
+) -> VersionRange:
+    """Returns the ONNX Runtime versions that read a graph; `derive_requirements` has the arguments.
+
+    Operators of ONNX keep their meaning, so any version that knows opset and IR version will do. Operators of
+    ONNX Runtime's own promise nothing from one minor version to the next, and the file does not say which
+    version wrote it. Where only the source brought them, a newer version reads the graph if it reads the
+    source, which is for the source's author to know; an older one may not have them yet.
+    """
+    major, minor = _minor_version(installed)
+    own = VersionRange(f"{major}.{minor}", f"{major}.{minor + 1}")
+    if not set(domains) <= ONNX_DOMAINS:
+        return VersionRange(own.minimum) if portable else own
+    for version, newest, newest_ir in _READS:
+        if ir_version <= newest_ir and all(opsets.get(domain, 0) <= newest[domain] for domain in newest):
+            return VersionRange(version if _minor_version(version) < (major, minor) else own.minimum)
+    return VersionRange(own.minimum)
+
+
+def with_options(
+    versions: VersionRange,
+    session_options: SessionOptionsRecord,
+    providers: tuple[ProviderRecord, ...],
+    *,
+    installed: str,
+) -> VersionRange:
+    """Returns the versions that also have every option a variant is loaded with.
+
+    An older version would ignore a session entry it does not know, without a word.
+
+    Args:
+        versions: Those that read the graph.
+        session_options: How it is loaded.
+        providers: Likewise.
+        installed: ONNX Runtime version the options were checked against.
+    """
+    used = [*_used(known_session_config(installed), session_options.config_entries)]
+    used += [*_used(known_attributes(installed), session_options.attributes)]
+    for provider in providers:
+        used += _used(known_provider_options(provider.name, installed), provider.options)
+    return replace(versions, minimum=max((versions.minimum, *used), key=version_parts))
+
+
+def _used(known: Iterable[Option], chosen: Collection[str]) -> list[str]:
+    return [option.since for option in known if option.name in chosen]
+
+
+def _minor_version(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
+
+
+def _compute_capabilities(hardware: Hardware, device_id: int) -> ComputeCapabilityRange | None:
+    """CUDA's binary compatibility: code for one compute capability runs up to the next major one."""
+    if device_id >= len(hardware.gpus):
+        return None
+    major, minor = hardware.gpus[device_id].compute_capability
+    return ComputeCapabilityRange(minimum=(major, minor), below=(major + 1, 0))

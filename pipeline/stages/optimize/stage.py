@@ -1,0 +1,153 @@
+"""`optimize`: one optimising session on the target's provider writes the graph that jobs load.
+
+What was written is linted and loaded in a fresh process; on a hazard or a failure the next step of the ladder
+is tried, down to the source itself, and the record says why.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.manifest import LadderAttempt
+from pipeline.errors import StageError
+from pipeline.runtime.hardware import hardware_fingerprint
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
+from pipeline.stages.optimize.attempt import (
+    TAKEN,
+    Job,
+    describe_findings,
+    external_files,
+    job_of,
+    loading_level,
+    requirements_of,
+    try_step,
+)
+from pipeline.stages.optimize.ladder import SOURCE, Step, plan_ladder
+from pipeline.stages.optimize.lint import errors_of
+from pipeline.stages.optimize.room import require_room
+from pipeline.stages.optimize.saving import Saved
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers, runtime_key
+from pipeline.stages.results import OptimizeResult
+from pipeline.stages.tools import runtime_versions
+
+
+class Optimize:
+    """Writes the prepared graph of one variant."""
+
+    name = "optimize"
+    version = 2
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns the targets and the portable variant."""
+        return plan.variants
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
+        """Returns the source."""
+        return (TaskId("fetch"),)
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns what decides the graph: options, ONNX Runtime, this machine, and what the reload is fed."""
+        spec, target = plan.spec, _target_of(variant)
+        # The portable variant begins at BASIC whatever the user's level is.
+        unused = {"timeout_s", "level"} if variant == PORTABLE else {"timeout_s"}
+        hardware, samples = hardware_fingerprint(target), samples_key(spec)
+        return {
+            "name": spec.name,
+            "optimize": spec.optimize.model_dump(mode="json", exclude=unused),
+            "runtime": runtime_key(spec.runtime, target),
+            "inputs": inputs_key(spec),
+            "sample": samples[0] if samples else None,
+            "tools": runtime_versions(target, "onnx"),
+            # How many cores there are changes how fast a graph runs, not how it is optimised.
+            "hardware": {name: value for name, value in hardware.items() if name != "cores"},
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Goes down the ladder until a file is written that lints clean, loads and runs.
+
+        Raises:
+            StageError: Not even the source loads and runs (the message has every step's reason), or the
+                disk is full.
+            SpecError: The spec does not fit the model.
+        """
+        job = job_of(context)
+        require_fit(job.spec, job.fetched.interface)
+        optimize = job.spec.optimize
+        attempts: list[LadderAttempt] = []
+        for step in plan_ladder(
+            job.variant, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
+        ):
+            attempt, saved = try_step(job, step)
+            attempts.append(attempt)
+            if saved is not None:
+                return dict(encode(_result_of(job, step, saved, tuple(attempts))))
+            # A full disk passes; a model that was optimised less because of it would stay so.
+            require_room(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
+            context.say(f"step {step.name!r} does not hold: {attempt.outcome.splitlines()[0]}")
+        raise _nothing_holds(job, attempts)
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that the files are there and that nothing else is, and that the step that was taken held.
+
+        Raises:
+            StageError: They are not, or it did not.
+        """
+        outcome = decode(OptimizeResult, result)
+        taken = outcome.ladder[-1]
+        if taken.outcome != TAKEN or taken.step != outcome.step:
+            raise StageError(f"no step was taken\n  expected {outcome.step!r}, got {taken.outcome}")
+        if outcome.step != SOURCE and errors_of(taken.findings):
+            raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(taken.findings))}")
+        _check_files(context, outcome)
+
+
+def _check_files(context: Context, outcome: OptimizeResult) -> None:
+    present = {path.relative_to(context.folder).as_posix(): path for path in _files_below(context.folder)}
+    own = {outcome.model, f"{outcome.model}.data"}
+    taken_along = set(external_files(job_of(context).fetched)) if outcome.step == SOURCE else set()
+    stray = present.keys() - own - taken_along
+    missing = ({outcome.model} | taken_along) - present.keys()
+    if stray or missing:
+        raise StageError(f"wrong files were written\n  missing {sorted(missing)}, too many {sorted(stray)}")
+    empty = sorted(name for name in own & present.keys() if present[name].stat().st_size == 0)
+    if empty:
+        raise StageError(f"empty files were written\n  {', '.join(empty)}")
+
+
+def _files_below(folder: Path) -> tuple[Path, ...]:
+    return tuple(path for path in folder.rglob("*") if not path.is_dir())
+
+
+def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt, ...]) -> OptimizeResult:
+    options = loading_options(job.spec.runtime, level=loading_level(step))
+    providers = loading_providers(job.spec.runtime, job.variant)
+    return OptimizeResult(
+        model=job.model,
+        step=step.name,
+        ladder=attempts,
+        session_options=options,
+        providers=providers,
+        requirements=requirements_of(job, saved, options, providers),
+        onnxruntime=saved.onnxruntime,
+    )
+
+
+def _target_of(variant: str | None) -> str:
+    return "cuda" if variant == "cuda" else "cpu"
+
+
+def _nothing_holds(job: Job, attempts: list[LadderAttempt]) -> StageError:
+    steps: dict[str, list[str]] = {}
+    for attempt in attempts:
+        steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)
+    reasons = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in steps.items())
+    return StageError(
+        f"no step of the optimisation ladder holds: {job.variant} of {job.spec.name}\n"
+        f"{textwrap.indent(reasons, '  ')}",
+        hint=f"ORTPREP_LOG=debug ortprep prepare {job.spec.name}   (what ONNX Runtime said at each step)",
+    )

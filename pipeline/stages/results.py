@@ -1,0 +1,116 @@
+"""What each stage hands to those after it; kept as JSON in its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.bundle.loader_config import (
+    FirstPhase,
+    ProviderRecord,
+    Requirements,
+    SessionOptionsRecord,
+    TensorSpec,
+)
+from pipeline.bundle.manifest import (
+    Decision,
+    LadderAttempt,
+    MeasurementRecord,
+    SourceRecord,
+    VerificationRecord,
+)
+from pipeline.bundle.tuning_record import TuningRecord
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """What can be said of a model without running it.
+
+    Attributes:
+        inputs: Inputs that have no initializer, in graph order.
+        outputs: In graph order.
+        index_bounds: Exclusive upper bound of integer inputs that index an initializer, by input name.
+        external: Whether weights are in external data files.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    index_bounds: Mapping[str, int]
+    external: bool
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    """Of `fetch`. Files: the model and its external data, with the relative paths the model gives them.
+
+    Attributes:
+        model: Path of the model file in the stage's folder.
+        source: For the manifest.
+        interface: Read from the model.
+    """
+
+    model: str
+    source: SourceRecord
+    interface: ModelInterface
+
+
+@dataclass(frozen=True)
+class OptimizeResult:
+    """Of `optimize`. Files: `NAME_optimized.onnx` and, if it has weights, `NAME_optimized.onnx.data`.
+
+    Attributes:
+        model: Path of the model file in the stage's folder.
+        step: Ladder step that was taken: `all`, `all-reduced`, `extended`, `basic` or `source`.
+        ladder: Every step tried, the taken one last.
+        session_options: How the result is to be loaded.
+        providers: Likewise.
+        requirements: What it needs of a machine.
+        onnxruntime: ONNX Runtime version that wrote it.
+    """
+
+    model: str
+    step: str
+    ladder: tuple[LadderAttempt, ...]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    requirements: Requirements
+    onnxruntime: str
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Of `verify`.
+
+    Files of the one task that asks the source (see `verify.reference`): the reference, its samples, and
+    `golden.npz` with arrays `input:NAME` and `output:NAME`. The others leave none.
+
+    Attributes:
+        record: For the manifest.
+    """
+
+    record: VerificationRecord
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Of `tune`. Files: those of the chosen plan.
+
+    Attributes:
+        prepared: What jobs load, in the form `optimize` hands it on.
+        record: For the manifest.
+        first_phase: What may serve until that is ready, None for nothing.
+        io_binding: Whether jobs have to bind inputs and outputs.
+    """
+
+    prepared: OptimizeResult
+    record: TuningRecord
+    first_phase: FirstPhase | None = None
+    io_binding: bool = False
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """Of `measure`. No files."""
+
+    measurements: tuple[MeasurementRecord, ...]
+    decision: Decision

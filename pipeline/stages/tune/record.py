@@ -1,0 +1,118 @@
+"""A search as its manifest has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.bundle.tuning_record import (
+    BreakEvenRecord,
+    FirstPhaseRecord,
+    FrontRecord,
+    TrialFigures,
+    TrialRecord,
+    TuningRecord,
+)
+from pipeline.errors import PipelineError
+from pipeline.runtime.session import SessionPlan
+from pipeline.stages.tune.setting import Setting
+from pipeline.tuning.choosing import Verdict
+from pipeline.tuning.comparison import summarise
+from pipeline.tuning.objective import (
+    Figures,
+    Objective,
+    Trial,
+    find_break_evens,
+    find_front,
+    points_of,
+    summary_values,
+)
+from pipeline.tuning.search import Found
+
+
+def build_record(setting: Setting, found: Found, verdict: Verdict) -> TuningRecord:
+    """Returns what a manifest tells of a search.
+
+    Args:
+        setting: What was searched.
+        found: What was tried.
+        verdict: What was chosen.
+    """
+    objective = setting.objective
+    numbers = {trial.choice: trial.number for trial in found.trials}
+    front = find_front(points_of(found.trials))
+    limits = {
+        "max_private_mb": objective.max_private_mb,
+        "max_gpu_mb": objective.max_gpu_mb,
+        "max_steady_ratio": objective.max_steady_ratio,
+    }
+    first = verdict.first_phase
+    return TuningRecord(
+        runs_per_load=objective.runs_per_load,
+        limits={name: value for name, value in limits.items() if value is not None},
+        knobs={knob.name: knob.values for knob in setting.space.knobs},
+        combinations=setting.space.combinations,
+        trials=tuple(_record_trial(setting, found, trial) for trial in found.trials),
+        chosen=numbers[verdict.choice],
+        beats_default=verdict.beats_default,
+        reason=verdict.reason,
+        ended=found.ended,
+        noise=found.noise,
+        elapsed_s=round(found.elapsed_s, 3),
+        front=tuple(FrontRecord(point.number, point.first_result_ms, point.steady_ms) for point in front),
+        break_evens=tuple(
+            BreakEvenRecord(one.sooner, one.steadier, one.runs) for one in find_break_evens(front)
+        ),
+        first_phase=None
+        if first is None or verdict.overlap_mb is None
+        else FirstPhaseRecord(numbers[first], verdict.overlap_mb),
+    )
+
+
+def _record_trial(setting: Setting, found: Found, trial: Trial) -> TrialRecord:
+    plan = _plan_of(setting, trial)
+    objective = setting.objective
+    finals, anchors = found.finals.get(trial.choice, ()), found.finals.get(found.anchor, ())
+    complete = len(finals) == len(anchors)
+    return TrialRecord(
+        number=trial.number,
+        kind=trial.kind,
+        choice=trial.choice.as_dict(),
+        session_options=plan.session_options if plan else None,
+        providers=plan.providers if plan else (),
+        figures=_summaries(trial.figures, trial.anchors, objective) if trial.failure is None else None,
+        failure=trial.failure,
+        violations=objective.violations(trial.figures, trial.anchors) if trial.figures else (),
+        final=_summaries(finals, anchors, objective) if finals and complete else None,
+    )
+
+
+def _plan_of(setting: Setting, trial: Trial) -> SessionPlan | None:
+    try:
+        return setting.plan_of(trial.choice)
+    except PipelineError:
+        return None  # its files could not be made, which is the trial's failure
+
+
+def _summaries(
+    figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
+) -> TrialFigures | None:
+    return summarise_figures(figures, anchors, objective) if figures and anchors else None
+
+
+def summarise_figures(
+    figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
+) -> TrialFigures:
+    """Returns the order statistics of a plan's figures, and of its cost relative to another plan's.
+
+    Args:
+        figures: One per process, at least one.
+        anchors: The other plan's, of the same rounds.
+        objective: What a plan costs.
+    """
+    values = summary_values(figures, objective)
+    ratios = objective.ratios(figures, anchors)
+    return TrialFigures(
+        **{name: summarise(found) for name, found in values.items() if name != "gpu_mb"},
+        cost_ratio=summarise(ratios),
+        gpu_mb=summarise(values["gpu_mb"]) if len(values["gpu_mb"]) == len(figures) else None,
+    )

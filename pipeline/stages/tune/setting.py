@@ -1,0 +1,219 @@
+"""What the search of one task works with: the space, the objective, the plans and their processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.loader_config import Requirements, Tolerance
+from pipeline.errors import SpecError, StageError
+from pipeline.options import format_option
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.session import SessionPlan
+from pipeline.spec.models import ModelSpec, Tune
+from pipeline.stages.contract import Context, TaskId
+from pipeline.stages.measure.contenders import Contender
+from pipeline.stages.optimize.attempt import job_of, requirements_of
+from pipeline.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers
+from pipeline.stages.results import FetchResult, OptimizeResult
+from pipeline.stages.tune.artefacts import Artefact, Artefacts, readable_by
+from pipeline.stages.tune.traits import read_traits
+from pipeline.stages.verify.reference import Reference, read_reference, reference_variant
+from pipeline.tuning.knobs import (
+    FORM,
+    IO_BINDING,
+    LEVEL,
+    ON,
+    Conditions,
+    ModelTraits,
+    build_space,
+    restrict,
+)
+from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, apply_settings
+from pipeline.tuning.trial import CheckedSample, TrialRequest, measure_trial
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything one target's search needs.
+
+    Attributes:
+        context: The task.
+        optimized: What `optimize` wrote and `verify` found right.
+        space: What can be chosen.
+        objective: What a plan costs and must not exceed.
+        artefacts: Makes files.
+        samples: Inputs and the source's answers.
+        others: The plans that are no choice: the default, and the recipe if there is one.
+    """
+
+    context: Context
+    optimized: OptimizeResult
+    space: Space
+    objective: Objective
+    artefacts: Artefacts
+    samples: tuple[CheckedSample, ...]
+    others: Mapping[Choice, Contender]
+
+    @property
+    def tune(self) -> Tune:
+        """The spec's section."""
+        return self.context.spec.tune
+
+    def plan_of(self, choice: Choice) -> SessionPlan:
+        """Returns how a plan's session is made; its files are made if they are not there.
+
+        Raises:
+            PipelineError: They cannot be made.
+        """
+        if choice in (DEFAULT, RECIPE):
+            if choice not in self.others:
+                raise StageError("the plain recipe could not be written")
+            return self.others[choice].plan
+        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
+        return self.plan_on(artefact.path, choice)
+
+    def plan_on(self, model: Path, choice: Choice) -> SessionPlan:
+        """Returns how a plan's session is made on files that are there."""
+        runtime = self.context.spec.runtime
+        level = "ORT_ENABLE_ALL" if choice[LEVEL] == SOURCE else "ORT_DISABLE_ALL"
+        options, providers = apply_settings(
+            self.space.settings(choice),
+            loading_options(runtime, level=level),
+            loading_providers(runtime, self.context.variant or ""),
+        )
+        return SessionPlan(str(model), options, providers)
+
+    def measure(self, choice: Choice) -> Figures:
+        """Measures a plan once, in a process of its own.
+
+        Raises:
+            PipelineError: The plan failed, and this is why.
+        """
+        request = TrialRequest(
+            plan=self.plan_of(choice),
+            samples=self.samples,
+            tolerances=tolerances_of(self.context.spec),
+            steady_s=self.tune.steady_s,
+            io_binding=needs_binding(choice),
+        )
+        memory_bytes = None if self.context.variant == "cuda" else find_memory_bytes()
+        return measure_trial(request, timeout_s=self.tune.timeout_s, memory_bytes=memory_bytes)
+
+    def requirements_of(self, choice: Choice) -> Requirements:
+        """Returns what a machine needs for a plan."""
+        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
+        plan = self.plan_on(artefact.path, choice)
+        return _requirements(self.context, artefact, plan)
+
+
+def needs_binding(choice: Choice) -> bool:
+    """Says whether a plan is run with inputs and outputs bound."""
+    return choice.as_dict().get(IO_BINDING) == ON
+
+
+def build_setting(context: Context, others: Mapping[Choice, Contender]) -> Setting:
+    """Reads what earlier tasks left and builds the space.
+
+    Args:
+        context: The task.
+        others: The plans that are no choice.
+
+    Raises:
+        TuningError: The spec restricts the space to what cannot be had here.
+        SpecError: The spec weighs other shapes than there are.
+        PipelineError: The prepared graph cannot be read.
+    """
+    upstream = context.upstream[TaskId("optimize", context.variant)]
+    optimized = decode(OptimizeResult, upstream.result)
+    fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
+    reference = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
+    traits = read_traits(
+        upstream.folder / optimized.model,
+        initializer_bytes=fetched.source.initializer_bytes,
+        fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
+    )
+    tune = context.spec.tune
+    return Setting(
+        context=context,
+        optimized=optimized,
+        space=_space(context, traits, optimized),
+        objective=Objective(tune.runs_per_load, tune.max_private_mb, tune.max_gpu_mb, tune.max_steady_ratio),
+        artefacts=Artefacts(
+            job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
+        ),
+        samples=_checked_samples(context.spec, reference),
+        others=others,
+    )
+
+
+def _space(context: Context, traits: ModelTraits, optimized: OptimizeResult) -> Space:
+    runtime, target = context.spec.runtime, context.variant or "cpu"
+    counts = {
+        "intra_op_num_threads": runtime.intra_op_num_threads,
+        "inter_op_num_threads": runtime.inter_op_num_threads,
+    }
+    conditions = Conditions(
+        target=target,
+        onnxruntime=optimized.onnxruntime,
+        cores=read_hardware(gpus=False).cores,
+        levels=_levels(traits, optimized.step, target=target),
+        allowed=context.spec.tune.allow,
+        fixed={
+            name: format_option(value)
+            for name, value in {**runtime.session_config, **runtime.cuda, **counts}.items()
+            if value is not None
+        },
+    )
+    return restrict(build_space(traits, conditions), context.spec.tune.space)
+
+
+def _levels(traits: ModelTraits, step: str, *, target: str) -> tuple[str, ...]:
+    """Returns the ladder steps worth comparing: without a layout in the graph they come to the same."""
+    if step != ALL:
+        return (step,)
+    if target == "cuda":
+        return (ALL, EXTENDED) if traits.has_convolutions else (ALL,)
+    return (ALL, ALL_REDUCED, EXTENDED) if traits.layout_bound else (ALL,)
+
+
+def _checked_samples(spec: ModelSpec, reference: Reference) -> tuple[CheckedSample, ...]:
+    """Returns one sample per set of shapes; further ones of the same shapes would only be run longer."""
+    first = {sample.shapes: index for index, sample in reversed(list(enumerate(reference.samples)))}
+    indices = sorted(first.values())
+    weights = spec.tune.shape_weights or (1.0,) * len(indices)
+    if len(weights) != len(indices):
+        shapes = "; ".join(reference.samples[index].shapes for index in indices)
+        raise SpecError(
+            f"tune.shape_weights does not fit the declared shapes: {spec.name}\n"
+            f"  expected {len(indices)} weights ({shapes}), got {len(weights)}"
+        )
+    return tuple(
+        CheckedSample(reference.samples[index].file, reference.answers.samples[index], weight)
+        for index, weight in zip(indices, weights, strict=True)
+    )
+
+
+def tolerances_of(spec: ModelSpec) -> dict[str, Tolerance]:
+    """Returns the spec's tolerances by output, "" for the others."""
+    verify = spec.verify
+    own = {name: Tolerance(one.rtol, one.atol) for name, one in verify.outputs.items()}
+    return {"": Tolerance(verify.rtol, verify.atol), **own}
+
+
+def find_memory_bytes() -> int:
+    """Returns how much memory a trial may take: what is available, so that it fails before others do."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 * 9 // 10
+    return read_hardware(gpus=False).memory_bytes
+
+
+def _requirements(context: Context, artefact: Artefact, plan: SessionPlan) -> Requirements:
+    needs = requirements_of(job_of(context), artefact.saved, plan.session_options, plan.providers)
+    return dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime))

@@ -1,0 +1,153 @@
+"""`tune`: searches artefact form, session and provider options, and adopts what beats the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import FirstPhase
+from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.errors import StageError
+from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
+from pipeline.stages.contract import Context, Plan, TaskId
+from pipeline.stages.device_lock import measuring
+from pipeline.stages.linking import share_model
+from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
+from pipeline.stages.optimize.session_plans import runtime_key
+from pipeline.stages.results import TuneResult
+from pipeline.stages.tools import runtime_versions
+from pipeline.stages.tune.record import build_record
+from pipeline.stages.tune.setting import Setting, build_setting, needs_binding
+from pipeline.stages.verify.reference import reference_variant
+from pipeline.tuning.choosing import Verdict, choose
+from pipeline.tuning.journal import Journal
+from pipeline.tuning.knobs import FORM, LEVEL
+from pipeline.tuning.objective import Figures
+from pipeline.tuning.search import Effects, Found, Limits, search
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice
+
+JOURNAL = "journal.log"
+
+
+class Tune:
+    """Tries plans in fresh processes and hands on the best of them."""
+
+    name = "tune"
+    version = 2
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns the targets, or nothing for a spec that asks for no search."""
+        return plan.targets if plan.spec.tune.max_trials else ()
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the source, the target's graph once verified, and the reference answers."""
+        verified = dict.fromkeys((variant, reference_variant(plan)))
+        return (
+            TaskId("fetch"),
+            TaskId("optimize", variant),
+            *(TaskId("verify", name) for name in verified),
+        )
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns what is searched, for what, and on what."""
+        target, spec = variant or "cpu", plan.spec
+        return {
+            "tune": spec.tune.model_dump(mode="json", exclude={"timeout_s"}),
+            "tolerances": spec.verify.model_dump(mode="json", exclude={"seed"}),
+            "disabled_optimizers": list(spec.optimize.disabled_optimizers),
+            "runtime": runtime_key(spec.runtime, target),
+            "tools": runtime_versions(target, "numpy", "onnx", "optuna"),
+            "python": platform.python_version(),
+            "cpu_model": read_hardware(gpus=False).cpu_model,
+            "hardware": hardware_fingerprint(target),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Searches, and puts the chosen plan's files in place.
+
+        Raises:
+            SpecError: The spec weighs other shapes than there are.
+            TuningError: Neither the default nor the prepared plan could be measured, or the spec restricts
+                the space to what cannot be had here.
+            StageError: The disk is full.
+        """
+        context.kept.mkdir(parents=True, exist_ok=True)
+        default = source_contender(context)
+        with written_recipe(context) as (recipe, _):
+            others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
+            setting = build_setting(context, others)
+            found = _search(setting, device_of([default]))
+            verdict = _with_phases(setting, choose(setting.space, setting.objective, found))
+            record = build_record(setting, found, verdict)
+        context.say(verdict.reason)
+        return dict(encode(_hand_on(setting, verdict, record)))
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that the chosen plan was tried and its files are there.
+
+        Raises:
+            StageError: It was not, or they are not.
+        """
+        outcome = decode(TuneResult, result)
+        chosen = outcome.record.trials[outcome.record.chosen]
+        if chosen.figures is None:
+            raise StageError(f"a plan was chosen that failed: {chosen.failure}")
+        if not (context.folder / outcome.prepared.model).is_file():
+            raise StageError(f"tuned without a model: {context.spec.name}")
+
+
+def _search(setting: Setting, device: str) -> Found:
+    context, tune = setting.context, setting.tune
+    path = context.kept / JOURNAL
+    journal = Journal(path, setting.space, setting.objective, seed=tune.seed)
+    known = journal.known()
+    if known:
+        context.say(f"going on after {len(known)} trials of an interrupted run")
+
+    def measure(choice: Choice) -> Figures:
+        setting.plan_of(choice)  # writes its files, if need be, before the device is asked for
+        with measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")):
+            return setting.measure(choice)
+
+    effects = Effects(
+        measure=measure,
+        suggest=journal.suggest,
+        clock=time.monotonic,
+        record=journal.record,
+        known=known,
+        say=context.say,
+    )
+    limits = Limits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
+    return search(setting.space, setting.objective, limits, effects)
+
+
+def _with_phases(setting: Setting, verdict: Verdict) -> Verdict:
+    """Returns the verdict without a first phase where none is wanted, or none could be made use of."""
+    # A binding stays with the session it was made of, so a job that binds would never see the second one.
+    if setting.tune.first_phase and not needs_binding(verdict.choice):
+        return verdict
+    return dataclasses.replace(verdict, first_phase=None, overlap_mb=None)
+
+
+def _hand_on(setting: Setting, verdict: Verdict, record: TuningRecord) -> TuneResult:
+    choice = verdict.choice
+    artefact = setting.artefacts.get(choice[FORM], choice[LEVEL])
+    share_model(artefact.path, setting.context.folder / artefact.model)
+    plan = setting.plan_on(artefact.path, choice)
+    first = None
+    if verdict.first_phase is not None:
+        fast = setting.plan_on(artefact.path, verdict.first_phase)
+        first = FirstPhase(fast.session_options, fast.providers)
+    prepared = dataclasses.replace(
+        setting.optimized,
+        model=artefact.model,
+        step=choice[LEVEL],
+        session_options=plan.session_options,
+        providers=plan.providers,
+        requirements=setting.requirements_of(choice),
+    )
+    return TuneResult(prepared, record, first, needs_binding(choice))

@@ -1,0 +1,1 @@
+"""Third stage: the prepared model's answers against its source's."""

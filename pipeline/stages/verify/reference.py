@@ -1,0 +1,129 @@
+"""The source's answers, and how far they are from its own optimised self: asked once for all variants.
+
+A session on a large source takes minutes and as much memory again as its weights. So one variant's task asks
+it and keeps what it said, samples included, and the tasks of the other variants read that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.bundle.atomic import write_json_atomic
+from pipeline.bundle.codec import decode, encode, read_json
+from pipeline.bundle.manifest import OutputError
+from pipeline.errors import PipelineError, StageError
+from pipeline.runtime.answers import Answers
+from pipeline.runtime.session import CPU, SessionPlan, default_plan
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.inputs.samples import Sample, make_samples
+from pipeline.stages.results import FetchResult
+from pipeline.stages.verify.comparing import ask, describe, judge
+from pipeline.stages.verify.verdict import build_errors
+
+SAMPLES_FOLDER = "samples"
+ANSWERS_FOLDER = "reference"
+_RECORD = "reference.json"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What every variant is compared with.
+
+    Attributes:
+        samples: The inputs; the first is of the primary shapes.
+        answers: The source's, unoptimised, on the CPU.
+        noise: How far the source with full optimisation on the CPU is from them, per output; empty where it
+            does not run, as some models do not.
+    """
+
+    samples: tuple[Sample, ...]
+    answers: Answers
+    noise: tuple[OutputError, ...]
+
+
+def reference_variant(plan: Plan) -> str:
+    """Returns the variant whose `verify` asks the source: one on the CPU, as the reference is."""
+    return "cpu" if "cpu" in plan.targets else PORTABLE
+
+
+def source_plan(context: Context) -> SessionPlan:
+    """Returns the session that gives the reference."""
+    fetched = context.upstream[TaskId("fetch")]
+    model = (fetched.folder / decode(FetchResult, fetched.result).model).resolve()
+    return default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
+
+
+def make_reference(context: Context, scratch: Path) -> Reference:
+    """Writes samples and the source's answers to them into the stage's folder.
+
+    Args:
+        context: The task.
+        scratch: For the answers that the noise floor comes from.
+
+    Raises:
+        SpecError: The spec, or a sample of it, does not fit the model.
+        StageError: The source does not run on the CPU.
+        OSError: The disk is full.
+    """
+    fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
+    samples = make_samples(context.spec, fetched.interface, context.folder / SAMPLES_FOLDER)
+    context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
+    plan = source_plan(context)
+    try:
+        answers = ask(context, plan, samples, context.folder / ANSWERS_FOLDER)
+    except PipelineError as error:
+        raise StageError(
+            f"the source does not run on CPU: {describe(context)}\n  {error.message}",
+            hint=error.hint or "check it, or its samples, with plain ONNX Runtime on CPU",
+        ) from error
+    noise = _measure_noise(context, plan.model, samples, answers, scratch)
+    reference = Reference(samples, answers, noise)
+    write_reference(context.folder, reference)
+    return reference
+
+
+def _measure_noise(
+    context: Context, model: str, samples: tuple[Sample, ...], answers: Answers, scratch: Path
+) -> tuple[OutputError, ...]:
+    context.say("noise floor")
+    try:
+        optimised = ask(context, default_plan(model, CPU), samples, scratch / "noise")
+        return build_errors(tuple(judge(context.spec, samples, expected=answers, got=optimised)))
+    except PipelineError as error:
+        context.say(f"no noise floor: {error.message}")
+        return ()
+
+
+def write_reference(folder: Path, reference: Reference) -> None:
+    """Writes a record of a reference whose files are below `folder`.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    root = folder.resolve()
+    relative = _moved(reference, lambda file: Path(file).relative_to(root).as_posix())
+    write_json_atomic(folder / _RECORD, encode(relative))
+
+
+def read_reference(folder: Path) -> Reference:
+    """Reads what `write_reference` wrote into a task's folder, wherever that is now.
+
+    Raises:
+        BundleError: It is not there, or damaged.
+    """
+    return _moved(decode(Reference, read_json(folder / _RECORD)), lambda file: str(folder / file))
+
+
+def _moved(reference: Reference, move: Callable[[str], str]) -> Reference:
+    """Returns the reference with other paths: a stage's folder gets its name when the stage is done."""
+    answers = tuple(
+        tuple(replace(answer, file=move(answer.file)) for answer in sample)
+        for sample in reference.answers.samples
+    )
+    return replace(
+        reference,
+        samples=tuple(replace(sample, file=move(sample.file)) for sample in reference.samples),
+        answers=replace(reference.answers, samples=answers),
+    )

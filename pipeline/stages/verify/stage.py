@@ -1,0 +1,213 @@
+"""`verify`: does the prepared model answer as its source does?
+
+The reference is the source as it stands, unoptimised, on the CPU; the candidate is the written file as jobs
+will load it, on its target. A third session, the source as plain ONNX Runtime optimises it on the CPU, gives
+the noise floor: what tolerance is honest for this model. They run one after another, each in a process of its
+own, and leave their outputs in files, so that no two of them ever stand in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.manifest import VerificationRecord
+from pipeline.errors import PipelineError, StageError, VerificationError
+from pipeline.runtime.answers import Answers
+from pipeline.runtime.hardware import hardware_fingerprint
+from pipeline.runtime.session import CUDA, SessionPlan
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.inputs.fitting import inputs_key, samples_key
+from pipeline.stages.inputs.sample_files import read_headers
+from pipeline.stages.results import OptimizeResult, VerifyResult
+from pipeline.stages.tools import runtime_versions
+from pipeline.stages.verify.comparing import ask, describe, judge
+from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, write_golden
+from pipeline.stages.verify.reference import (
+    Reference,
+    make_reference,
+    read_reference,
+    reference_variant,
+    source_plan,
+)
+from pipeline.stages.verify.verdict import Judged, build_errors, describe_failure, suggest, worst_failure
+
+
+class Verify:
+    """Compares every output of every sample, and fails the build if one is outside its tolerance."""
+
+    name = "verify"
+    version = 1
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns every variant that is built, the one whose task asks the source first."""
+        return tuple(dict.fromkeys((reference_variant(plan), *plan.variants)))
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the source, the written model, and, for all variants but one, the reference."""
+        required = (TaskId("fetch"), TaskId("optimize", variant))
+        owner = reference_variant(plan)
+        return required if variant == owner else (*required, TaskId("verify", owner))
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns tolerances, inputs, every byte of the samples, and what computes the answers."""
+        spec, target = plan.spec, "cpu" if variant in (None, PORTABLE) else variant
+        return {
+            "verify": spec.verify.model_dump(mode="json"),
+            "inputs": inputs_key(spec),
+            "samples": samples_key(spec),
+            # numpy draws the seeded inputs.
+            "tools": runtime_versions(target, "numpy"),
+            "hardware": hardware_fingerprint(target),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Runs source and candidate and compares them; one variant's task keeps the reference for the others.
+
+        Raises:
+            VerificationError: The candidate does not run, or does not answer as the source does.
+            SpecError: The spec, or a sample of it, does not fit the model.
+            StageError: The source does not run on the CPU.
+            OSError: The disk is full.
+        """
+        with _scratch(context.folder / "answers") as scratch:
+            reference = _reference(context, scratch)
+            judged = _judge_candidate(context, reference, scratch)
+            _require_equal(context, reference, judged, scratch)
+        if _asks_source(context):
+            _keep_golden(context, reference)
+        return dict(encode(VerifyResult(_record(context, reference, judged))))
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that outputs were compared and, where the source was asked, that there is a golden sample.
+
+        Raises:
+            StageError: None was, or there is none.
+        """
+        outcome = decode(VerifyResult, result)
+        if not outcome.record.errors:
+            raise StageError(f"verified without an output: {describe(context)}")
+        if not _asks_source(context):
+            return
+        if not read_reference(context.folder).samples[0].path.is_file():
+            raise StageError(f"verified without a sample: {describe(context)}")
+        golden = context.folder / GOLDEN_FILE
+        try:
+            names = read_headers(golden)
+        except ValueError as error:
+            raise StageError(f"golden sample cannot be read: {describe(context)}\n  {error}") from error
+        if not any(name.startswith("output:") for name in names):
+            raise StageError(f"golden sample without an output: {describe(context)}")
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    # Below the stage's own folder, since /tmp may be memory and outputs may be large.
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _asks_source(context: Context) -> bool:
+    return context.variant == reference_variant(context.plan)
+
+
+def _reference(context: Context, scratch: Path) -> Reference:
+    if _asks_source(context):
+        return make_reference(context, scratch)
+    owner = TaskId("verify", reference_variant(context.plan))
+    context.say(f"source on CPU: as {owner} was answered")
+    return read_reference(context.upstream[owner].folder)
+
+
+def _judge_candidate(context: Context, reference: Reference, scratch: Path) -> tuple[Judged, ...]:
+    upstream = context.upstream[TaskId("optimize", context.variant)]
+    optimized = decode(OptimizeResult, upstream.result)
+    model = str((upstream.folder / optimized.model).resolve())
+    context.say(f"prepared model ({optimized.step})")
+    plan = SessionPlan(model, optimized.session_options, optimized.providers)
+    try:
+        candidate = ask(context, plan, reference.samples, scratch / "candidate")
+    except PipelineError as error:
+        raise VerificationError(
+            f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
+        ) from error
+    _require_signature(context, reference.answers, candidate)
+    return tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
+
+
+def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
+    """Compares what the sessions declare; an output's declared shape may have become more exact."""
+    outputs = [[(value.name, value.type) for value in side.outputs] for side in (expected, got)]
+    for what, left, right in (("inputs", expected.inputs, got.inputs), ("outputs", *outputs)):
+        if left != right:
+            raise VerificationError(
+                f"the prepared model has other {what} than its source: {describe(context)}\n"
+                f"  expected {_list(left)}, got {_list(right)}"
+            )
+
+
+def _list(signatures: Sequence[Any]) -> str:
+    return ", ".join(
+        f"{item[0]} {item[1]}" if isinstance(item, tuple) else f"{item.name} {item.type}{list(item.shape)}"
+        for item in signatures
+    )
+
+
+def _require_equal(context: Context, reference: Reference, judged: Sequence[Judged], scratch: Path) -> None:
+    if all(item.comparison.ok for item in judged):
+        return
+    subject = describe(context)
+    floor = {error.output: error for error in reference.noise}
+    worst = worst_failure(judged)
+    again = ask(context, source_plan(context), reference.samples, scratch / "again")
+    repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
+    if not all(item.comparison.ok for item in repeated):
+        raise VerificationError(
+            f"the source gives other answers each time it runs: {subject}\n{describe_failure(judged, floor)}",
+            hint="give its random operators a seed attribute; what is random cannot be verified",
+        )
+    optimized = decode(OptimizeResult, context.upstream[TaskId("optimize", context.variant)].result)
+    raise VerificationError(
+        f"the prepared model does not answer as its source: {subject}\n{describe_failure(judged, floor)}",
+        hint=suggest(
+            worst,
+            floor.get(worst.comparison.name),
+            step=optimized.step,
+            in_tf32=any(
+                provider.name == CUDA and provider.options.get("use_tf32") != "0"
+                for provider in optimized.providers
+            ),
+        ),
+    )
+
+
+def _keep_golden(context: Context, reference: Reference) -> None:
+    sizes = [sample.elements for sample in reference.samples]
+    smallest = sizes.index(min(sizes))
+    path = context.folder / GOLDEN_FILE
+    write_golden(path, sample=reference.samples[smallest].path, answers=reference.answers.samples[smallest])
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_GOLDEN_BYTES:
+        context.say(
+            f"golden sample of {size_bytes // 2**20} MB, since no declared shape is smaller; "
+            "every load that checks answers reads it"
+        )
+
+
+def _record(context: Context, reference: Reference, judged: Sequence[Judged]) -> VerificationRecord:
+    verify = context.spec.verify
+    return VerificationRecord(
+        rtol=verify.rtol,
+        atol=verify.atol,
+        samples=len(reference.samples),
+        inputs="seeded" if context.spec.samples is None else "samples",
+        errors=build_errors(judged),
+        noise_floor=reference.noise,
+    )

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StageError
+from pipeline.stages.device_lock import lock_folder, measuring, working
+
+PATIENCE_S = 120.0
+
+HOLDER = """
+import sys
+from pipeline.stages.device_lock import measuring, working
+block = working() if sys.argv[1] == "working" else measuring(sys.argv[1])
+with block:
+    print("holding", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@contextmanager
+def other_process(what: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"holding\n"
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+class Taker(threading.Thread):
+    """Takes a lock as another program would; `waiting` and `holding` tell how far it got."""
+
+    def __init__(self, take: Callable[..., object]) -> None:
+        super().__init__(daemon=True)
+        self._take = take
+        self.waiting, self.holding, self.release = threading.Event(), threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self._take(on_wait=self.waiting.set):  # type: ignore[attr-defined]
+            self.holding.set()
+            self.release.wait()
+
+
+def measure_cpu(*, on_wait: Callable[[], None]) -> object:
+    return measuring("cpu", on_wait=on_wait)
+
+
+def measure_gpu(*, on_wait: Callable[[], None]) -> object:
+    return measuring("cuda:0", on_wait=on_wait)
+
+
+@contextmanager
+def taking(take: Callable[..., object]) -> Iterator[Taker]:
+    taker = Taker(take)
+    try:
+        yield taker
+    finally:
+        taker.release.set()
+        taker.join(PATIENCE_S)
+        assert not taker.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ("cpu", measure_cpu),
+        ("cpu", working),
+        ("cuda:0", working),
+        ("cuda:1", measure_gpu),
+        ("working", measure_cpu),
+    ],
+)
+def test_a_measurement_is_alone_on_the_machine(held: str, wanted: Callable[..., object]) -> None:
+    with other_process(held) as holder, taking(wanted) as taker:
+        assert taker.waiting.wait(PATIENCE_S)
+        assert not taker.holding.is_set()
+        holder.communicate()
+        assert taker.holding.wait(PATIENCE_S)
+
+
+def test_other_work_goes_on_side_by_side() -> None:
+    with other_process("working"), taking(working) as taker:
+        assert taker.holding.wait(PATIENCE_S)
+        assert not taker.waiting.is_set()
+
+
+def test_a_killed_holder_holds_nothing() -> None:
+    with other_process("cuda:0") as holder, taking(measure_gpu) as taker:
+        assert taker.waiting.wait(PATIENCE_S)
+        holder.send_signal(signal.SIGKILL)
+        assert taker.holding.wait(PATIENCE_S)
+
+
+def test_a_waiting_measurement_is_not_overtaken() -> None:
+    with other_process("working") as holder, taking(measure_cpu) as measurement:
+        assert measurement.waiting.wait(PATIENCE_S)
+        with taking(working) as late:
+            assert late.waiting.wait(PATIENCE_S)
+            holder.communicate()
+            assert measurement.holding.wait(PATIENCE_S)
+            assert not late.holding.is_set()
+            measurement.release.set()
+            assert late.holding.wait(PATIENCE_S)
+
+
+def test_a_child_process_does_not_inherit_the_lock() -> None:
+    with measuring("cpu"):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        with taking(working) as taker:
+            assert taker.holding.wait(PATIENCE_S)
+    finally:
+        child.communicate(b"\n")
+
+
+def test_work_within_work_waits_for_nobody() -> None:
+    held = ExitStack()
+    held.enter_context(working())
+    with taking(measure_cpu) as measurement:
+        assert measurement.waiting.wait(PATIENCE_S)
+        with working():
+            assert not measurement.holding.is_set()
+        held.close()
+        assert measurement.holding.wait(PATIENCE_S)
+
+
+def test_measuring_within_work_is_refused_instead_of_waiting_for_ever() -> None:
+    with working(), pytest.raises(StageError, match="already works"), measuring("cpu"):
+        raise AssertionError("two locks that exclude each other were both given")
+
+
+def test_a_failed_block_gives_its_lock_back() -> None:
+    with pytest.raises(KeyError), measuring("cpu"):
+        raise KeyError
+    with taking(measure_cpu) as taker:
+        assert taker.holding.wait(PATIENCE_S)
+
+
+def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    assert lock_folder().is_relative_to(tmp_path)
+    assert lock_folder().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ortprep").mkdir()
+    (tmp_path / "ortprep").chmod(0o777)
+    with pytest.raises(StageError, match="not safe"):
+        lock_folder()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "ortprep").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StageError, match="not safe"):
+        lock_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
+def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ortprep").mkdir(mode=0o700)
+    os.chown(tmp_path / "ortprep", 12345, 12345)
+    with pytest.raises(StageError, match="user 12345"):
+        lock_folder()
+
+
+def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert lock_folder() == tmp_path / f"ortprep-{os.getuid()}"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import StageError
+from pipeline.stages.optimize.ladder import HARDWARE_BOUND_OPTIMIZERS, plan_ladder
+
+VARIANTS = st.sampled_from(["cpu", "cuda", "portable"])
+LEVELS = st.sampled_from(["all", "extended", "basic"])
+OPTIMIZERS = st.lists(st.sampled_from(["ConvAddFusion", "NchwcTransformer", "NhwcTransformer"])).map(tuple)
+
+
+def test_the_whole_ladder_goes_from_everything_to_the_source() -> None:
+    assert [step.name for step in plan_ladder("cpu", level="all")] == [
+        "all",
+        "all-reduced",
+        "extended",
+        "basic",
+        "source",
+    ]
+
+
+def test_the_portable_variant_never_goes_beyond_onnx_operators() -> None:
+    assert [step.level for step in plan_ladder("portable", level="all")] == ["ORT_ENABLE_BASIC", None]
+
+
+def test_the_reduced_step_leaves_out_what_binds_a_graph_to_hardware() -> None:
+    reduced = plan_ladder("cpu", level="all", disabled_optimizers=("ConvAddFusion",))[1]
+    assert set(reduced.disabled_optimizers) == {"ConvAddFusion", *HARDWARE_BOUND_OPTIMIZERS}
+
+
+@given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)
+def test_the_source_is_always_the_last_resort(variant: str, level: str, disabled: tuple[str, ...]) -> None:
+    steps = plan_ladder(variant, level=level, disabled_optimizers=disabled)
+    assert steps[-1].level is None
+    assert all(step.level is not None for step in steps[:-1])
+
+
+@given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)
+def test_what_the_user_leaves_out_is_left_out_of_every_step(
+    variant: str, level: str, disabled: tuple[str, ...]
+) -> None:
+    for step in plan_ladder(variant, level=level, disabled_optimizers=disabled)[:-1]:
+        assert set(disabled) <= set(step.disabled_optimizers)
+
+
+@given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)
+def test_no_step_is_tried_twice(variant: str, level: str, disabled: tuple[str, ...]) -> None:
+    steps = plan_ladder(variant, level=level, disabled_optimizers=disabled)
+    tried = [(step.level, frozenset(step.disabled_optimizers)) for step in steps]
+    assert len(set(tried)) == len(tried)
+
+
+def test_an_unknown_level_is_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(StageError, match=r"'fast'[\s\S]*extended"):
+        plan_ladder("cpu", level="fast")
