@@ -1,0 +1,33 @@
+"""The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `explain`, `clean`.
+
+Variables: `doit configs=DIR artifacts=DIR target=T skip_unavailable=1 prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from doit import get_var
+
+from pipeline.cli.console import BuildObserver, exit_when_interrupted, start_streams, write_line
+from pipeline.graph.build import plan_builds
+from pipeline.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
+
+start_streams()
+exit_when_interrupted()
+OBSERVER = BuildObserver()
+DOIT_CONFIG = doit_config(OBSERVER)
+
+
+@spec_errors_as_doit_errors
+def task_build() -> Iterator[dict[str, Any]]:
+    """Yields prepare, explain and every stage of every model in configs/."""
+    builds = plan_builds(
+        Path(get_var("configs", "configs")),
+        Path(get_var("artifacts", "artifacts")),
+        only=get_var("target", None),
+        skip_unavailable=get_var("skip_unavailable", "0") not in ("0", "no", "false"),
+    )
+    yield from build_doit_tasks(builds, OBSERVER, write_line)

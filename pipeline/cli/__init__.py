@@ -1,0 +1,21 @@
+"""The `ortprep` command; the only package that prints."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    try:
+        from pipeline.cli.app import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "pipeline":
+            raise
+        sys.stderr.write(
+            "error: the ortprep command needs the build's dependencies\n"
+            f"  expected module {error.name}, got none\n\n"
+            'hint: pip install "ortprep[build,gpu]"\n'
+        )
+        sys.exit(1)
+    sys.exit(run())

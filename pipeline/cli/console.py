@@ -1,0 +1,212 @@
+"""What people see: data on stdout, talk on stderr, moving parts on a terminal only."""
+
+from __future__ import annotations
+
+import atexit
+import codecs
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from pipeline.errors import PipelineError
+
+_STDOUT, _STDERR = 1, 2
+
+
+def start_streams() -> None:
+    """Sees to it that stdout and stderr are there, and that their readers do not decide how we end."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal can show ×, ± or names in other scripts; a question mark beats no answer.
+        sys.stdout.reconfigure(errors="replace")
+    atexit.register(_end_streams)
+
+
+def _end_streams() -> None:
+    # Otherwise the interpreter does it, and exits with 120 where it cannot.
+    with _while_read():
+        sys.stdout.flush()
+    with _talking():
+        sys.stderr.flush()
+
+
+def write_line(text: str) -> None:
+    """Writes a line of data to stdout."""
+    with _while_read():
+        sys.stdout.write(text + "\n")
+
+
+def write_json(data: Any) -> None:
+    """Writes JSON to stdout."""
+    # What stdout cannot encode is escaped here, since it would be replaced there.
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    write_line(json.dumps(data, indent=1, ensure_ascii=not is_utf8))
+
+
+def write_table(table: Table) -> None:
+    """Writes a table to stdout: as wide as the terminal, or as wide as it likes in a pipe."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    # Not printed by rich itself, which ends the process when nobody reads.
+    with console.capture() as capture:
+        console.print(table)
+    with _while_read():
+        sys.stdout.write(capture.get())
+
+
+def say(text: str) -> None:
+    """Writes a line of talk to stderr."""
+    with _talking():
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+INTERRUPTED = "interrupted; what was finished is kept, what was not is done again by the next run"
+
+
+def exit_when_interrupted() -> None:
+    """Has an interrupt end a program that is not ours, as doit, in one line and exit code 130.
+
+    A program that was started with interrupts ignored goes on ignoring them.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - what a signal handler takes
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who cannot wait for the end interrupts again
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, f"{INTERRUPTED}\n".encode())  # sys.stderr may be in the middle of a write
+        sys.exit(128 + number)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
+
+
+def say_error(error: PipelineError) -> None:
+    """Writes an error to stderr: what failed, expected and got, and a hint."""
+    say(f"error: {error}")
+
+
+def start_logging(level: str | None) -> None:
+    """Sends the library's log to stderr, at `level` or `$ORTPREP_LOG` or warnings."""
+    name = (level or os.environ.get("ORTPREP_LOG") or "warning").upper()
+    logging.basicConfig(
+        level=logging.getLevelNamesMapping().get(name, logging.WARNING),
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+@contextlib.contextmanager
+def _while_read() -> Iterator[None]:
+    """For data: a reader that went away has what it wanted, as `head` has; the rest goes nowhere."""
+    try:
+        yield
+    except BrokenPipeError:
+        _lead_nowhere(_STDOUT)
+
+
+@contextlib.contextmanager
+def _talking() -> Iterator[None]:
+    """For talk: that it cannot be written is no reason to stop the work, or to call it failed."""
+    try:
+        yield
+    except OSError:
+        _lead_nowhere(_STDERR)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    # What Python still holds for it is written at exit, and would fail again.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+class BuildObserver:
+    """Shows how a build goes: a line per finished task, and on a terminal what is running now."""
+
+    def __init__(self) -> None:
+        # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
+        # in the place of that: the stream is taken before, and rich is told to leave it alone.
+        self._stream = sys.stderr
+        self._pid = os.getpid()
+        self._running: dict[str, float] = {}
+        self._current = 0
+        self._done = 0
+        self._failed = 0
+        self._skipped = 0
+        self._live: Live | None = None
+
+    def started(self, task: str) -> None:
+        """Shows a task as running."""
+        self._running[task] = time.monotonic()
+        self._show()
+
+    def said(self, task: str, line: str) -> None:
+        """Writes a line of a running task."""
+        self._line(f"  {task}: {line}")
+
+    def finished(self, task: str) -> None:
+        """Writes that a task is done."""
+        self._done += 1
+        elapsed_s = time.monotonic() - self._running.pop(task, time.monotonic())
+        self._line(f"done {task} ({elapsed_s:.1f} s)")
+        self._show()
+
+    def current(self, task: str) -> None:  # noqa: ARG002
+        """Counts a task that was up to date."""
+        self._current += 1
+
+    def failed(self, task: str, message: str) -> None:
+        """Writes why a task failed."""
+        self._failed += 1
+        self._running.pop(task, None)
+        self._line(f"FAILED {task}\nerror: {message}")
+        self._show()
+
+    def skipped(self, task: str, message: str) -> None:  # noqa: ARG002
+        """Counts a task that was not tried, since one before it failed."""
+        self._skipped += 1
+
+    def ended(self) -> None:
+        """Writes the sum."""
+        self._running.clear()
+        self._show()
+        if self._done or self._current or self._failed:
+            failed = f", {self._failed} failed, {self._skipped} not tried" if self._failed else ""
+            self._line(f"{self._done} done, {self._current} up to date{failed}")
+
+    def _line(self, text: str) -> None:
+        with _talking():
+            if self._live is not None and os.getpid() == self._pid:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+
+    def _show(self) -> None:
+        if not self._stream.isatty():
+            return
+        if not self._running:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+            return
+        spinner = Spinner("dots", text=", ".join(self._running))
+        if self._live is None:
+            console = Console(file=self._stream)
+            self._live = Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        self._live.update(spinner)

@@ -1,0 +1,255 @@
+"""The build as doit sees it; the only module that knows doit.
+
+doit orders and parallelises the tasks. Whether one is up to date is decided by our receipts alone: doit's own
+database is written only when a run ends, so a killed run would forget, and it takes an equal modification
+time for an equal file. It is therefore kept in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from doit.cmd_base import ModuleTaskLoader
+from doit.doit_cmd import DoitMain
+from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
+
+from pipeline.bundle.digest import DigestCache
+from pipeline.errors import PipelineError
+from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
+from pipeline.graph.explain import explain_tasks, format_explanation
+from pipeline.graph.observer import Observer
+from pipeline.stages.device_lock import working
+
+STAGE_DOCS = {
+    "fetch": "copy the source model, its digest checked",
+    "optimize": "optimise the graph once and lint what was written",
+    "verify": "compare the answers with the source's",
+    "tune": "search for the best way to store, load and run it",
+    "measure": "measure default ONNX Runtime against the prepared model",
+    "package": "make the bundle visible, in one rename",
+}
+
+Errors = list[PipelineError]
+
+
+def doit_name(task: Task) -> str:
+    """Returns a task's name in doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+    variant = task.id.variant
+    return f"{task.id.stage}:{task.model}" + (f"/{variant}" if variant else "")
+
+
+def doit_config(observer: Observer) -> dict[str, Any]:
+    """Returns DOIT_CONFIG for a dodo.py."""
+    return {
+        "default_tasks": ["prepare"],
+        "backend": "sqlite3",
+        "dep_file": ":memory:",
+        "reporter": Reporter(observer),
+        "verbosity": 2,
+        # Threads: a stage's work is in child processes anyway, errors come back whole, and processes of doit
+        # would each answer an interrupt with a traceback.
+        "par_type": "thread",
+    }
+
+
+def build_doit_tasks(
+    builds: Sequence[Sequence[Task]],
+    observer: Observer,
+    write: Callable[[str], None],
+    errors: Errors | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields every task as doit takes it.
+
+    Args:
+        builds: The tasks of each model, in build order.
+        observer: Told how it goes.
+        write: Takes what `explain` answers.
+        errors: Collects what tasks raised, for the exit code of a caller in the same process.
+    """
+    cache = DigestCache()
+    yield {"basename": "prepare", "name": None, "doc": "build every bundle: all that is not up to date"}
+    used = {task.id.stage for tasks in builds for task in tasks}
+    for stage, doc in STAGE_DOCS.items():
+        if stage in used:
+            yield {"basename": stage, "name": None, "doc": doc}
+    yield {"basename": "explain", "name": None, "doc": "say what prepare would do, and why"}
+    for tasks in builds:
+        model = tasks[0].model
+        by_id = {task.id: task for task in tasks}
+        last = doit_name(tasks[-1])
+        yield {
+            "basename": "prepare",
+            "name": model,
+            "actions": None,
+            "task_dep": [last],
+            "clean": [_Removal(tuple(reversed(tasks)))],
+            "doc": f"the bundle {model}",
+        }
+        yield {
+            "basename": "explain",
+            "name": model,
+            "actions": [functools.partial(_explain, tasks, cache, write)],
+            "uptodate": [False],
+            "doc": f"what prepare:{model} would do, and why",
+        }
+        for task in tasks:
+            requires = [doit_name(by_id[required]) for required in task.requires]
+            yield _doit_task(task, requires, observer, cache, errors)
+
+
+def _doit_task(
+    task: Task, requires: list[str], observer: Observer, cache: DigestCache, errors: Errors | None
+) -> dict[str, Any]:
+    name = doit_name(task)
+    return {
+        "basename": task.id.stage,
+        "name": name.partition(":")[2],
+        "actions": [functools.partial(_act, task, name, observer, cache, errors)],
+        "task_dep": requires,
+        "uptodate": [functools.partial(_is_current, task, cache)],
+        "clean": [_Removal((task,))],
+        "doc": STAGE_DOCS[task.id.stage],
+    }
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """Removes what tasks left, for `doit clean`: the tasks' files and receipts, the first task's named."""
+
+    tasks: tuple[Task, ...]
+
+    def __call__(self) -> None:
+        for task in self.tasks:
+            remove_outcome(task)
+
+    def __str__(self) -> str:
+        # doit shows an action's text without its first character, taking it for the < of a function's repr.
+        more = " and what it was made from" if len(self.tasks) > 1 else ""
+        return f"<remove {self.tasks[0].folder}{more}"
+
+
+def _act(
+    task: Task, name: str, observer: Observer, cache: DigestCache, errors: Errors | None
+) -> TaskFailed | None:
+    # Measuring takes its device for itself; all other work shares the machine, but not with a measurement.
+    shared = {} if task.id.stage in ("tune", "measure") else {"shared": working}
+    try:
+        run_task(task, cache=cache, say=functools.partial(observer.said, name), **shared)
+    except PipelineError as error:
+        if errors is not None:
+            errors.append(error)
+        return TaskFailed(str(error))
+    return None
+
+
+def _is_current(task: Task, cache: DigestCache) -> bool:
+    try:
+        return not why_stale(task, cache)
+    except PipelineError:
+        return False  # running it raises the error where it is reported
+
+
+def _explain(tasks: Sequence[Task], cache: DigestCache, write: Callable[[str], None]) -> None:
+    for explanation in explain_tasks(tasks, cache=cache):
+        write(format_explanation(explanation))
+
+
+def spec_errors_as_doit_errors(
+    create: Callable[[], Iterator[dict[str, Any]]],
+) -> Callable[[], Iterator[dict[str, Any]]]:
+    """Makes doit print a wrong spec as a message instead of a traceback."""
+
+    @functools.wraps(create)
+    def create_tasks() -> Iterator[dict[str, Any]]:
+        try:
+            yield from create()
+        except PipelineError as error:
+            raise InvalidTask(str(error)) from error
+
+    return create_tasks
+
+
+def run_doit(
+    builds: Sequence[Sequence[Task]],
+    observer: Observer,
+    *,
+    jobs: int = 1,
+    tasks: Sequence[str] = ("prepare",),
+) -> tuple[int, tuple[PipelineError, ...]]:
+    """Runs `prepare` for these models, as `doit prepare` does; when one fails, the others go on.
+
+    Args:
+        builds: The tasks of each model, in build order.
+        observer: Told how it goes.
+        jobs: How many tasks may run at once.
+        tasks: Names of other tasks to run, and of all they need, instead of `prepare`.
+
+    Returns:
+        doit's exit code (0: all done) and the errors of tasks that failed in this process.
+    """
+    errors: Errors = []
+    namespace: Mapping[str, Any] = {
+        "DOIT_CONFIG": doit_config(observer),
+        "task_build": lambda: build_doit_tasks(builds, observer, lambda _: None, errors),
+    }
+    arguments = ["run", "--continue"]
+    if jobs > 1:
+        arguments += ["-n", str(jobs)]
+    code: int = DoitMain(ModuleTaskLoader(dict(namespace)), config_filenames=()).run([*arguments, *tasks])
+    return code, tuple(errors)
+
+
+class Reporter:
+    """Turns doit's reports into events of an `Observer`; the method names are doit's."""
+
+    desc = "one line per task"
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def initialize(self, tasks: object, selected_tasks: object) -> None:
+        """Called before anything runs."""
+
+    def get_status(self, task: Any) -> None:
+        """Called when a task is about to be looked at."""
+
+    def execute_task(self, task: Any) -> None:
+        """Called when a task starts."""
+        if task.actions and not task.name.startswith("explain"):
+            self._observer.started(task.name)
+
+    def add_failure(self, task: Any, fail: BaseFail) -> None:
+        """Called when a task failed, or was not tried because another failed."""
+        if isinstance(fail, UnmetDependency):
+            self._observer.skipped(task.name, fail.message)
+        else:
+            self._observer.failed(task.name, fail.get_msg().strip())
+
+    def add_success(self, task: Any) -> None:
+        """Called when a task was done."""
+        if task.actions and not task.name.startswith("explain"):
+            self._observer.finished(task.name)
+
+    def skip_uptodate(self, task: Any) -> None:
+        """Called when a task was up to date."""
+        self._observer.current(task.name)
+
+    def skip_ignore(self, task: Any) -> None:
+        """Called for a task the user told doit to ignore."""
+
+    def cleanup_error(self, exception: BaseFail) -> None:
+        """Called when a teardown failed; there are none."""
+
+    def runtime_error(self, msg: str) -> None:
+        """Called when doit itself cannot go on."""
+        self._observer.failed("doit", msg)
+
+    def teardown_task(self, task: Any) -> None:
+        """Called before a teardown."""
+
+    def complete_run(self) -> None:
+        """Called when nothing more comes."""
+        self._observer.ended()

@@ -1,0 +1,243 @@
+"""Is a task up to date, why not, and doing it: the only place where stages are run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import pipeline
+from pipeline.bundle.atomic import new_folder, remove_stale_temporaries
+from pipeline.bundle.codec import encode
+from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.verification import describe_files
+from pipeline.errors import PipelineError, StageError, hint_of_os_error
+from pipeline.graph.receipts import (
+    KEPT_PREFIX,
+    RECEIPT_VERSION,
+    Receipt,
+    changed_files,
+    differences,
+    kept_folder,
+    model_folder,
+    outcome_key,
+    read_receipt,
+    receipt_path,
+    task_folder,
+    write_receipt,
+)
+from pipeline.stages.contract import Context, Plan, Stage, TaskId, Upstream
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stage of one plan, for one variant.
+
+    Attributes:
+        stage: What is run.
+        plan: The model and its targets.
+        id: Stage and variant.
+        artifacts: Folder of bundles and intermediate files.
+    """
+
+    stage: Stage
+    plan: Plan
+    id: TaskId
+    artifacts: Path
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.plan.spec.name
+
+    @property
+    def requires(self) -> tuple[TaskId, ...]:
+        """Tasks that come before this one."""
+        return self.stage.requires(self.plan, self.id.variant)
+
+    @property
+    def folder(self) -> Path:
+        """Where the task's files are."""
+        return task_folder(self.artifacts, self.model, self.id)
+
+    @property
+    def receipt(self) -> Path:
+        """Where its receipt is."""
+        return receipt_path(self.artifacts, self.model, self.id)
+
+
+def build_tasks(plan: Plan, stages: tuple[Stage, ...], artifacts: Path) -> tuple[Task, ...]:
+    """Returns a plan's tasks, each after those it requires."""
+    return tuple(
+        Task(stage=stage, plan=plan, id=TaskId(stage.name, variant), artifacts=artifacts)
+        for stage in stages
+        for variant in stage.variants(plan)
+    )
+
+
+def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
+    """Returns why a task has to be run, one reason a line; nothing if it is up to date.
+
+    Raises:
+        PipelineError: The key itself cannot be computed (the source file is missing, say).
+    """
+    with _bordered(task):
+        receipt = read_receipt(task.receipt)
+        if receipt is None:
+            return ("never done",)
+        missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
+        if missing:
+            return tuple(f"{name} has to be done first" for name in missing)
+        reasons = differences(receipt.key, _full_key(task))
+        return reasons or changed_files(task.folder, receipt, cache.digest)
+
+
+def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], Any] = nullcontext) -> bool:
+    """Runs a task unless it is up to date, and returns whether it did.
+
+    One process at a time works on a task: a second one waits and then finds it done. The files appear in one
+    rename and the receipt comes last, so that a process killed at any instant leaves the old outcome or a
+    task that is simply run again.
+
+    Args:
+        task: What to run.
+        cache: Remembers digests of files.
+        say: Takes progress, a line at a time.
+        shared: Held while the work is done, unless the stage takes its own device lock.
+
+    Raises:
+        PipelineError: The work failed; nothing of it is visible.
+    """
+    with _described(task), _locked(task):
+        if not why_stale(task, cache):
+            return False
+        started = time.perf_counter()
+        key = _full_key(task)
+        remove_stale_temporaries(task.folder.parent, task.folder.name)
+        kept = kept_folder(task.folder, key)
+        _remove_kept(task, but=kept)
+        with new_folder(task.folder) as folder:
+            with shared():
+                result = _run_stage(task, folder, kept, say)
+            entries = describe_files(folder, cache.digest)
+        receipt = Receipt(
+            schema_version=RECEIPT_VERSION,
+            task=str(task.id),
+            key=key,
+            files=entries,
+            result=result,
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            elapsed_s=round(time.perf_counter() - started, 3),
+        )
+        write_receipt(task.receipt, receipt)
+        _remove_kept(task)
+        return True
+
+
+def remove_outcome(task: Task) -> None:
+    """Removes a task's files and receipt."""
+    task.receipt.unlink(missing_ok=True)
+    shutil.rmtree(task.folder, ignore_errors=True)
+    _remove_kept(task)
+
+
+def _remove_kept(task: Task, *, but: Path | None = None) -> None:
+    for folder in task.folder.parent.glob(f"{KEPT_PREFIX}{task.folder.name}~*"):
+        if folder != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
+    """Returns what a task's stage is given.
+
+    Raises:
+        StageError: A task before it was not done.
+    """
+    upstream = {required: _upstream(task, required) for required in task.requires}
+    return Context(
+        plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say, kept=kept
+    )
+
+
+def _run_stage(task: Task, folder: Path, kept: Path, say: Say) -> Mapping[str, Any]:
+    context = open_context(task, folder, kept, say)
+    result: Mapping[str, Any] = encode(task.stage.run(context))
+    task.stage.ensures(context, result)
+    return result
+
+
+def _full_key(task: Task) -> dict[str, Any]:
+    own = encode(task.stage.key(task.plan, task.id.variant))
+    upstream = {str(required): outcome_key(_require(task, required)) for required in task.requires}
+    ours = {"pipeline": pipeline.__version__, "stage_version": task.stage.version, "upstream": upstream}
+    if clash := sorted(ours.keys() & own.keys()):
+        # One would hide the other: a replaced model, say, would leave its optimised graph up to date.
+        raise StageError(f"key of {task.id} takes the graph's own names\n  got {', '.join(clash)}")
+    return {**ours, **own}
+
+
+def _receipt_of(task: Task, required: TaskId) -> Receipt | None:
+    return read_receipt(receipt_path(task.artifacts, task.model, required))
+
+
+def _require(task: Task, required: TaskId) -> Receipt:
+    receipt = _receipt_of(task, required)
+    if receipt is None:
+        raise StageError(
+            f"{required} of {task.model} has to be done first", hint=f"ortprep prepare {task.model}"
+        )
+    return receipt
+
+
+def _upstream(task: Task, required: TaskId) -> Upstream:
+    return Upstream(
+        folder=task_folder(task.artifacts, task.model, required), result=_require(task, required).result
+    )
+
+
+@contextmanager
+def _locked(task: Task) -> Iterator[None]:
+    folder = model_folder(task.artifacts, task.model) / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{str(task.id).replace('/', '-')}.lock"):
+        yield
+
+
+@contextmanager
+def _described(task: Task) -> Iterator[None]:
+    """Has every error of a task name it."""
+    try:
+        with _bordered(task):
+            yield
+    except PipelineError as error:
+        raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
+
+
+@contextmanager
+def _bordered(task: Task) -> Iterator[None]:
+    """Border: whatever a stage raises, be it for its key or at its work, leaves here as a PipelineError."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        # A full disk is met while writing, where Python does not know the file's name.
+        hint = hint_of_os_error(error, str(task.artifacts), tempfile.gettempdir())
+        raise StageError(f"{error.strerror or error}{place}", hint=hint) from error
+    except Exception as error:
+        log.debug("%s of %s failed", task.id, task.model, exc_info=True)
+        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where") from error

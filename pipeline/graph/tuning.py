@@ -1,0 +1,61 @@
+"""What the searches of a build found, and measuring one of their trials again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.errors import SpecError
+from pipeline.graph.execution import Task, open_context
+from pipeline.graph.receipts import read_receipt
+from pipeline.stages.results import TuneResult
+from pipeline.stages.tune.again import Again, measure_again
+
+
+def tune_tasks(builds: Sequence[Sequence[Task]]) -> tuple[Task, ...]:
+    """Returns the tasks that search.
+
+    Raises:
+        SpecError: A model's spec asks for no search.
+    """
+    found = []
+    for tasks in builds:
+        own = [task for task in tasks if task.id.stage == "tune"]
+        if not own:
+            raise SpecError(
+                f"nothing is searched for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
+                hint="tune: {max_trials: 100}   # in its spec",
+            )
+        found += own
+    return tuple(found)
+
+
+def read_search(task: Task) -> TuningRecord:
+    """Returns what a task's search found.
+
+    Raises:
+        SpecError: It was not done.
+    """
+    receipt = read_receipt(task.receipt)
+    if receipt is None:
+        raise SpecError(
+            f"no search was done yet: {task.id} of {task.model}", hint=f"ortprep tune {task.model}"
+        )
+    return decode(TuneResult, receipt.result).record
+
+
+def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[str], None]) -> Again:
+    """Measures one trial of a task's search again; its files are written anew where they were not kept.
+
+    Raises:
+        SpecError: There was no search, or no such trial.
+        PipelineError: The plan fails.
+    """
+    record = read_search(task)
+    with tempfile.TemporaryDirectory(prefix=".tmp-trial~", dir=task.folder.parent) as name:
+        folder = Path(name)
+        context = open_context(task, folder, folder / "kept", say)
+        return measure_again(context, record, number, rounds=rounds)

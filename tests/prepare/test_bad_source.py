@@ -1,0 +1,182 @@
+"""Models that cannot be prepared: each is refused by name, and the old bundle stays."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests import models
+from tests.models import point_outside, write_external_model, write_model
+from tests.prepare.project import SHAPES, Project, folding_net, is_intact, untouched
+
+Change = Callable[[Project], object]
+
+FORM = re.compile(r"error: (?P<what>.+)\n(?P<details>(  .+\n)*)(\nhint: .+\n)?0 done, .*1 failed.*\n")
+"""What failed, what was expected and got, a hint; then doit's sum."""
+
+
+def replace_model(content: bytes) -> Change:
+    return lambda project: (project.models / "net.onnx").write_bytes(content)
+
+
+def truncate(project: Project) -> None:
+    path = project.models / "net.onnx"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def with_model(build: Callable[[], onnx.ModelProto]) -> Change:
+    def change(project: Project) -> None:
+        write_model(build(), project.models / "net.onnx")
+        project.write_spec(inputs={"x": {"shapes": [[2, 4]]}})
+
+    return change
+
+
+def with_external(change: Callable[[Path], object], **options: str) -> Change:
+    """Replaces the model by one with external data, and then changes that file."""
+
+    def changed(project: Project) -> None:
+        location = options.get("location", "weights.bin")
+        write_external_model(folding_net(), project.models / "net.onnx", location=location)
+        change(project.models / location)
+
+    return changed
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def link_out(path: Path) -> None:
+    outside = path.parents[1] / "elsewhere.bin"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+def link_folder_out(path: Path) -> None:
+    outside = path.parents[2] / "elsewhere"
+    path.parent.rename(outside)
+    path.parent.symlink_to(outside, target_is_directory=True)
+
+
+def point_at(location: str) -> Change:
+    def change(project: Project) -> None:
+        model = folding_net()
+        for tensor in model.graph.initializer:
+            point_outside(tensor, location, offset=0, length=64 * 64 * 4)
+        (project.root / "secret").write_bytes(bytes(64 * 64 * 4))
+        write_model(model, project.models / "net.onnx")
+
+    return change
+
+
+def make_folder(project: Project) -> None:
+    (project.models / "net.onnx").unlink()
+    (project.models / "net.onnx").mkdir()
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "missing": (lambda p: (p.models / "net.onnx").unlink(), r"source model missing.*no such file"),
+    "a folder": (make_folder, r"source model missing.*expected a file"),
+    "at home with nobody": (
+        lambda p: p.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"}),
+        r"no path of a file: ~nosuchuser/x\.onnx.*home",
+    ),
+    "a name that is too long": (
+        lambda p: p.write_spec(inputs=SHAPES, source={"path": f"../{'n' * 300}/x.onnx"}),
+        r"no path of a file.*File name too long",
+    ),
+    "samples with a name that is too long": (
+        lambda p: p.write_spec(inputs=SHAPES, samples=f"{'n' * 300}/x.npz"),
+        r"cannot read the samples of net.*File name too long",
+    ),
+    "empty": (replace_model(b""), r"file is empty.*got 0 bytes"),
+    "truncated": (truncate, r"not an ONNX model, or a part of one"),
+    "random bytes": (replace_model(bytes(range(256)) * 40), r"not an ONNX model"),
+    "text": (replace_model(b"hello, world\n" * 10), r"not an ONNX model"),
+    "a web page": (replace_model(b"<!doctype html><html>"), r"not a model.*web page"),
+    "a pointer of Git LFS": (
+        replace_model(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        r"not a model.*Git LFS",
+    ),
+    "another digest": (
+        lambda p: p.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": "0" * 64}),
+        r"wrong digest.*expected sha256:0{64}, got sha256:[0-9a-f]{64}",
+    ),
+    "an unknown operator": (with_model(models.unknown_operator), "Frobnicate"),
+    "an unknown domain": (with_model(models.unknown_domain), "com.example.nowhere"),
+    "an opset of the future": (with_model(models.future_opset), "opset"),
+    "an IR version of the future": (with_model(models.future_ir), "IR version"),
+    "external data missing": (with_external(Path.unlink), r"external data missing: 'weights.bin'"),
+    "external data short": (
+        with_external(shorten),
+        r"external data too short: 'weights.bin'.*expected at least \d+ bytes, got \d+",
+    ),
+    "external data linked out": (
+        with_external(link_out),
+        "external data outside the model's folder.*link to",
+    ),
+    "external data in a linked folder": (
+        with_external(link_folder_out, location="data/weights.bin"),
+        "external data outside the model's folder.*link to",
+    ),
+    "external data above": (point_at("../secret"), "external data outside the model's folder: '../secret'"),
+    "external data absolute": (point_at("/etc/hostname"), "external data outside.*'/etc/hostname'"),
+    "external data that is the model": (point_at("net.onnx"), "external data and model are one file"),
+}
+
+
+@pytest.mark.parametrize(("change", "pattern"), BAD.values(), ids=BAD)
+def test_a_bad_model_is_refused_by_name_and_the_old_bundle_stays(
+    built: Project, change: Change, pattern: str
+) -> None:
+    change(built)
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert (outcome.code, outcome.out) == (1, "")
+    told = FORM.search(outcome.err)
+    assert told, outcome.err
+    assert "net" in told["what"]
+    assert re.search(pattern, told["what"] + told["details"], re.DOTALL), outcome.err
+    assert "Traceback" not in outcome.err
+    assert is_intact(built.bundle())
+
+
+@pytest.mark.parametrize("change", ["missing", "truncated", "external data missing"])
+def test_a_build_goes_on_once_the_model_is_mended(built: Project, change: str) -> None:
+    BAD[change][0](built)
+    assert built.call("prepare").code == 1
+    write_model(folding_net(), built.models / "net.onnx")
+    outcome = built.call("prepare")
+    assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
+
+
+@pytest.mark.parametrize("command", ["ortprep", "doit"])
+def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(
+    built: Project, command: str
+) -> None:
+    built.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"})
+    built.add(folding_net(), "zebra", inputs=SHAPES)
+    explain, fetch = (
+        (built.run("explain"), built.run("prepare"))
+        if command == "ortprep"
+        else (built.doit("explain"), built.doit("--continue", "fetch"))
+    )
+    assert explain.code == 0
+    assert "net: fetch: runs, because\n    it would fail: no path of a file" in explain.out
+    assert "zebra: fetch: runs, because\n    never done" in explain.out
+    assert "FAILED fetch:net\nerror: fetch of net: no path of a file" in fetch.err
+    assert "done fetch:zebra" in fetch.err
+    assert "Traceback" not in explain.err + fetch.err
+
+
+def test_what_explain_says_of_a_missing_model_is_what_prepare_will_say(built: Project) -> None:
+    (built.models / "net.onnx").unlink()
+    (reason,) = built.explain()["fetch"]
+    assert reason.startswith("it would fail: source model missing")
+    assert reason.partition("\n")[0].removeprefix("it would fail: ") in built.call("prepare").err

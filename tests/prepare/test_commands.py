@@ -1,0 +1,328 @@
+"""The command line's manners: exit codes, data on stdout, talk on stderr, hints that can be copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from pipeline.bundle.codec import read_json
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+from pipeline.runtime.availability import unavailable_reason
+from tests.prepare.project import (
+    SHAPES,
+    Outcome,
+    Project,
+    finish,
+    is_intact,
+    preferred_model,
+    stamps,
+)
+from tests.runtime.bundles import CPU_ONLY, UNMET, rewrite_digests, write_bundle
+from tests.runtime.tiny_models import write_linear
+
+Built = tuple[Project, Outcome]
+
+WITHOUT_GPU = pytest.mark.skipif(
+    unavailable_reason("cuda") is None, reason="this machine has a GPU, so that nothing is unavailable"
+)
+
+
+def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build: Built) -> None:
+    project, _ = first_build
+    outcome = project.run("show", "net")
+    assert (outcome.code, outcome.err) == (0, "")
+    for word in ("net", "cpu: level", "portable: level", "verified", "default", "recipe", "prepared"):
+        assert word in outcome.out
+    for heading in ("init", "first result", "steady", "private"):
+        assert heading in outcome.out
+
+
+def test_show_finds_a_bundle_by_name_and_by_path(first_build: Built) -> None:
+    project, _ = first_build
+    by_path = project.run("show", str(project.bundle()), "--json")
+    by_name = project.run("show", "net", "--artifacts", str(project.artifacts), "--json")
+    assert by_path == by_name
+    assert json.loads(by_name.out)["name"] == "net"
+
+
+def test_show_json_is_the_manifest(first_build: Built) -> None:
+    project, _ = first_build
+    shown = json.loads(project.run("show", "net", "--json").out)
+    recorded = read_json(project.bundle() / MANIFEST_FILE)
+    recorded.pop("self_digest")
+    shown.pop("self_digest", None)
+    assert shown == recorded
+
+
+def test_explain_json_lists_every_task_in_build_order(first_build: Built) -> None:
+    project, _ = first_build
+    outcome = project.run("explain", "net", "--json")
+    explained = json.loads(outcome.out)
+    assert [item["task"].partition("/")[0] for item in explained] == [
+        *("fetch", "optimize", "optimize", "verify", "verify", "measure", "package")
+    ]
+    assert {item["model"] for item in explained} == {"net"}
+    assert outcome.err == ""
+
+
+def test_the_schema_accepts_the_specs_that_build(first_build: Built) -> None:
+    project, _ = first_build
+    outcome = project.run("schema")
+    assert (outcome.code, outcome.err) == (0, "")
+    schema = json.loads(outcome.out)
+    spec = json.loads((project.configs / "net.yaml").read_text())
+    jsonschema.validate(spec, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**spec, "sorce": {}}, schema)
+
+
+def test_check_passes_an_intact_bundle_and_writes_no_data(first_build: Built) -> None:
+    project, _ = first_build
+    outcome = project.run("check", "artifacts/net")
+    assert (outcome.code, outcome.out) == (0, "")
+    names = [variant.name for variant in read_loader_config(project.bundle()).variants]
+    lines = [f"artifacts/net: variant {name} answers the golden sample as recorded" for name in names]
+    assert outcome.err.splitlines()[1:] == lines
+
+
+def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_path: Path) -> None:
+    project, needs = Project(tmp_path), {"cpu": UNMET, "spare": CPU_ONLY, "portable": CPU_ONLY}
+    bundle = write_bundle(tmp_path / "linear", requirements=needs)
+    outcome = project.run("check", "linear")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "linear: passed over cpu: expected ONNX Runtime >= 99.0" in outcome.err
+    assert all(f"variant {name} answers the golden" in outcome.err for name in ("spare", "portable"))
+    write_linear(bundle / "portable" / "linear_optimized.onnx", np.ones((8, 4), np.float32))
+    rewrite_digests(bundle)
+    outcome = project.run("check", "linear")
+    assert outcome.code == 4
+    assert "variant spare answers the golden sample as recorded" in outcome.err
+    assert "error: variant 'portable' of " in outcome.err
+
+
+def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
+    outcome = Project(tmp_path).run("check", "linear")
+    assert outcome.code == 4
+    assert "error: no variant of linear runs on this machine: " in outcome.err
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def _replace_by_link(path: Path) -> None:
+    outside = path.parents[2] / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("damage", [_flip, _truncate, Path.unlink, _replace_by_link])
+@pytest.mark.parametrize("file", ["MODEL", "golden.npz", "loader.json", "manifest.json"])
+def test_check_names_what_is_not_as_it_was_written(
+    built: Project, file: str, damage: Callable[[Path], None]
+) -> None:
+    name = preferred_model(built.bundle()) if file == "MODEL" else file
+    damage(built.bundle() / name)
+    outcome = built.run("check", "artifacts/net", "--no-golden")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert outcome.err.startswith("error: ")
+    assert Path(name).name in outcome.err
+
+
+def test_check_names_a_file_that_was_added(built: Project) -> None:
+    # The one variant that every bundle has, whatever was measured.
+    (built.bundle() / "portable" / "stray").write_text("?")
+    outcome = built.run("check", "artifacts/net")
+    assert outcome.code == 3
+    assert "portable/stray: added" in outcome.err
+
+
+def test_check_refuses_a_bundle_of_a_newer_format(built: Project) -> None:
+    path = built.bundle() / MANIFEST_FILE
+    path.write_text(path.read_text().replace('"schema_version": "1.', '"schema_version": "9.', 1))
+    outcome = built.run("check", "artifacts/net")
+    assert outcome.code == 3
+    assert "9." in outcome.err
+
+
+NOTHING_SUCH = {
+    "an unknown model": ("prepare", "nte"),
+    "an unknown target": ("prepare", "net", "--target", "tpu"),
+    "a target the spec does not name": ("prepare", "net", "--target", "cuda"),
+    "a folder without specs": ("prepare", "--configs", "nowhere"),
+    "an unknown model to explain": ("explain", "nte"),
+}
+
+
+@pytest.mark.parametrize("arguments", NOTHING_SUCH.values(), ids=NOTHING_SUCH)
+def test_a_wrong_use_is_told_in_the_form_of_all_errors(
+    first_build: Built, arguments: tuple[str, ...]
+) -> None:
+    project, _ = first_build
+    outcome = project.run(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",), ("prepare", "-n", "0")]
+)
+def test_an_argument_that_does_not_exist_is_wrong_use(first_build: Built, arguments: tuple[str, ...]) -> None:
+    outcome = first_build[0].run(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Usage:" in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [("show", "none"), ("check", "artifacts/none")])
+def test_a_bundle_that_is_not_there_cannot_be_read(first_build: Built, arguments: tuple[str, ...]) -> None:
+    outcome = first_build[0].run(*arguments)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "artifacts/none" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("", "ortprep prepare"), ("artifacts/none", "ortprep prepare none"), ("a b", "ortprep prepare 'a b'")],
+)
+def test_the_hint_for_a_missing_bundle_can_be_run(first_build: Built, name: str, hint: str) -> None:
+    outcome = first_build[0].call("show", name)
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (3, f"hint: {hint}")
+
+
+def test_a_target_of_the_specs_is_built_alone(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
+    assert built.run("prepare", "net", "--target", "cpu").code == 0
+    manifest = read_manifest(built.bundle())
+    assert [(target.target, target.reason) for target in manifest.missing_targets] == [
+        ("cuda", "left out by --target")
+    ]
+
+
+@WITHOUT_GPU
+def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
+    before = stamps(built.artifacts)
+    outcome = built.run("prepare", "net")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: target not available on this machine: cuda of net\n  cuda: ")
+    assert outcome.err.endswith("\n\nhint: ortprep prepare net --skip-unavailable\n")
+    assert stamps(built.artifacts) == before
+
+
+@WITHOUT_GPU
+def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
+    outcome = built.run("prepare", "net", "--skip-unavailable")
+    assert outcome.code == 0, outcome.err
+    (missing,) = read_manifest(built.bundle()).missing_targets
+    assert missing.target == "cuda"
+    assert missing.reason == unavailable_reason("cuda")
+    assert "missing target cuda: " in built.run("show", "net").out
+
+
+@WITHOUT_GPU
+def test_auto_takes_what_is_there_without_a_word(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, targets="auto")
+    assert built.run("prepare").code == 0
+    assert read_manifest(built.bundle()).missing_targets == ()
+
+
+def test_a_bundle_that_no_machine_can_load_exits_with_its_own_code(built: Project) -> None:
+    code = "import sys; from pipeline.runtime import load; load(sys.argv[1], target='cuda')"
+    outcome = built.python("-c", code, str(built.bundle()))
+    assert outcome.code == 1
+    assert "LoadError" in outcome.err
+
+
+def test_the_version_is_data(first_build: Built) -> None:
+    import pipeline
+
+    outcome = first_build[0].run("--version")
+    assert outcome == Outcome(0, f"ortprep {pipeline.__version__}\n", "")
+
+
+def test_a_reader_that_stops_early_is_no_error(first_build: Built) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # before anything is written, however late
+    process = first_build[0].start("-m", "pipeline", "schema", stdout=writer)
+    os.close(writer)
+    outcome = finish(process)
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+NOBODY_LISTENS = {
+    "a reader that went away": "exec {command} 2>&1 | :; exit ${{PIPESTATUS[0]}}",
+    "stderr closed": "exec {command} 2>&-",
+    "a full disk": "exec {command} 2>/dev/full",
+}
+
+
+@pytest.mark.parametrize("shell", NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
+@pytest.mark.parametrize("command", ["ortprep", "doit"])
+def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, command: str, shell: str) -> None:
+    arguments = ["-m", "pipeline", "prepare"] if command == "ortprep" else built.doit_arguments("prepare")
+
+    def prepare() -> Outcome:
+        process = subprocess.run(
+            ["bash", "-c", shell.format(command=shlex.join([sys.executable, *arguments]))],
+            cwd=built.root,
+            env=built.environment(),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        return Outcome(process.returncode, process.stdout, process.stderr)
+
+    shutil.rmtree(built.bundle())
+    assert prepare() == Outcome(0, "", "")
+    assert is_intact(built.bundle())
+    (built.models / "net.onnx").unlink()
+    assert prepare() == Outcome(1, "", "")
+
+
+def test_a_stdout_that_cannot_show_every_character_shows_the_others(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.write_spec(inputs=SHAPES, samples="größe/*.npz")
+    schema = built.run("schema").out
+    assert not schema.isascii()
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    for outcome in (built.run("show", "net"), built.run("options"), built.doit("explain")):
+        assert (outcome.code, outcome.err) == (0, "")
+        assert "?" in outcome.out
+        assert outcome.out.isascii()
+    assert json.loads(built.run("schema").out) == json.loads(schema)
+
+
+def test_whoever_reads_the_data_only_in_part_is_served(first_build: Built) -> None:
+    for command in ("show", "explain"):
+        process = first_build[0].start("-m", "pipeline", command, "net")
+        assert process.stdout is not None
+        process.stdout.close()
+        assert finish(process) == Outcome(0, "", "")
+
+
+@pytest.mark.parametrize("level", ["loud", "basic_format", "root"])
+def test_a_log_level_that_there_is_not_is_refused(project: Project, level: str) -> None:
+    outcome = project.call("--log", level, "schema")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "expected debug, info, warning or error" in " ".join(outcome.err.split())

@@ -1,0 +1,119 @@
+"""A build killed at any stage: the old bundle or the new one stands, and the next run ends the work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import BundleError
+from pipeline.runtime import load
+from tests.models import write_model
+from tests.prepare.project import (
+    STAGES,
+    Project,
+    answers,
+    done,
+    folding_net,
+    is_intact,
+    kill,
+    new_project,
+    pause_in,
+    source_answers,
+    stamps,
+)
+
+
+def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_is_whole(
+    built: Project,
+) -> None:
+    old = stamps(built.bundle())
+    feeds = {"x": np.ones((1, 64), np.float32)}
+    before = answers(load(built.bundle()), feeds)["y"]
+    source = write_model(folding_net(seed=1), built.models / "net.onnx")
+
+    for stage in STAGES:
+        outcome = kill(pause_in(built, stage))
+        assert outcome.code == -signal.SIGKILL
+        assert stamps(built.bundle()) == old
+        assert is_intact(built.bundle())
+        assert np.array_equal(answers(load(built.bundle(), digests="full"), feeds)["y"], before)
+    assert built.run("check", "artifacts/net").code == 0
+
+    assert done(built.run("prepare")) == {"package:net"}
+    assert built.leftovers() == []
+    assert built.run("check", "artifacts/net").code == 0
+    expected = source_answers(source, feeds)["y"]
+    np.testing.assert_allclose(answers(load(built.bundle()), feeds)["y"], expected, rtol=1e-3, atol=1e-5)
+    assert built.explain() == {}
+
+
+def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project) -> None:
+    for stage in ("fetch", "optimize", "verify", "measure"):
+        kill(pause_in(project, stage))
+        assert not project.bundle().exists()
+        with pytest.raises(BundleError):
+            load(project.bundle())
+
+
+def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built: Project) -> None:
+    assert built.doit("clean", "package:net").code == 0
+    kill(pause_in(built, "package"))
+    assert not built.bundle().exists()
+    assert done(built.run("prepare")) == {"package:net"}
+    assert built.leftovers() == []
+    assert built.run("check", "artifacts/net").code == 0
+
+
+def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -> None:
+    kill(pause_in(project, "verify"))
+    finished = {"fetch:net", "optimize:net/cpu"}
+    again = done(project.doit("verify"))
+    assert not finished & again
+    assert "verify:net/cpu" in again
+    assert [path for path in project.leftovers() if "verify" in path] == []
+
+
+@pytest.mark.parametrize("with_doit", [False, True], ids=["ortprep", "doit"])
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in parallel"])
+def test_an_interrupted_build_says_so_and_goes_on_later(
+    project: Project, options: tuple[str, ...], with_doit: bool
+) -> None:
+    process = pause_in(project, "optimize", *options, with_doit=with_doit)
+    outcome = kill(process, with_signal=signal.SIGINT)
+    assert (outcome.code, outcome.out) == (130, ""), outcome.err
+    assert "interrupted" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert "FAILED" not in outcome.err
+    assert not project.bundle().exists()
+    assert "fetch:net" not in done(project.doit("optimize"))
+    assert project.leftovers() == []
+
+
+def test_a_terminated_build_leaves_no_child(project: Project) -> None:
+    outcome = kill(pause_in(project, "optimize"), with_signal=signal.SIGTERM)
+    assert outcome.code == -signal.SIGTERM
+    assert not project.bundle().exists()
+
+
+@pytest.mark.slow
+def test_a_build_killed_at_any_instant_is_ended_by_the_next_run(tmp_path: Path) -> None:
+    """Kills after 0.2 s, 0.4 s, …, wherever that is, until a build gets through."""
+    project = new_project(tmp_path / "project")
+    for fifths in range(1, 200):
+        process = project.start("-m", "pipeline", "prepare")
+        try:
+            process.wait(timeout=fifths / 5)
+        except subprocess.TimeoutExpired:
+            kill(process)
+            assert not project.bundle().exists() or is_intact(project.bundle())
+            continue
+        process.communicate()
+        assert process.returncode == 0
+        break
+    assert project.run("check", "artifacts/net").code == 0
+    assert project.leftovers() == []
+    assert project.explain() == {}

@@ -1,0 +1,117 @@
+"""Every shape of model that the build has to cope with, through whole builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.bundle.codec import read_json
+from pipeline.runtime import load
+from pipeline.stages import package
+from pipeline.stages.linking import link_or_copy
+from tests import models
+from tests.models import write_external_model
+from tests.prepare.project import Project, all_tasks, answers, done, is_intact, source_answers
+
+Inputs = dict[str, dict[str, Any]]
+
+X4: Inputs = {"x": {"shapes": [[2, 4]]}}
+X4096: Inputs = {"x": {"shapes": [[2, 4096]]}}
+X8: Inputs = {"x": {"shapes": [[2, 8]]}}
+IDS: Inputs = {name: {"shapes": [[2, 3]]} for name in ("ids", "mask")}
+WORDS: Inputs = {"words": {"shapes": [[3]], "values": ["low", "high", "naïve"]}}
+
+KINDS: dict[str, tuple[Callable[[], onnx.ModelProto], Inputs]] = {
+    "zero-inputs": (models.zero_inputs, {}),
+    "strings": (models.string_input, WORDS),
+    "if": (models.if_net, X4),
+    "branches": (lambda: models.if_net(size=4096), X4096),  # with external data of their own
+    "loop": (models.loop_net, {}),
+    "float16": (models.half_net, X8),
+    "bfloat16": (models.bfloat16_net, {}),
+    "int8": (models.int8_net, X8),
+    "index": (models.embedding, IDS),
+    "function": (models.function_net, X4),
+}
+
+
+TOLERANCES = {"int8": {"rtol": 0.05, "atol": 0.05}}
+"""ONNX Runtime's optimiser rounds what an int8 MatMul is fed, in every load, prepared or not."""
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a model of every kind, none of it built."""
+    project = Project(tmp_path_factory.mktemp("zoo") / "project")
+    for name, (build, inputs) in KINDS.items():
+        project.add(build(), name, inputs=inputs, verify=TOLERANCES.get(name, {}))
+    return project
+
+
+def feeds_of(folder: Path) -> dict[str, Any]:
+    """Returns the feeds of the golden sample in a folder."""
+    with np.load(folder / "golden.npz", allow_pickle=False) as golden:
+        return {key.removeprefix("input:"): golden[key] for key in golden.files if key.startswith("input:")}
+
+
+def test_every_kind_is_optimised_and_answers_as_before(zoo: Project) -> None:
+    outcome = zoo.doit("-n", "2", "verify")
+    expected = {
+        task for name in KINDS for task in all_tasks(name) if not task.startswith(("measure", "package"))
+    }
+    assert done(outcome) == expected
+    for name in KINDS:
+        receipt = read_json(zoo.work(name) / "receipts" / "optimize-cpu.json")
+        assert receipt["result"]["step"] == "all"  # nothing had to be left out
+
+
+@pytest.mark.parametrize("name", ["zero-inputs", "strings", "branches"])
+def test_a_bundle_of_an_unusual_model_loads_and_answers(zoo: Project, name: str) -> None:
+    assert zoo.run("prepare", name).code == 0
+    assert is_intact(zoo.bundle(name))
+    feeds = feeds_of(zoo.bundle(name))
+    expected = source_answers(zoo.models / f"{name}.onnx", feeds)
+    got = answers(load(zoo.bundle(name), check="golden"), feeds)
+    for output, values in expected.items():
+        assert np.array_equal(got[output], values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_bundle_of_every_kind_loads_and_passes_its_golden_sample(zoo: Project, name: str) -> None:
+    assert zoo.run("prepare", name).code == 0
+    assert zoo.run("check", str(zoo.bundle(name))).code == 0
+    assert load(zoo.bundle(name), check="golden", digests="full")
+    assert load(zoo.bundle(name), check="golden", target="portable")
+
+
+def test_real_inputs_are_what_is_verified_and_kept(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    project.write_spec(samples="samples/*.npz", inputs={"x": {"shapes": [[3, 64]]}})
+    write_external_model(models.matmul_net(), project.models / "net.onnx", location="deep/er/weights.bin")
+    (project.configs / "samples").mkdir()
+    real = np.full((3, 64), 0.25, np.float32)
+    np.savez(project.configs / "samples" / "one.npz", x=real)
+    assert project.doit("verify").code == 0
+    assert np.array_equal(feeds_of(project.work() / "verify-cpu")["x"], real)
+
+
+def test_a_bundle_that_does_not_load_is_never_published(
+    zoo: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(model: Path, destination: Path) -> None:
+        for path in model.parent.iterdir():
+            link_or_copy(path, destination.parent / path.name)
+
+    zoo.add(models.if_net(size=4096), "linked", inputs=X4096)
+    monkeypatch.setattr(package, "share_model", link)
+    outcome = zoo.call("prepare", "linked")
+    assert outcome.code == 1
+    assert "package of linked: the bundle cannot be used" in outcome.err
+    assert "hard link" in outcome.err
+    assert not zoo.bundle("linked").exists()

@@ -1,0 +1,120 @@
+"""What the build's own process is, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.file_server import FileServer, serve
+from tests.models import write_external_model
+from tests.prepare.project import SHAPES, Outcome, Project, all_tasks, done, folding_net
+
+PREPARE = """
+import json, sys
+from pipeline.cli.app import run
+
+sys.argv = ["ortprep", "--log", "debug", "prepare"]
+code = run()
+peak_kb = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"code": code, "modules": sorted(sys.modules), "peak_mb": peak_kb / 1024}))
+"""
+
+SECRET = "s3cr3t-t0k3n"
+
+
+def find_everywhere(root: Path, text: str) -> list[str]:
+    """Returns the files below a folder that hold a text."""
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and (text.encode() in path.read_bytes() or text in path.name)
+    ]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A project whose source needs a token, and what its build said, of itself (`PREPARE`) too."""
+
+    project: Project
+    outcome: Outcome
+    asked: list[str]
+
+    @property
+    def process(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self.outcome.out)
+        return said
+
+
+@pytest.fixture(scope="module")
+def fetched_with_token(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    project = Project(tmp_path_factory.mktemp("token") / "project")
+    with serve_model(project.root.with_name("shipped")) as server:
+        project.write_spec(inputs=SHAPES, source={"url": f"{server.url}/net.onnx?token={SECRET}"})
+        outcome = project.python("-c", PREPARE)
+        return Built(project, outcome, [path for path, _ in server.requests])
+
+
+@contextmanager
+def serve_model(folder: Path) -> Iterator[FileServer]:
+    """Serves a model with external data."""
+    model = write_external_model(folding_net(), folder / "net.onnx")
+    with serve() as server:
+        server.files |= {
+            f"/{path.name}": path.read_bytes() for path in (model, model.with_name("weights.bin"))
+        }
+        yield server
+
+
+def test_the_builds_process_stays_small_and_never_imports_what_reads_models(
+    fetched_with_token: Built,
+) -> None:
+    process = fetched_with_token.process
+    assert process["code"] == 0, fetched_with_token.outcome.err
+    assert done(fetched_with_token.outcome) == all_tasks()
+    assert {"onnx", "onnxruntime", "google.protobuf", "torch"} & set(process["modules"]) == set()
+    assert process["peak_mb"] < 300
+
+
+def test_a_token_in_a_sources_url_is_used_and_never_written_or_shown(fetched_with_token: Built) -> None:
+    project = fetched_with_token.project
+    assert fetched_with_token.asked == [f"/net.onnx?token={SECRET}", f"/weights.bin?token={SECRET}"]
+    asked = (("show", "net"), ("show", "net", "--json"), ("explain", "--json"))
+    for said in (fetched_with_token.outcome, *(project.run(*arguments) for arguments in asked)):
+        assert said.code == 0
+        assert SECRET not in said.out + said.err
+    assert find_everywhere(project.root, SECRET) == ["configs/net.yaml"]
+
+
+def test_a_token_in_a_url_that_fails_is_not_shown(project: Project) -> None:
+    with serve() as server:
+        project.write_spec(source={"url": f"{server.url}/gone.onnx?token={SECRET}"})
+        outcome = project.run("--log", "debug", "prepare")
+    assert outcome.code == 1
+    assert "/gone.onnx" in outcome.err
+    assert "404" in outcome.err
+    assert SECRET not in outcome.out + outcome.err
+
+
+def test_a_url_with_a_password_is_refused_before_anything_is_fetched(project: Project) -> None:
+    with serve() as server:
+        project.write_spec(source={"url": server.url.replace("//", f"//me:{SECRET}@") + "/net.onnx"})
+        outcome = project.run("prepare")
+    assert outcome.code == 2
+    assert "without user and password" in outcome.err
+    assert SECRET not in outcome.out + outcome.err
+    assert server.requests == []
+
+
+def test_another_token_means_the_same_model(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    with serve_model(tmp_path / "shipped") as server:
+        project.write_spec(inputs=SHAPES, source={"url": f"{server.url}/net.onnx?token=one"})
+        assert project.doit("fetch").code == 0
+        project.write_spec(inputs=SHAPES, source={"url": f"{server.url}/net.onnx?token=two"})
+        assert "fetch" not in project.explain()

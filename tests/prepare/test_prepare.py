@@ -1,0 +1,153 @@
+"""From a spec to `load`; a second run does nothing; a third does what changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.digest import digest_file
+from pipeline.runtime import load
+from tests.models import write_external_model, write_model
+from tests.prepare.project import (
+    QUICK,
+    SHAPES,
+    Outcome,
+    Project,
+    all_tasks,
+    answers,
+    done,
+    folding_net,
+    is_intact,
+    preferred_model,
+    source_answers,
+    stamps,
+)
+
+Built = tuple[Project, Outcome]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_loaded_bundle_answers_as_the_source_does(first_build: Built, batch: int) -> None:
+    project, _ = first_build
+    feeds = {"x": np.random.default_rng(7).random((batch, 64), np.float32)}
+    expected = source_answers(project.models / "net.onnx", feeds)
+    got = answers(load(project.bundle(), check="golden", digests="full"), feeds)
+    assert list(got) == list(expected)
+    np.testing.assert_allclose(got["y"], expected["y"], rtol=1e-3, atol=1e-5)
+
+
+def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_build: Built) -> None:
+    project, outcome = first_build
+    assert done(outcome) == all_tasks()
+    assert outcome.err.endswith("7 done, 0 up to date\n")
+    assert outcome.out == ""
+    assert is_intact(project.bundle())
+    assert project.leftovers() == []
+
+
+def test_a_second_run_writes_nothing(built: Project) -> None:
+    built.run("explain")  # the copy's digests are now known
+    before = stamps(built.artifacts)
+    outcome = built.run("prepare")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "0 done, 7 up to date\n")
+    assert stamps(built.artifacts) == before
+    assert built.explain() == {}
+
+
+def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, measure={**QUICK, "steady_s": 0.02})
+    reasons = built.explain()
+    assert set(reasons) == {"measure/cpu", "package"}
+    assert reasons["measure/cpu"] == ["measure.steady_s: was 0.01, is 0.02"]
+    assert "measure/cpu runs before it" in reasons["package"]
+
+    kept = stamps(built.work() / "optimize-cpu")
+    assert done(built.run("prepare")) == {"measure:net/cpu", "package:net"}
+    assert stamps(built.work() / "optimize-cpu") == kept
+
+
+def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
+    reasons = built.explain()
+    assert [line for line in reasons["verify/cpu"] if "rtol" in line] == ["verify.rtol: was 0.001, is 0.01"]
+    assert not {"fetch", "optimize/cpu", "optimize/portable"} & set(reasons)
+    assert done(built.doit("verify")) == {"verify:net/cpu", "verify:net/portable"}
+
+
+def test_a_replaced_model_is_built_anew_and_answered_anew(built: Project) -> None:
+    old = stamps(built.bundle())
+    write_model(folding_net(seed=1), built.models / "net.onnx")
+    reasons = built.explain()
+    assert [line.partition(":")[0] for line in reasons["fetch"]] == ["source.digest"]
+    assert set(reasons) == {task.replace(":net", "") for task in all_tasks()}
+
+    assert done(built.run("prepare")) == all_tasks()
+    feeds = {"x": np.ones((1, 64), np.float32)}
+    expected = source_answers(built.models / "net.onnx", feeds)["y"]
+    np.testing.assert_allclose(answers(load(built.bundle()), feeds)["y"], expected, rtol=1e-3, atol=1e-5)
+    assert not set(old.values()) & set(stamps(built.bundle()).values())
+
+
+def test_a_model_that_was_only_touched_is_not_built_again(built: Project) -> None:
+    write_model(folding_net(), built.models / "net.onnx")
+    assert built.explain() == {}
+    assert done(built.run("prepare")) == set()
+
+
+def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project) -> None:
+    model = built.models / "net.onnx"
+    built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
+    assert built.explain()["fetch"] == [f"sha256: was None, is {digest_file(model)[:57]}…"]
+    assert done(built.run("prepare")) == {"fetch:net", "package:net"}
+
+
+def test_an_option_for_jobs_reaches_their_session(built: Project) -> None:
+    built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
+    assert built.explain()["optimize/cpu"] == ["runtime.intra_op_num_threads: was None, is 1"]
+    assert done(built.run("prepare")) == all_tasks() - {"fetch:net"}
+    assert load(built.bundle()).get_session_options().intra_op_num_threads == 1
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "added"])
+def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Project, damage: str) -> None:
+    model = built.bundle() / preferred_model(built.bundle())
+    whole = model.read_bytes()
+    if damage == "changed":
+        model.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "missing":
+        model.unlink()
+    else:
+        (built.bundle() / "stray").write_text("?")
+    name = "stray" if damage == "added" else preferred_model(built.bundle())
+    (reason,) = built.explain()["package"]
+    assert reason.startswith(f"{name}: ")
+    assert done(built.run("prepare")) == {"package:net"}
+    assert is_intact(built.bundle())
+
+
+def test_external_weights_count_as_part_of_the_model(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    project.write_spec(inputs=SHAPES)
+    write_external_model(folding_net(), project.models / "net.onnx")
+    assert project.doit("fetch:net").code == 0
+    assert "fetch" not in project.explain()
+
+    weights = project.models / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    (reason,) = project.explain()["fetch"]
+    assert reason.startswith("source.external.weights.bin: was sha256:")
+
+
+def test_the_order_of_a_specs_lines_and_its_comments_change_nothing(built: Project) -> None:
+    path = built.configs / "net.yaml"
+    path.write_text(f"# a comment\n{path.read_text()}\n")
+    assert built.explain() == {}
+
+
+def test_a_spec_taken_away_leaves_its_bundle(built: Project) -> None:
+    (built.configs / "net.yaml").rename(built.root / "net.yaml")
+    built.add(folding_net(), "other", inputs=SHAPES)
+    assert done(built.doit("fetch")) == {"fetch:other"}
+    assert is_intact(built.bundle())

@@ -1,0 +1,64 @@
+"""On a terminal there is something to see; what is written is the same, and the build ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.prepare.project import REPOSITORY, SHAPES, Project, folding_net
+
+DOIT = ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), "configs={configs}", "artifacts={artifacts}"]
+COMMANDS = {
+    "ortprep": ["-m", "pipeline", "prepare", "net"],
+    "ortprep, two at once": ["-m", "pipeline", "prepare", "-n", "2"],
+    "doit": [*DOIT, "prepare"],
+    "doit, two at once": [*DOIT, "-n", "2", "prepare"],
+}
+
+
+def run_on_terminal(project: Project, arguments: list[str]) -> tuple[int, str]:
+    """Runs Python on a pseudo-terminal and returns its exit code and what stood there, without colours."""
+    folders = {"configs": project.configs, "artifacts": project.artifacts}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *(argument.format_map(folders) for argument in arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=project.root,
+        env=project.environment() | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    written = bytearray()
+    try:
+        while block := os.read(ours, 65536):
+            written += block
+    except OSError:
+        pass  # how a pseudo-terminal tells that nobody holds its other end any more
+    finally:
+        os.close(ours)
+    code = process.wait(timeout=600)
+    return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=list(COMMANDS))
+def test_a_build_on_a_terminal_shows_what_runs_and_ends(project: Project, arguments: list[str]) -> None:
+    project.add(folding_net(), inputs=SHAPES)
+    code, shown = run_on_terminal(project, arguments)
+    assert code == 0, shown
+    assert re.search(r"[⠁-⣿] [a-z]+:net", shown), "nothing was shown while a task ran"
+    assert "done package:net" in shown
+    assert "7 done, 0 up to date" in shown
+
+
+def test_a_failure_on_a_terminal_is_told_once(project: Project) -> None:
+    project.write_spec(source={"path": "missing.onnx"})
+    code, shown = run_on_terminal(project, COMMANDS["ortprep"])
+    assert code != 0
+    assert shown.count("FAILED fetch:net") == 1
+    assert shown.count("Traceback") == 0

@@ -1,0 +1,322 @@
+"""From a spec with a search to a bundle, the search killed on the way, and every form a bundle can have."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.manifest import VariantRecord, read_manifest
+from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.graph.receipts import KEPT_PREFIX
+from pipeline.runtime import load
+from pipeline.runtime.probe import ProbeRequest, ProbeResult
+from tests.models import build_model, tensor, value
+from tests.prepare.project import (
+    Outcome,
+    Project,
+    all_tasks,
+    answers,
+    children_of,
+    done,
+    finish,
+    is_alive,
+    is_intact,
+    kill,
+    preferred_model,
+    source_answers,
+    stamps,
+    wait_for,
+)
+
+SHAPES = {"image": {"shapes": [[1, 3, 16, 16], [2, 3, 16, 16]]}}
+TUNE = {"max_trials": 6, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+FEEDS = {"image": np.random.default_rng(3).random((2, 3, 16, 16), np.float32)}
+
+
+def convolution_net(*, seed: int = 0) -> onnx.ModelProto:
+    """`image` [batch, 3, 16, 16] → convolution, pooling, matrix product → `y` [batch, 300]."""
+    rng = np.random.default_rng(seed)
+    nodes = [
+        helper.make_node("Conv", ["image", "kernel", "bias"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("GlobalAveragePool", ["relu"], ["pool"]),
+        helper.make_node("Flatten", ["pool"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    weights = [
+        tensor("kernel", rng.normal(0, 0.3, (32, 3, 3, 3)).astype(np.float32)),
+        tensor("bias", rng.normal(0, 0.1, 32).astype(np.float32)),
+        tensor("w", rng.normal(0, 1, (32, 300)).astype(np.float32)),
+    ]
+    return build_model(
+        nodes,
+        inputs=[value("image", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        outputs=[value("y", TensorProto.FLOAT, ["batch", 300])],
+        initializers=weights,
+    )
+
+
+def write_spec(project: Project, **tune: Any) -> None:
+    project.write_spec(inputs=SHAPES, tune={**TUNE, **tune})
+
+
+def variant(project: Project) -> VariantRecord:
+    return read_manifest(project.bundle()).variants[0]
+
+
+def tuning(project: Project) -> TuningRecord:
+    record = variant(project).tuning
+    assert record is not None
+    return record
+
+
+def kept(project: Project) -> list[Path]:
+    return list(project.work().glob(f"{KEPT_PREFIX}*"))
+
+
+def assert_answers_as_the_source(project: Project) -> None:
+    expected = source_answers(project.models / "net.onnx", FEEDS)["y"]
+    got = answers(load(project.bundle(), check="golden", digests="full"), FEEDS)["y"]
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A project whose first build was killed while it searched, and ended by a second one.
+
+    Attributes:
+        project: Not to be changed.
+        first: How the killed build ended.
+        second: How the next one did.
+        children: Processes of the killed one, as it was killed.
+        kept: What it left to go on with.
+    """
+
+    project: Project
+    first: Outcome
+    second: Outcome
+    children: set[int]
+    kept: list[str]
+
+
+@pytest.fixture(scope="module")
+def first_search(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    project = Project(tmp_path_factory.mktemp("tuned") / "project")
+    project.add(convolution_net(), inputs=SHAPES, tune=TUNE)
+    process = project.start("-m", "pipeline", "prepare")
+
+    def base_is_recorded() -> bool:
+        assert process.poll() is None, finish(process).err
+        journals = [folder / "journal.log" for folder in kept(project)]
+        return any('"kind":"base"' in log.read_text() for log in journals if log.exists())
+
+    wait_for(base_is_recorded, what="a trial is over", timeout_s=120)
+    children = wait_for(lambda: children_of(process.pid), what="the next trial is under way")
+    first = kill(process)
+    left = [folder.name for folder in kept(project)]
+    return Search(project, first, project.run("prepare"), children, left)
+
+
+@pytest.fixture
+def tuned(first_search: Search, tmp_path: Path) -> Project:
+    """A searched project of the test's own."""
+    return first_search.project.copy_to(tmp_path / "project")
+
+
+def test_a_search_that_is_killed_leaves_its_trials_and_no_process(first_search: Search) -> None:
+    assert first_search.first.code == -signal.SIGKILL
+    assert first_search.children
+    assert not any(map(is_alive, first_search.children))
+    assert len(first_search.kept) == 1
+
+
+def test_the_next_build_goes_on_after_the_trials_that_were_over(first_search: Search) -> None:
+    outcome = first_search.second
+    assert {"tune:net/cpu", "measure:net/cpu", "package:net"} <= done(outcome)
+    assert done(outcome) <= all_tasks() | {"tune:net/cpu"}
+    assert not {"fetch:net", "optimize:net/cpu"} & done(outcome)
+    (line,) = [line for line in outcome.err.splitlines() if "going on after" in line]
+    assert "trials of an interrupted run" in line
+    assert outcome.err.splitlines()[-1].endswith(" up to date")
+
+
+def test_a_search_that_was_killed_ends_with_a_whole_bundle_and_nothing_beside_it(
+    first_search: Search,
+) -> None:
+    project = first_search.project
+    assert project.run("check", "artifacts/net").code == 0
+    assert is_intact(project.bundle())
+    assert project.leftovers() == []
+    assert kept(project) == []
+
+
+def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failure(
+    first_search: Search,
+) -> None:
+    record = tuning(first_search.project)
+    assert [trial.number for trial in record.trials] == list(range(len(record.trials)))
+    assert 3 <= len(record.trials) <= 6
+    assert [trial.kind for trial in record.trials][:4] == ["default", "base", "recipe", "screening"]
+    for trial in record.trials:
+        assert (trial.figures is None) == (trial.failure is not None)
+        assert trial.session_options is not None
+        assert [provider.name for provider in trial.providers] == ["CPUExecutionProvider"]
+        if trial.figures is not None:
+            assert trial.figures.init_ms.minimum > 0
+            assert trial.figures.cost_ratio.count == trial.figures.steady_ms.count in (1, 2)
+    chosen = record.trials[record.chosen]
+    assert chosen.choice.keys() == record.knobs.keys()
+    assert chosen.final is not None
+    assert chosen.final.init_ms.count == 3
+    assert record.ended == "6 plans were tried"
+    assert record.front
+    assert record.elapsed_s > 0
+
+
+def test_a_searched_bundle_answers_as_the_source_does(first_search: Search) -> None:
+    assert_answers_as_the_source(first_search.project)
+
+
+def test_what_is_shipped_is_what_was_chosen_or_the_default(first_search: Search) -> None:
+    project = first_search.project
+    record, decision = tuning(project), variant(project).decision
+    assert decision is not None
+    config = json.loads((project.bundle() / "loader.json").read_text())["variants"][0]
+    if decision.shipped == "prepared":
+        chosen = record.trials[record.chosen]
+        assert config["session_options"] == encode(chosen.session_options)
+    else:
+        assert config["session_options"]["graph_optimization_level"] != "ORT_DISABLE_ALL" or (
+            decision.shipped == "portable"
+        )
+
+
+def test_a_second_build_searches_nothing(tuned: Project) -> None:
+    tuned.run("explain")  # the copy's digests are now known
+    before = stamps(tuned.artifacts)
+    outcome = tuned.run("prepare")
+    assert (outcome.code, outcome.err) == (0, "0 done, 8 up to date\n")
+    assert stamps(tuned.artifacts) == before
+
+
+def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
+    """Stands for `measure_plan`: a prepared graph loads ten times sooner, whatever else is asked."""
+    assert request.plan is not None
+    is_source = request.plan.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
+    init_ms = 100.0 if is_source else 10.0
+    return ProbeResult(
+        import_ms=50.0,
+        init_ms=init_ms,
+        first_ms=2.0,
+        steady_ms=1.0,
+        steady_p25_ms=1.0,
+        steady_p75_ms=1.0,
+        steady_p99_ms=1.0,
+        runs=5,
+        private_mb=50.0,
+        peak_mb=100.0,
+        gpu_mb=None,
+        onnxruntime="1.31.1",
+        more_steady_ms=(1.0,) * len(request.more_samples),
+    )
+
+
+def prepare_with_given_figures(project: Project, **tune: Any) -> Outcome:
+    """Runs `ortprep prepare` with all but the measuring real."""
+    write_spec(project, **tune)
+    with (
+        patch("pipeline.tuning.trial.measure_plan", fake_measure),
+        patch("pipeline.stages.measure.stage.measure_plan", fake_measure),
+    ):
+        return project.call("prepare")
+
+
+@pytest.fixture(scope="module")
+def verified(first_search: Search, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A searched project whose search the tests here do again and again, each with its own restrictions."""
+    return first_search.project.copy_to(tmp_path_factory.mktemp("forms") / "project")
+
+
+FORMS = {
+    ("mapped", "extended"): {"net_optimized.onnx", "net_optimized.onnx.data"},
+    ("inline", "all-reduced"): {"net_optimized.onnx"},
+    ("prepacked", "all"): {"net_optimized.onnx", "net_optimized.onnx.data"},
+    ("ort", "extended"): {"net_optimized.ort"},
+}
+
+
+@pytest.mark.parametrize(("form", "level"), FORMS)
+def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(
+    verified: Project, form: str, level: str
+) -> None:
+    outcome = prepare_with_given_figures(verified, max_trials=2, space={"form": [form], "level": [level]})
+    assert outcome.code == 0, outcome.err
+    record = tuning(verified)
+    chosen = record.trials[record.chosen]
+    assert chosen.kind == "base"
+    assert (chosen.choice["form"], chosen.choice["level"]) == (form, level)
+    assert (record.knobs["form"], record.knobs["level"]) == ((form,), (level,))
+    decision = variant(verified).decision
+    assert decision is not None
+    assert decision.shipped == "prepared"
+    model = verified.bundle() / preferred_model(verified.bundle())
+    assert {path.name for path in model.parent.iterdir()} == FORMS[form, level]
+    assert_answers_as_the_source(verified)
+    assert kept(verified) == []
+
+
+def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned: Project) -> None:
+    files = stamps(tuned.work() / "optimize-cpu")
+    write_spec(tuned, runs_per_load=1)
+    assert tuned.explain()["tune/cpu"] == ["tune.runs_per_load: was 1000, is 1"]
+    outcome = prepare_with_given_figures(tuned, runs_per_load=1, max_trials=2)
+    assert done(outcome) == {"tune:net/cpu", "measure:net/cpu", "package:net"}
+    assert stamps(tuned.work() / "optimize-cpu") == files
+    assert tuning(tuned).runs_per_load == 1
+
+
+def test_without_trials_there_is_no_search(verified: Project) -> None:
+    outcome = prepare_with_given_figures(verified, max_trials=0)
+    assert done(outcome) == {"measure:net/cpu", "package:net"}
+    assert variant(verified).tuning is None
+    assert_answers_as_the_source(verified)
+
+
+WRONG = {
+    "an unknown knob": (
+        {"space": {"banana": ["on"]}},
+        "tune.space: unknown knob 'banana'; expected one of form, level, prepacking",
+    ),
+    "an unknown value": (
+        {"space": {"form": ["zip"]}},
+        "tune.space: unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked",
+    ),
+    "too few weights": (
+        {"shape_weights": [1.0]},
+        "expected 2 weights (image=[1, 3, 16, 16]; image=[2, 3, 16, 16]), got 1",
+    ),
+    "too many weights": ({"shape_weights": [1.0, 2.0, 3.0]}, "expected 2 weights"),
+}
+
+
+@pytest.mark.parametrize(("tune", "told"), WRONG.values(), ids=WRONG)
+def test_a_search_that_cannot_be_is_told_with_what_could_and_the_old_bundle_stays(
+    tuned: Project, tune: dict[str, Any], told: str
+) -> None:
+    before = stamps(tuned.bundle())
+    outcome = prepare_with_given_figures(tuned, **tune)
+    assert outcome.code == 2, outcome.err
+    assert told in outcome.err
+    assert "Traceback" not in outcome.err
+    assert stamps(tuned.bundle()) == before
+    assert tuned.leftovers() == []
