@@ -1,0 +1,1 @@
+"""Questions about speed and coverage, one per file; results are JSON that carries the machine."""

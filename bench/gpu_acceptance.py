@@ -1,0 +1,314 @@
+"""Everything of the build that needs a GPU, in minutes: `python -m bench.gpu_acceptance [--out FILE.json]`.
+
+Each check is a question with a measured answer; one that fails does not hide the others. What was seen is
+copied, with date and versions, to docs/gpu.md. The short table comes last. Without a GPU the script says so
+and exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.machine import describe_machine
+from bench.models import find_prepared, prepare_command, write_specs
+from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config
+from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
+from pipeline.errors import LoadError, PipelineError
+from pipeline.options import known_provider_options
+from pipeline.runtime.availability import unavailable_reason
+from pipeline.runtime.child import run_child
+from pipeline.runtime.opening import build_plan
+from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.session import CUDA, SessionPlan
+
+MODELS = ("resnet50", "bert-base")
+DEFAULTS = (
+    "targets: [cuda, cpu]\ntune: {max_trials: 0}\nmeasure: {rounds: 5, cold_rounds: 2, steady_s: 0.3}\n"
+)
+TUNED = (*MODELS, "conv1d")
+TUNE_DEFAULTS = """\
+targets: [cuda]
+tune: {budget_s: 45, rounds: 3, steady_s: 0.1, allow: [tf32, io_binding]}
+"""
+_CONV1D = """\
+name: conv1d
+source: {path: ../conv1d.onnx}
+inputs: {x: {shapes: [[1, 64, 4096]]}}
+verify: {rtol: 1.0e-2, atol: 1.0e-3}
+"""
+ROUNDS = 3
+PROBE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check.
+
+    Attributes:
+        check: The question.
+        verdict: `seen`, `FAILED` or `not seen`.
+        answer: Figures, or why not.
+        detail: What goes to the JSON file besides.
+    """
+
+    check: str
+    verdict: str
+    answer: str
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A bundle made here, and where its samples and receipts are."""
+
+    name: str
+    bundle: Path
+    manifest: Manifest
+    sample: Path
+
+    def variant(self, name: str) -> Variant:
+        """Returns a variant of the bundle, which must be there."""
+        found = find_variant(read_loader_config(self.bundle), name)
+        if found is None:
+            raise LoadError(f"no variant {name} in {self.bundle}")
+        return found
+
+    def plan(self, name: str) -> SessionPlan:
+        """Returns how a variant is loaded."""
+        return build_plan(self.bundle, self.variant(name))
+
+
+def prepare(root: Path) -> tuple[tuple[Prepared, ...], float]:
+    """Prepares the models for `cuda` and `cpu` by the command, and returns them with the seconds it took."""
+    configs, artifacts = root / "configs", root / "artifacts"
+    write_specs(MODELS, configs, defaults=DEFAULTS)
+    started = time.perf_counter()
+    subprocess.run(prepare_command(configs, artifacts), check=False)
+    elapsed_s = time.perf_counter() - started
+    made = (name for name in MODELS if (artifacts / name / MANIFEST_FILE).exists())
+    return tuple(_read_prepared(name, artifacts) for name in made), elapsed_s
+
+
+def _read_prepared(name: str, artifacts: Path) -> Prepared:
+    found = find_prepared(name, artifacts)
+    return Prepared(name, found.bundle, read_manifest(found.bundle), found.sample)
+
+
+def tune(root: Path) -> list[Row]:
+    """Searches the CUDA space on a convolution net, a transformer and a 1-D convolution net."""
+    configs, artifacts = root / "configs-tune", root / "artifacts"
+    write_specs(MODELS, configs, defaults=TUNE_DEFAULTS)
+    run_child(f"{__name__}:write_conv1d", {"path": str(root / "conv1d.onnx")})
+    (configs / "conv1d.yaml").write_text(_CONV1D, encoding="utf-8")
+    command = prepare_command(configs, artifacts)
+    command[command.index("prepare")] = "tune"
+    done = subprocess.run([*command, "--json"], check=False, stdout=subprocess.PIPE, text=True)
+    searches = json.loads(done.stdout) if done.returncode == 0 else {}
+    return [_tuned_row(name, searches.get(f"{name}/cuda")) for name in TUNED]
+
+
+def _tuned_row(name: str, search: Mapping[str, Any] | None) -> Row:
+    check = f"{name}: tune on cuda"
+    if search is None:
+        return Row(check, "FAILED", "the search failed; see above")
+    failed = {str(trial["choice"]): trial["failure"] for trial in search["trials"] if trial["failure"]}
+    knobs = ", ".join(search["knobs"])
+    answer = f"{len(search['trials'])} plans, {len(failed)} failed; {search['reason']}; searched {knobs}"
+    return Row(check, "seen", answer, {"failed": failed, "search": dict(search)})
+
+
+def write_conv1d(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function: writes eight 1-D convolutions of 64 channels, seeded weights, to `path`."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weights, nodes = [], []
+    for layer in range(8):
+        kernel = (rng.standard_normal((64, 64, 9)) / 24).astype(np.float32)
+        weights.append(numpy_helper.from_array(kernel, f"w{layer}"))
+        source = f"r{layer - 1}" if layer else "x"
+        nodes.append(helper.make_node("Conv", [source, f"w{layer}"], [f"c{layer}"], pads=[4, 4]))
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
+    shape = [1, 64, 4096]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "r7"))
+    graph = helper.make_graph(nodes, "conv1d", [x], [y], weights)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), request["path"]
+    )
+    return {}
+
+
+def check_prepared(model: Prepared) -> Row:
+    """Was the CUDA variant prepared, at which step, how close are its answers, how much sooner is it?"""
+    record = next(variant for variant in model.manifest.variants if variant.name == "cuda")
+    worst = max((error.ratio for error in record.verification.errors), default=0.0)
+    noise = max((error.ratio for error in record.verification.noise_floor), default=0.0)
+    findings = sorted({finding.rule for attempt in record.ladder for finding in attempt.findings})
+    reason = record.decision.reason if record.decision else "not measured"
+    answer = f"step {record.level}, error {worst:.2g} of tolerance (noise {noise:.2g}); {reason}"
+    detail = {"ladder": [attempt.outcome for attempt in record.ladder], "findings": findings}
+    return Row(f"{model.name}: prepare cuda, verify", "seen", answer, detail)
+
+
+def check_measured(model: Prepared) -> Row:
+    """What do the plans cost on CUDA: default, inline recipe, mapped?"""
+    record = next(variant for variant in model.manifest.variants if variant.name == "cuda")
+    figures = {
+        f"{measurement.cache} {plan.plan}": _figures(plan)
+        for measurement in record.measurements
+        for plan in measurement.plans
+    }
+    answer = "; ".join(f"{name} {value}" for name, value in figures.items())
+    has_gpu_memory = all(
+        plan.gpu_mb is not None for m in record.measurements for plan in m.plans if plan.plan != "portable"
+    )
+    return Row(
+        f"{model.name}: inline against mapped, GPU memory", "seen" if has_gpu_memory else "FAILED", answer
+    )
+
+
+def _figures(plan: PlanFigures) -> str:
+    gpu = "" if plan.gpu_mb is None else f" gpu {plan.gpu_mb.median:.0f} MB"
+    times = (f"{plan.init_ms.median:.0f}", f"{plan.first_ms.median:.0f}", f"{plan.steady_ms.median:.2f}")
+    return f"init/first/steady {'/'.join(times)} ms private {plan.private_mb.median:.0f} MB{gpu}"
+
+
+def check_provider(model: Prepared) -> Row:
+    """Does `load` give CUDA, and the golden answers?"""
+    reply = run_child("pipeline.runtime.golden:check_golden", {"bundle": str(model.bundle), "target": "cuda"})
+    verdict = "seen" if reply.value["variant"] == "cuda" else "FAILED"
+    return Row(
+        f"{model.name}: load(target='cuda', check='golden')", verdict, f"took {reply.value['variant']}"
+    )
+
+
+def check_refusal(model: Prepared) -> Row:
+    """Is a CUDA session without a GPU refused instead of given on CPU?"""
+    request = {"bundle": str(model.bundle), "target": "cuda"}
+    try:
+        run_child("pipeline.runtime.golden:check_golden", request, environment={"CUDA_VISIBLE_DEVICES": ""})
+    except LoadError as error:
+        return Row("no visible GPU: cuda is refused", "seen", error.message.splitlines()[0])
+    return Row("no visible GPU: cuda is refused", "FAILED", "a session was given")
+
+
+def check_portable(model: Prepared) -> Row:
+    """Does the portable variant answer on the CPU of this machine?"""
+    request = {"bundle": str(model.bundle), "target": "portable"}
+    reply = run_child(
+        "pipeline.runtime.golden:check_golden", request, environment={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    return Row(f"{model.name}: portable variant on CPU", "seen", f"took {reply.value['variant']}")
+
+
+def check_options(model: Prepared) -> Row:
+    """Which options does this CUDA provider accept at their default, and is an unknown one refused?"""
+    plan = model.plan("cuda")
+    version = str(model.manifest.environment["onnxruntime"])
+    refused = {}
+    accepted = 0
+    for option in known_provider_options(CUDA, version):
+        if option.owner is not None or not option.accepts(option.default):
+            continue  # the pipeline's own, or with a default that no value says
+        try:
+            _probe(model, _with_option(plan, option.name, option.default), steady_s=0.01)
+            accepted += 1
+        except PipelineError as error:
+            refused[option.name] = error.message
+    try:
+        _probe(model, _with_option(plan, "no_such_option", "1"), steady_s=0.01)
+        unknown = "accepted"
+    except PipelineError:
+        unknown = "refused"
+    verdict = "seen" if not refused and unknown == "refused" else "FAILED"
+    answer = f"{accepted} accepted, {len(refused)} refused ({', '.join(refused)}), unknown {unknown}"
+    return Row("CUDA options of the table", verdict, answer, {"refused": refused})
+
+
+def check_reading_threads(model: Prepared) -> Row:
+    """Does `external_data_loader_reading_threads` matter, cold?"""
+    plan = model.plan("cuda")
+    files = tuple(str(model.bundle / entry.path) for entry in model.variant("cuda").files)
+    threads = ("0", "4", "8")
+    init_ms: dict[str, list[float]] = {count: [] for count in threads}
+    for _ in range(ROUNDS):
+        for count in threads:
+            tuned = _with_option(plan, "external_data_loader_reading_threads", count)
+            init_ms[count].append(_probe(model, tuned, steady_s=0.01, drop_cache=files).init_ms)
+    answer = ", ".join(f"{count}: init {median(values):.0f} ms" for count, values in init_ms.items())
+    return Row(f"{model.name}: reading threads, cold", "seen", answer, {"init_ms": init_ms})
+
+
+def _probe(
+    model: Prepared, plan: SessionPlan, *, steady_s: float, drop_cache: tuple[str, ...] = ()
+) -> ProbeResult:
+    request = ProbeRequest(plan, str(model.sample), steady_s, drop_cache=drop_cache)
+    return measure_plan(request, timeout_s=PROBE_TIMEOUT_S)
+
+
+def _with_option(plan: SessionPlan, name: str, value: str) -> SessionPlan:
+    first, *rest = plan.providers
+    return replace(plan, providers=(replace(first, options={**first.options, name: value}), *rest))
+
+
+def run_checks(models: tuple[Prepared, ...]) -> list[Row]:
+    """Runs every check on every model it is for."""
+    checks: list[tuple[Callable[[Prepared], Row], tuple[Prepared, ...]]] = [
+        (check_prepared, models),
+        (check_measured, models),
+        (check_provider, models),
+        (check_portable, models),
+        (check_refusal, models[:1]),
+        (check_reading_threads, models),
+        (check_options, models[:1]),
+    ]
+    return [_answer(check, model) for check, subjects in checks for model in subjects]
+
+
+def _answer(check: Callable[[Prepared], Row], model: Prepared) -> Row:
+    try:
+        return check(model)
+    except (PipelineError, StopIteration, KeyError) as error:
+        return Row(f"{model.name}: {check.__name__}", "FAILED", f"{type(error).__name__}: {error}")
+
+
+def main() -> int:
+    """Runs the acceptance; the table comes last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="Also write JSON here.")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    reason = unavailable_reason("cuda")
+    if reason is not None:
+        print(f"nothing was seen: {reason}")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="gpu-acceptance-") as folder:
+        models, elapsed_s = prepare(Path(folder))
+        rows = [*run_checks(models), *tune(Path(folder))]
+    missing = sorted({*MODELS} - {model.name for model in models})
+    rows += [
+        Row(f"{name}: prepare cuda, verify", "FAILED", "the build failed; see above") for name in missing
+    ]
+    rows.append(Row("prepare, both models, both targets", "seen", f"{elapsed_s:.0f} s"))
+    if arguments.out:
+        document = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        arguments.out.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    for row in rows:
+        print(f"{row.verdict:8} | {row.check:48} | {row.answer}")
+    return 1 if any(row.verdict == "FAILED" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The models that benchmarks run on, and what `ortprep prepare` makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.codec import decode
+from pipeline.errors import StageError
+from pipeline.graph.receipts import read_receipt, receipt_path, task_folder
+from pipeline.stages.contract import TaskId
+from pipeline.stages.results import FetchResult
+from pipeline.stages.verify.reference import read_reference
+
+# The build's own comparison is not what a benchmark reports, so it is kept as short as it may be.
+_DEFAULTS = """\
+targets: [cpu]
+tune: {max_trials: 0}
+measure: {rounds: 5, cold_rounds: 0, steady_s: 0.1}
+"""
+
+_PIXELS = "inputs:\n  {input}: {{shapes: [[1, 3, 224, 224]], range: [0, 1]}}\n"
+
+_TOKENS = """\
+inputs:
+  input_ids: {shapes: [[1, 128]]}
+  attention_mask: {shapes: [[1, 128]], values: [1]}
+  token_type_ids: {shapes: [[1, 128]]}
+"""
+
+_CAUSAL_TOKENS = """\
+inputs:
+  input_ids: {shapes: [[1, 128]]}
+  attention_mask: {shapes: [[1, 128]], values: [1]}
+"""
+
+_WORDS = """\
+inputs:
+  input_ids: {shapes: [[1, 128]]}
+"""
+
+SPECS = {
+    "resnet50": _PIXELS.format(input="gpu_0/data_0"),
+    "densenet121": _PIXELS.format(input="data_0"),
+    "vgg19": _PIXELS.format(input="data_0"),
+    "inception-v2": _PIXELS.format(input="data_0"),
+    "squeezenet": _PIXELS.format(input="data_0"),
+    "bert-base": _TOKENS,
+    "gpt2": _CAUSAL_TOKENS,
+    "bilstm": _WORDS,
+}
+"""What a spec says besides its name and its demo source, by name of both."""
+
+REPORTED = ("resnet50", "densenet121", "vgg19", "inception-v2", "squeezenet", "bert-base")
+"""The models whose mean is reported and has goals; with others it would not compare with earlier results."""
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model as the build left it.
+
+    Attributes:
+        name: Of the bundle.
+        source: The model file as fetched.
+        bundle: Folder of the bundle.
+        sample: `.npz` with one array per input.
+    """
+
+    name: str
+    source: Path
+    bundle: Path
+    sample: Path
+
+
+def prepare_models(names: Sequence[str], artifacts: Path) -> tuple[PreparedModel, ...]:
+    """Builds bundles with the command that users run; does nothing for those that are up to date.
+
+    Args:
+        names: Keys of `SPECS`.
+        artifacts: Folder of bundles; kept between runs. Specs are written below it.
+
+    Raises:
+        StageError: The command failed; it has said why.
+    """
+    configs = artifacts / "configs"
+    write_specs(names, configs, defaults=_DEFAULTS)
+    command = prepare_command(configs, artifacts, names)
+    if subprocess.run(command, check=False).returncode:
+        raise StageError(f"cannot prepare {', '.join(names)}", hint=" ".join(command))
+    return tuple(find_prepared(name, artifacts) for name in names)
+
+
+def write_specs(names: Iterable[str], configs: Path, *, defaults: str) -> None:
+    """Writes specs of models, and the text of `defaults.yaml`, into a folder that is made if need be."""
+    configs.mkdir(parents=True, exist_ok=True)
+    (configs / "defaults.yaml").write_text(defaults, encoding="utf-8")
+    for name in names:
+        spec = f"name: {name}\nsource: {{demo: {name}}}\n{SPECS[name]}"
+        (configs / f"{name}.yaml").write_text(spec, encoding="utf-8")
+
+
+def prepare_command(configs: Path, artifacts: Path, names: Sequence[str] = ()) -> list[str]:
+    """Returns the command that builds the bundles of a folder of specs, or those of some names."""
+    folders = ["--configs", str(configs), "--artifacts", str(artifacts)]
+    return [sys.executable, "-m", "pipeline", "prepare", *names, *folders]
+
+
+def find_prepared(name: str, artifacts: Path) -> PreparedModel:
+    """Returns a model that was prepared for the CPU, perhaps among other targets.
+
+    Raises:
+        StageError: It was not.
+        BundleError: What its build left cannot be read.
+    """
+    fetch = TaskId("fetch")
+    receipt = read_receipt(receipt_path(artifacts, name, fetch))
+    if receipt is None:
+        raise StageError(
+            f"no receipt of {fetch} of {name}", hint="remove the benchmark's artifacts and run again"
+        )
+    reference = read_reference(task_folder(artifacts, name, TaskId("verify", "cpu")))
+    return PreparedModel(
+        name=name,
+        source=task_folder(artifacts, name, fetch) / decode(FetchResult, receipt.result).model,
+        bundle=artifacts / name,
+        sample=reference.samples[0].path,
+    )

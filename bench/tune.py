@@ -1,0 +1,335 @@
+"""Does the search find what an exhaustive one would, and what is that worth? `python -m bench.tune`.
+
+For each model: every plan of a space is measured once (the grid). Then, for each number of runs per load,
+`ortprep tune` searches the same space with a quarter of the grid's trials, and its choice is measured afresh
+beside the default and the best plans of the grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.machine import describe_machine
+from bench.models import SPECS
+from pipeline.bundle.codec import encode
+from pipeline.bundle.summary import Summary
+from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.errors import PipelineError, StageError
+from pipeline.graph.build import plan_builds
+from pipeline.graph.execution import Task, open_context
+from pipeline.graph.tuning import read_search, tune_tasks
+from pipeline.stages.device_lock import measuring
+from pipeline.stages.measure.contenders import source_contender
+from pipeline.stages.tune.setting import Setting, build_setting
+from pipeline.tuning.comparison import summarise
+from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.rounds import order_of_round
+from pipeline.tuning.space import DEFAULT, Choice
+
+MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
+RUNS_PER_LOAD = (1, 100, 100_000)
+ANCHOR_EVERY = 8
+"""Plans of the grid between two measurements of the default, to which they are related."""
+
+_SAME = "  execution: [sequential]\n  device_allocator: ['off']\n"
+_CONVOLUTIONS = _SAME + "  memory_arena: ['on']\n  memory_pattern: ['on']\n"
+SPACES = {"resnet50": _CONVOLUTIONS, "vgg19": _CONVOLUTIONS}
+"""What is left out of the space, by model, so that all of it can be measured; others leave out `_SAME`.
+
+Form, level, prepacking, threads and spinning are searched everywhere; where there are no convolutions the
+levels come to the same, and memory arena and pattern are searched as well.
+"""
+
+GOAL_COST, GOAL_SHARE = 1.03, 0.25
+GOAL_FIRST, GOAL_INIT = 5.0, 20.0
+
+
+@dataclass(frozen=True)
+class ChoiceReport:
+    """One search and what its choice is worth.
+
+    Attributes:
+        runs_per_load: Of the objective.
+        trials: Plans that were tried.
+        share: Their share of the grid.
+        elapsed_s: What the search took.
+        choice: The plan chosen.
+        best: The plan of the grid that turned out cheapest afresh.
+        cost_ratio: Cost of the choice relative to that plan's, medians measured afresh.
+        init_ratio: Init of default ONNX Runtime relative to the choice's.
+        first_result_ratio: First result likewise.
+        steady_ratio: The choice's run relative to default ONNX Runtime's.
+        default_agrees: Whether the search's figures of the default overlap those measured afresh.
+        figures: Costs and times by plan, measured afresh.
+    """
+
+    runs_per_load: int
+    trials: int
+    share: float
+    elapsed_s: float
+    choice: str
+    best: str
+    cost_ratio: float
+    init_ratio: float
+    first_result_ratio: float
+    steady_ratio: float
+    default_agrees: bool
+    figures: Mapping[str, Mapping[str, Summary]]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One model: the size of its grid, how long it took, and the searches."""
+
+    model: str
+    grid: int
+    searches: tuple[ChoiceReport, ...]
+
+
+class Bench:
+    """One model's specs, tasks and files."""
+
+    def __init__(self, model: str, artifacts: Path, options: argparse.Namespace) -> None:
+        self.model, self.artifacts, self.options = model, artifacts, options
+        self.configs = artifacts / "configs-tune"
+
+    def write_spec(self, runs_per_load: int, *, max_trials: int) -> None:
+        """Writes the spec of one search."""
+        space = SPACES.get(self.model, _SAME).replace("\n  ", "\n    ")
+        tune = (
+            f"tune:\n  runs_per_load: {runs_per_load}\n  max_trials: {max_trials}\n"
+            f"  budget_s: {self.options.budget_s}\n  steady_s: {self.options.steady_s}\n"
+            f"  space:\n  {space}"
+        )
+        self.configs.mkdir(parents=True, exist_ok=True)
+        text = (
+            f"name: {self.model}\nsource: {{demo: {self.model}}}\ntargets: [cpu]\n{SPECS[self.model]}{tune}"
+        )
+        (self.configs / f"{self.model}.yaml").write_text(text, encoding="utf-8")
+
+    def task(self) -> Task:
+        """Returns the task that searches."""
+        builds = plan_builds(self.configs, self.artifacts, names=(self.model,))
+        return tune_tasks(builds)[0]
+
+    def tune(self) -> TuningRecord:
+        """Searches as a user would."""
+        folders = ["--configs", str(self.configs), "--artifacts", str(self.artifacts)]
+        command = [sys.executable, "-m", "pipeline", "tune", self.model, *folders]
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise StageError(f"cannot tune {self.model}", hint=" ".join(command))
+        return read_search(self.task())
+
+
+def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
+    """Searches for every number of runs, measures the grid, and compares afresh.
+
+    Raises:
+        PipelineError: Something failed that no trial is.
+    """
+    records = {}
+    bench.write_spec(runs_per_load[0], max_trials=3)
+    with _opened(bench) as setting:
+        grid = tuple(setting.space.choices())
+        for runs in runs_per_load:
+            bench.write_spec(runs, max_trials=int(GOAL_SHARE * len(grid)))
+            records[runs] = bench.tune()
+            print(f"{bench.model}, {runs}: {records[runs].reason}", file=sys.stderr)
+        table = measure_grid(setting, grid)
+        reports = tuple(
+            compare(setting, table, record, rounds=bench.options.rounds) for record in records.values()
+        )
+    return ModelReport(bench.model, len(grid), reports)
+
+
+@contextmanager
+def _opened(bench: Bench) -> Iterator[Setting]:
+    """Opens a model's search for measuring outside of it; searches once, so that all before it is done."""
+    bench.tune()
+    task = bench.task()
+    with TemporaryDirectory(prefix=".tmp-bench~", dir=task.folder.parent) as name:
+        folder = Path(name)
+        context = open_context(task, folder, folder / "kept", lambda line: print(line, file=sys.stderr))
+        context.kept.mkdir()
+        yield build_setting(context, {DEFAULT: source_contender(context)})
+
+
+Table = Mapping[Choice, tuple[Figures, Figures]]
+
+
+def measure_grid(setting: Setting, grid: Sequence[Choice]) -> Table:
+    """Measures every plan once, each beside a measurement of the default."""
+    table: dict[Choice, tuple[Figures, Figures]] = {}
+    for choice in grid:
+        setting.plan_of(choice)
+    with measuring("cpu"):
+        for index, choice in enumerate(grid):
+            if index % ANCHOR_EVERY == 0:
+                anchor = setting.measure(DEFAULT)
+            try:
+                table[choice] = (setting.measure(choice), anchor)
+            except PipelineError as error:
+                print(f"{choice} failed: {error.message}", file=sys.stderr)
+    return table
+
+
+def compare(setting: Setting, table: Table, record: TuningRecord, *, rounds: int) -> ChoiceReport:
+    """Measures a search's choice, the grid's best plans and the default afresh, in the same rounds."""
+    objective = Objective(record.runs_per_load)
+    choice = Choice(tuple(record.trials[record.chosen].choice.items()))
+    ranked = sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])
+    lanes = list(dict.fromkeys([DEFAULT, choice, *ranked[:3]]))
+    found: dict[Choice, list[Figures]] = {lane: [] for lane in lanes}
+    with measuring("cpu"):
+        for index in range(rounds):
+            for position in order_of_round([str(i) for i in range(len(lanes))], index):
+                found[lanes[int(position)]].append(setting.measure(lanes[int(position)]))
+    costs = {lane: median([objective.cost_ms(one) for one in found[lane]]) for lane in lanes}
+    best = min((lane for lane in lanes if lane != DEFAULT), key=lambda lane: costs[lane])
+    default = summarise([one.first_result_ms for one in found[DEFAULT]])
+    recorded = record.trials[0].final or record.trials[0].figures
+    return ChoiceReport(
+        runs_per_load=record.runs_per_load,
+        trials=len(record.trials),
+        share=len(record.trials) / len(table),
+        elapsed_s=record.elapsed_s,
+        choice=setting.space.describe(choice),
+        best=setting.space.describe(best),
+        cost_ratio=costs[choice] / costs[best],
+        init_ratio=_ratio(found, DEFAULT, choice, "init_ms"),
+        first_result_ratio=_ratio(found, DEFAULT, choice, "first_result_ms"),
+        steady_ratio=_ratio(found, choice, DEFAULT, "steady_ms"),
+        default_agrees=recorded is not None and _overlap(recorded.first_result_ms, default),
+        figures={
+            "default" if lane == DEFAULT else setting.space.describe(lane): _summaries(found[lane], objective)
+            for lane in lanes
+        },
+    )
+
+
+def _ratio(found: Mapping[Choice, Sequence[Figures]], above: Choice, below: Choice, name: str) -> float:
+    medians = [float(median([getattr(one, name) for one in found[plan]])) for plan in (above, below)]
+    return medians[0] / medians[1]
+
+
+def _overlap(left: Summary, right: Summary) -> bool:
+    return left.minimum <= right.maximum and right.minimum <= left.maximum
+
+
+def _summaries(figures: Sequence[Figures], objective: Objective) -> dict[str, Summary]:
+    return {
+        "init_ms": summarise([one.init_ms for one in figures]),
+        "first_result_ms": summarise([one.first_result_ms for one in figures]),
+        "steady_ms": summarise([one.steady_ms for one in figures]),
+        "private_mb": summarise([one.private_mb for one in figures]),
+        "cost_ms": summarise([objective.cost_ms(one) for one in figures]),
+    }
+
+
+def build_table(reports: Sequence[ModelReport]) -> str:
+    """Returns a row per model and number of runs."""
+    lines = [
+        f"{'model':<10} {'runs':>7} {'tried':>6} {'share':>6} {'s':>5} {'cost/best':>9} {'init':>7} "
+        f"{'first':>6} {'steady':>6}  choice"
+    ]
+    for report in reports:
+        for one in report.searches:
+            lines.append(
+                f"{report.model:<10} {one.runs_per_load:>7} {one.trials:>6} {one.share:>6.0%} "
+                f"{one.elapsed_s:>5.0f} {one.cost_ratio:>9.3f} {one.init_ratio:>6.1f}× "
+                f"{one.first_result_ratio:>5.1f}× {one.steady_ratio:>6.2f}  {one.choice}"
+            )
+    return "\n".join(lines)
+
+
+def missed_goals(reports: Sequence[ModelReport]) -> tuple[str, ...]:
+    """Returns the goals that were not reached, one line each."""
+    searches = [(report.model, one) for report in reports for one in report.searches]
+    missed = [
+        f"{model}, {one.runs_per_load}: cost {one.cost_ratio:.3f} of the best, expected at most {GOAL_COST}"
+        for model, one in searches
+        if one.cost_ratio > GOAL_COST
+    ]
+    missed += [
+        f"{model}, {one.runs_per_load}: {one.share:.0%} of the grid, expected at most {GOAL_SHARE:.0%}"
+        for model, one in searches
+        if one.share > GOAL_SHARE
+    ]
+    missed += [
+        f"{model}, {one.runs_per_load}: the default's figures in the manifest do not agree"
+        for model, one in searches
+        if not one.default_agrees
+    ]
+    soon = [one for _, one in searches if one.runs_per_load == 1]
+    if soon:
+        goals = {"first_result": GOAL_FIRST, "init": GOAL_INIT}
+        missed += [
+            f"{name} {mean:.2f}× sooner, expected {goals[name]}×"
+            for name, mean in mean_ratios(soon).items()
+            if mean < goals[name]
+        ]
+    return tuple(missed)
+
+
+def mean_ratios(searches: Sequence[ChoiceReport]) -> dict[str, float]:
+    """Returns geometric means: how many times sooner the first result comes, and the session stands."""
+    return {
+        "first_result": geometric_mean(one.first_result_ratio for one in searches),
+        "init": geometric_mean(one.init_ratio for one in searches),
+    }
+
+
+def build_json(reports: Sequence[ModelReport], machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns everything that was measured, with the machine, as JSON types."""
+    soon = [one for report in reports for one in report.searches if one.runs_per_load == 1]
+    return {
+        "question": "the search's choice against the best of an exhaustive grid, and against the default",
+        "machine": dict(machine),
+        "runs_per_load_1": dict(zip(("first_result", "init"), mean_ratios(soon), strict=True))
+        if soon
+        else {},
+        "missed": list(missed_goals(reports)),
+        "models": encode(tuple(reports)),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Searches, measures and reports; returns 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=SPECS, default=list(MODELS), metavar="NAME")
+    parser.add_argument("--runs", nargs="+", type=int, default=list(RUNS_PER_LOAD), metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, choices=range(3, 100), metavar="N")
+    parser.add_argument("--budget-s", type=float, default=300.0, help="seconds per search")
+    parser.add_argument("--steady-s", type=float, default=0.3, help="seconds of repeated runs per process")
+    parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument("--out", type=Path, help="write everything to this JSON file")
+    options = parser.parse_args(arguments)
+    reports: list[ModelReport] = []
+    for model in options.models:
+        try:
+            bench = Bench(model, options.artifacts.absolute(), options)
+            reports.append(measure_model(bench, options.runs))
+        except PipelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        if options.out:  # after each model: a long run that is cut short is not lost
+            text = json.dumps(build_json(reports, describe_machine()), indent=1)
+            options.out.write_text(text + "\n", encoding="utf-8")
+    missed = missed_goals(reports)
+    print(build_table(reports))
+    print("\n".join(f"missed: {line}" for line in missed) or "every goal reached")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Writes the JSON Schemas of this folder from the types they describe: `python -m docs.schemas`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pipeline.bundle.loader_config import LoaderConfig
+from pipeline.bundle.manifest import Manifest
+from pipeline.spec.schema import spec_schema
+
+FOLDER = Path(__file__).parent
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def build_schemas() -> dict[str, dict[str, Any]]:
+    """Returns every schema by file name."""
+    return {
+        "spec.schema.json": spec_schema(),
+        "loader.schema.json": _bundle_schema(LoaderConfig),
+        "manifest.schema.json": _bundle_schema(Manifest),
+    }
+
+
+def _bundle_schema(kind: type) -> dict[str, Any]:
+    schema = TypeAdapter(kind).json_schema()
+    schema["properties"]["self_digest"] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+    schema["required"].append("self_digest")
+    return {"$schema": DIALECT, **schema}
+
+
+def format_schema(schema: dict[str, Any]) -> str:
+    """Returns a schema's text as the file has it."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    for name, schema in build_schemas().items():
+        (FOLDER / name).write_text(format_schema(schema), encoding="utf-8")
