@@ -295,9 +295,7 @@ def build_json(reports: Sequence[ModelReport], machine: Mapping[str, Any]) -> di
     return {
         "question": "the search's choice against the best of an exhaustive grid, and against the default",
         "machine": dict(machine),
-        "runs_per_load_1": dict(zip(("first_result", "init"), mean_ratios(soon), strict=True))
-        if soon
-        else {},
+        "runs_per_load_1": mean_ratios(soon) if soon else {},
         "missed": list(missed_goals(reports)),
         "models": encode(tuple(reports)),
     }

@@ -107,11 +107,11 @@ def fill(folder: Path, *, spare_kb: int) -> None:
     (folder / "ballast").write_bytes(bytes(1024 * max(0, free_kb(folder) - spare_kb)))
 
 
-@pytest.mark.parametrize("spare_kb", [0, 4], ids="{} kB left".format)
-def test_temporary_files_without_room_are_never_the_models_fault(project: Project, spare_kb: int) -> None:
-    """No room for a request; or a page for it and none for its answer: a child's exit code is all that is left."""
+def test_temporary_files_without_room_are_never_the_models_fault(project: Project) -> None:
+    """With a page for a request and none for its answer, all that a child has left is its exit code."""
     with small_disk(project.root / "tmp", size_kb=64):
-        fill(project.root / "tmp", spare_kb=spare_kb)
+        # Less, and Python takes another folder for them; more, and how far a build comes is chance.
+        fill(project.root / "tmp", spare_kb=4)
         outcome = project.run("prepare")
     assert (outcome.code, outcome.out) == (1, "")
     assert "error: fetch of net: No space left on device" in outcome.err, outcome.err
