@@ -1,8 +1,8 @@
 """Does the search find what an exhaustive one would, and what is that worth? `python -m bench.tune`.
 
-For each model: every plan of a space is measured once (the grid). Then, for each number of runs per load,
-`ortprep tune` searches the same space with a quarter of the grid's trials, and its choice is measured afresh
-beside the default and the best plans of the grid.
+For each model and number of runs per load `ortprep tune` searches a space with a quarter of the trials that
+all of it would take. Then every plan of the space is measured once (the grid), and the choices, the best
+plans of the grid and the default are measured afresh, in the same rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,7 +23,7 @@ from bench.machine import describe_machine
 from bench.models import SPECS
 from pipeline.bundle.codec import encode
 from pipeline.bundle.summary import Summary
-from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.bundle.tuning_record import TrialFigures, TuningRecord
 from pipeline.errors import PipelineError, StageError
 from pipeline.graph.build import plan_builds
 from pipeline.graph.execution import Task, open_context
@@ -31,13 +31,17 @@ from pipeline.graph.tuning import read_search, tune_tasks
 from pipeline.stages.device_lock import measuring
 from pipeline.stages.measure.contenders import source_contender
 from pipeline.stages.tune.setting import Setting, build_setting
-from pipeline.tuning.comparison import summarise
-from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.comparison import paired_ratio, summarise
+from pipeline.tuning.final import rank
+from pipeline.tuning.objective import Figures, Objective, summary_values
 from pipeline.tuning.rounds import order_of_round
-from pipeline.tuning.space import DEFAULT, Choice
+from pipeline.tuning.space import DEFAULT, Choice, Space
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
 RUNS_PER_LOAD = (1, 100, 100_000)
+RIVALS = 4
+"""Best plans of the grid that are measured afresh, for each number of runs."""
+
 ANCHOR_EVERY = 8
 """Plans of the grid between two measurements of the default, to which they are related."""
 
@@ -65,11 +69,11 @@ class ChoiceReport:
         elapsed_s: What the search took.
         choice: The plan chosen.
         best: The plan of the grid that turned out cheapest afresh.
-        cost_ratio: Cost of the choice relative to that plan's, medians measured afresh.
+        cost_ratio: Cost of the choice relative to that plan's, by pairs measured afresh.
         init_ratio: Init of default ONNX Runtime relative to the choice's.
         first_result_ratio: First result likewise.
         steady_ratio: The choice's run relative to default ONNX Runtime's.
-        default_agrees: Whether the search's figures of the default overlap those measured afresh.
+        default_agrees: Whether the quartiles of the search's figures of the default overlap those afresh.
         figures: Costs and times by plan, measured afresh.
     """
 
@@ -137,18 +141,17 @@ def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
     Raises:
         PipelineError: Something failed that no trial is.
     """
-    records = {}
+    records = []
     bench.write_spec(runs_per_load[0], max_trials=3)
     with _opened(bench) as setting:
         grid = tuple(setting.space.choices())
         for runs in runs_per_load:
             bench.write_spec(runs, max_trials=int(GOAL_SHARE * len(grid)))
-            records[runs] = bench.tune()
-            print(f"{bench.model}, {runs}: {records[runs].reason}", file=sys.stderr)
+            records.append(bench.tune())
+            print(f"{bench.model}, {runs}: {records[-1].reason}", file=sys.stderr)
         table = measure_grid(setting, grid)
-        reports = tuple(
-            compare(setting, table, record, rounds=bench.options.rounds) for record in records.values()
-        )
+        found = measure_afresh(setting, table, records, rounds=bench.options.rounds)
+    reports = tuple(report(setting.space, len(grid), record, found) for record in records)
     return ModelReport(bench.model, len(grid), reports)
 
 
@@ -183,57 +186,72 @@ def measure_grid(setting: Setting, grid: Sequence[Choice]) -> Table:
     return table
 
 
-def compare(setting: Setting, table: Table, record: TuningRecord, *, rounds: int) -> ChoiceReport:
-    """Measures a search's choice, the grid's best plans and the default afresh, in the same rounds."""
-    objective = Objective(record.runs_per_load)
-    choice = Choice(tuple(record.trials[record.chosen].choice.items()))
-    ranked = sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])
-    lanes = list(dict.fromkeys([DEFAULT, choice, *ranked[:3]]))
+Found = Mapping[Choice, Sequence[Figures]]
+
+
+def measure_afresh(setting: Setting, table: Table, records: Sequence[TuningRecord], *, rounds: int) -> Found:
+    """Measures the searches' choices, the grid's best plans for each and the default, in the same rounds."""
+    lanes = dict.fromkeys([DEFAULT, *(_chosen(record) for record in records)])
+    for record in records:
+        objective = Objective(record.runs_per_load)
+        lanes |= dict.fromkeys(
+            sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])[:RIVALS]
+        )
     found: dict[Choice, list[Figures]] = {lane: [] for lane in lanes}
     with measuring("cpu"):
         for index in range(rounds):
-            for position in order_of_round([str(i) for i in range(len(lanes))], index):
-                found[lanes[int(position)]].append(setting.measure(lanes[int(position)]))
-    costs = {lane: median([objective.cost_ms(one) for one in found[lane]]) for lane in lanes}
-    best = min((lane for lane in lanes if lane != DEFAULT), key=lambda lane: costs[lane])
-    default = summarise([one.first_result_ms for one in found[DEFAULT]])
+            for lane in order_of_round(tuple(lanes), index):
+                found[lane].append(setting.measure(lane))
+    return found
+
+
+def _chosen(record: TuningRecord) -> Choice:
+    return Choice(tuple(record.trials[record.chosen].choice.items()))
+
+
+def report(space: Space, grid: int, record: TuningRecord, found: Found) -> ChoiceReport:
+    """Returns what a search's choice is worth, by pairs of figures of the same rounds."""
+    objective, choice = Objective(record.runs_per_load), _chosen(record)
+    costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
+    best = rank(costs).leader
     recorded = record.trials[0].final or record.trials[0].figures
     return ChoiceReport(
         runs_per_load=record.runs_per_load,
         trials=len(record.trials),
-        share=len(record.trials) / len(table),
+        share=len(record.trials) / grid,
         elapsed_s=record.elapsed_s,
-        choice=setting.space.describe(choice),
-        best=setting.space.describe(best),
-        cost_ratio=costs[choice] / costs[best],
+        choice=space.describe(choice),
+        best=space.describe(best),
+        cost_ratio=paired_ratio(costs[choice], costs[best]),
         init_ratio=_ratio(found, DEFAULT, choice, "init_ms"),
         first_result_ratio=_ratio(found, DEFAULT, choice, "first_result_ms"),
         steady_ratio=_ratio(found, choice, DEFAULT, "steady_ms"),
-        default_agrees=recorded is not None and _overlap(recorded.first_result_ms, default),
+        default_agrees=recorded is not None and _agrees(recorded, found[DEFAULT]),
         figures={
-            "default" if lane == DEFAULT else setting.space.describe(lane): _summaries(found[lane], objective)
-            for lane in lanes
+            "default" if lane == DEFAULT else space.describe(lane): _summaries(found[lane], objective)
+            for lane in found
         },
     )
 
 
-def _ratio(found: Mapping[Choice, Sequence[Figures]], above: Choice, below: Choice, name: str) -> float:
-    medians = [float(median([getattr(one, name) for one in found[plan]])) for plan in (above, below)]
-    return medians[0] / medians[1]
+def _ratio(found: Found, above: Choice, below: Choice, name: str) -> float:
+    return paired_ratio(
+        [getattr(one, name) for one in found[above]], [getattr(one, name) for one in found[below]]
+    )
 
 
-def _overlap(left: Summary, right: Summary) -> bool:
-    return left.minimum <= right.maximum and right.minimum <= left.maximum
+def _agrees(recorded: TrialFigures, measured: Sequence[Figures]) -> bool:
+    """Says whether the quartile ranges of first result and steady run overlap."""
+    pairs = (
+        (recorded.first_result_ms, summarise([one.first_result_ms for one in measured])),
+        (recorded.steady_ms, summarise([one.steady_ms for one in measured])),
+    )
+    return all(left.p25 <= right.p75 and right.p25 <= left.p75 for left, right in pairs)
 
 
 def _summaries(figures: Sequence[Figures], objective: Objective) -> dict[str, Summary]:
-    return {
-        "init_ms": summarise([one.init_ms for one in figures]),
-        "first_result_ms": summarise([one.first_result_ms for one in figures]),
-        "steady_ms": summarise([one.steady_ms for one in figures]),
-        "private_mb": summarise([one.private_mb for one in figures]),
-        "cost_ms": summarise([objective.cost_ms(one) for one in figures]),
-    }
+    values = summary_values(figures, objective)
+    return {name: summarise(of_name) for name, of_name in values.items() if of_name}
 
 
 def build_table(reports: Sequence[ModelReport]) -> str:
@@ -306,8 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SPECS, default=list(MODELS), metavar="NAME")
     parser.add_argument("--runs", nargs="+", type=int, default=list(RUNS_PER_LOAD), metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, choices=range(3, 100), metavar="N")
-    parser.add_argument("--budget-s", type=float, default=300.0, help="seconds per search")
+    parser.add_argument("--rounds", type=int, default=7, choices=range(3, 100), metavar="N")
+    parser.add_argument("--budget-s", type=float, default=180.0, help="seconds per search")
     parser.add_argument("--steady-s", type=float, default=0.3, help="seconds of repeated runs per process")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")

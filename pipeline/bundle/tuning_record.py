@@ -87,7 +87,8 @@ class FirstPhaseRecord:
 
     Attributes:
         trial: Its number.
-        overlap_mb: Upper bound of the private memory of both sessions together, in MB of 2**20 bytes.
+        overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
+            interpreter and libraries count twice.
     """
 
     trial: int
@@ -101,17 +102,17 @@ class TuningRecord:
     Attributes:
         runs_per_load: Runs of a session before it is gone: what the costs are of.
         limits: What a plan must not exceed, by name.
-        knobs: What was searched: values by knob, the one without a search first.
+        knobs: What was searched: values by knob, the base plan's first.
         combinations: How many plans that makes, equal ones counted each.
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
         beats_default: Whether it is better than default ONNX Runtime beyond the noise.
         reason: One sentence with the figures.
         ended: Why no more was tried.
-        noise: Spread of the plan compared with: distance between its quartiles, relative to its median.
+        noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
         elapsed_s: What the search took.
         front: Plans that no other beats, soonest first result first.
-        break_evens: Where each of them overtakes the one before.
+        break_evens: Where the cheapest of them changes with the number of runs.
         first_phase: What may serve first, None for nothing.
     """
 

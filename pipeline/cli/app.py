@@ -174,7 +174,7 @@ def tune(
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
     )
-    tasks = tune_tasks(builds)
+    tasks = tune_tasks(builds, named=bool(names))
     code, errors = run_doit(builds, BuildObserver(), tasks=[doit_name(task) for task in tasks])
     if code:
         raise typer.Exit(_exit_code_of(errors))

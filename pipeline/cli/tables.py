@@ -6,6 +6,7 @@ from rich.table import Table
 
 from pipeline.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
 from pipeline.bundle.summary import Summary
+from pipeline.bundle.tuning_record import FirstPhaseRecord
 
 
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
@@ -57,6 +58,14 @@ def _figure(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
+def describe_first_phase(first: FirstPhaseRecord) -> str:
+    """Returns the line that says what `load_progressive` starts with, and what both sessions take."""
+    return (
+        f"serves first (load_progressive): trial {first.trial}; "
+        f"both sessions take about {first.overlap_mb:.0f} MB"
+    )
+
+
 def describe_variant(variant: VariantRecord) -> list[str]:
     """Returns the lines that say how a variant was made."""
     worst = max((error.ratio for error in variant.verification.errors), default=0.0)
@@ -70,6 +79,8 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.tuning is not None:
         tuning = variant.tuning
         lines.append(f"  tuned: {len(tuning.trials)} plans tried; {tuning.reason}")
+        if tuning.first_phase is not None:
+            lines.append(f"  {describe_first_phase(tuning.first_phase)}")
     if variant.decision is not None:
         lines.append(f"  ships {variant.decision.shipped}: {variant.decision.reason}")
     return lines

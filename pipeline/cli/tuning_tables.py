@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from pipeline.cli.tables import format_summary
+from pipeline.cli.tables import describe_first_phase, format_summary
 from pipeline.stages.tune.again import Again
 
 
@@ -38,7 +38,7 @@ def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
 
 
 def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
-    """Returns what a plan changes of the one without a search."""
+    """Returns what a plan changes of the base plan, the first value of every knob."""
     if "plan" in trial.choice:
         return trial.choice["plan"]
     changed = [
@@ -46,7 +46,7 @@ def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
         for knob, value in trial.choice.items()
         if value != next(iter(record.knobs.get(knob, (value,))))
     ]
-    return " ".join(changed) or "as prepared without a search"
+    return " ".join(changed) or "the base plan"
 
 
 def _remark(record: TuningRecord, trial: TrialRecord) -> str:
@@ -66,15 +66,12 @@ def describe_search(record: TuningRecord) -> list[str]:
     """Returns the lines that say what a search came to."""
     tried = len(record.trials)
     lines = [
-        f"{tried} plans of {record.combinations} combinations tried in {record.elapsed_s:.0f} s, until "
-        f"{record.ended}; noise {record.noise:.1%}",
-        f"chosen: trial {record.chosen}: {record.reason}",
+        f"{tried} {'plan' if tried == 1 else 'plans'} of {record.combinations} combinations tried in
+        {record.elapsed_s:.0f} s, until " f"{record.ended}; noise {record.noise:.1%}", f"chosen: trial
+        {record.chosen}: {record.reason}",
     ]
     if record.first_phase is not None:
-        lines.append(
-            f"serves first (load_progressive): trial {record.first_phase.trial}; both sessions take at most "
-            f"{record.first_phase.overlap_mb:.0f} MB"
-        )
+        lines.append(describe_first_phase(record.first_phase))
     lines += [
         f"trial {one.steadier} costs less than trial {one.sooner} from {one.runs} runs per load on"
         for one in record.break_evens

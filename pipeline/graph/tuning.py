@@ -15,16 +15,22 @@ from pipeline.stages.results import TuneResult
 from pipeline.stages.tune.again import Again, measure_again
 
 
-def tune_tasks(builds: Sequence[Sequence[Task]]) -> tuple[Task, ...]:
+def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple[Task, ...]:
     """Returns the tasks that search.
+
+    Args:
+        builds: The tasks of each model.
+        named: Whether the user named the models; else those whose specs ask for no search are passed over, as
+            long as there is another.
 
     Raises:
         SpecError: A model's spec asks for no search.
     """
     found = []
+    searched = [any(task.id.stage == "tune" for task in tasks) for tasks in builds]
     for tasks in builds:
         own = [task for task in tasks if task.id.stage == "tune"]
-        if not own:
+        if not own and (named or not any(searched)):
             raise SpecError(
                 f"nothing is searched for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
                 hint="tune: {max_trials: 100}   # in its spec",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.session import CUDA
@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
     from pipeline.runtime.element_types import Array
 
+_GRAPH_ID, _UNRECORDED = "gpu_graph_id", "-1"
+"""Run config entry of the CUDA provider: with this value a run is neither recorded nor replayed
+(https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html)."""
+
 
 def run_once(
     session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], *, io_binding: bool
 ) -> dict[str, Array]:
     """Runs a session once and returns its outputs by name, as arrays on the host.
+
+    Nothing is recorded, so that whoever binds later has the session's CUDA graph for their own addresses.
 
     Args:
         session: The session.
@@ -29,18 +35,17 @@ def run_once(
     """
     if not io_binding:
         return run_session(session, feeds)
-    binding = bind_run(session, feeds)()
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+    run = BoundRun(session, feeds)
+    run()
+    return run.outputs()
 
 
-def bind_run(
-    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]
-) -> Callable[[], onnxruntime.IOBinding]:
-    """Binds inputs, once copied, and outputs to the session's device, and returns what runs the session.
+class BoundRun:
+    """A run that can be repeated: inputs, once copied, and outputs stay where they are on the device.
 
-    Addresses stay the same from run to run, as recorded CUDA graphs need it: outputs are bound to the memory
-    that the first run gave them.
+    A recorded CUDA graph is replayed on the addresses it was recorded on, whatever is bound by then. So the
+    first run is not recorded, outputs are bound to the memory that it gave them, and later runs find
+    everything in its place.
 
     Args:
         session: The session.
@@ -49,28 +54,39 @@ def bind_run(
     Raises:
         Exception: Whatever ONNX Runtime raises for a model whose outputs are no tensors.
     """
-    import onnxruntime
 
-    on_gpu = CUDA in session.get_providers()
-    device = "cuda" if on_gpu else "cpu"
-    options = session.get_provider_options().get(CUDA, {})
-    ordinal = int(options.get("device_id", "0")) if on_gpu else 0
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array, device, ordinal)
-        binding.bind_ortvalue_input(name, value)
-    names = [output.name for output in session.get_outputs()]
-    for name in names:
-        binding.bind_output(name, device, ordinal)
-    is_bound = False
+    def __init__(self, session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> None:
+        import onnxruntime
 
-    def run() -> onnxruntime.IOBinding:
-        nonlocal is_bound
-        session.run_with_iobinding(binding)
-        if not is_bound:
-            for name, value in zip(names, binding.get_outputs(), strict=True):
-                binding.bind_ortvalue_output(name, value)
-            is_bound = True
-        return binding
+        on_gpu = CUDA in session.get_providers()
+        options = session.get_provider_options().get(CUDA, {})
+        self._session, self._binding = session, session.io_binding()
+        self._names = [output.name for output in session.get_outputs()]
+        self._is_bound = False
+        self._unrecorded = onnxruntime.RunOptions()
+        self._unrecorded.add_run_config_entry(_GRAPH_ID, _UNRECORDED)
+        device, ordinal = ("cuda", int(options.get("device_id", "0"))) if on_gpu else ("cpu", 0)
+        for name, array in feeds.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, device, ordinal)
+            self._binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            self._binding.bind_output(name, device, ordinal)
 
-    return run
+    def __call__(self) -> None:
+        """Runs once more."""
+        if self._is_bound:
+            self._session.run_with_iobinding(self._binding)
+            return
+        self._session.run_with_iobinding(self._binding, self._unrecorded)
+        for name, value in zip(self._names, self._binding.get_outputs(), strict=True):
+            self._binding.bind_ortvalue_output(name, value)
+        self._is_bound = True
+
+    def outputs(self) -> dict[str, Array]:
+        """Returns what the last run answered by output name, copied to the host."""
+        return dict(zip(self._names, self._binding.copy_outputs_to_cpu(), strict=True))
+
+    def addresses(self) -> dict[str, int]:
+        """Returns where the outputs lie on the device, by name."""
+        values = self._binding.get_outputs()
+        return {name: value.data_ptr() for name, value in zip(self._names, values, strict=True)}

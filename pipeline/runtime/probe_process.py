@@ -5,14 +5,29 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import onnxruntime
 
+    from pipeline.runtime.binding import BoundRun
+    from pipeline.runtime.element_types import Array
+
 _MB = 2**20
 _LEAST_RUNS = 5
 _MOST_RUNS = 20_000
+
+
+class PreparedRun(NamedTuple):
+    """A session and a sample, ready to run.
+
+    Attributes:
+        repeat: Runs once more.
+        answer: Runs once more and returns the outputs by name, as arrays on the host.
+    """
+
+    repeat: Callable[[], object]
+    answer: Callable[[], dict[str, Array]]
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,18 +39,18 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of a `ProbeResult` but `gpu_mb`, and `gpu_bytes`: the GPU's memory in use at the end.
     """
-    return measure_session(request)[0]
+    return measure_runs(request)[0]
 
 
-def measure_session(request: Mapping[str, Any]) -> tuple[dict[str, Any], onnxruntime.InferenceSession]:
-    """Does what `measure` does, and also returns the session."""
+def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[PreparedRun, ...]]:
+    """Does what `measure` does, and also returns what was run: one for every sample."""
     _drop(request["drop_cache"])
     import_ms = 0.0 if request["overlap_import"] else _time(_import_onnxruntime)[0]
     prepare_ms, make_session = _time(lambda: _prepare(request))
     private_before_mb = _private_mb()
     init_ms, session = _time(make_session)
     run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
-    first_ms, _ = _time(run)
+    first_ms, _ = _time(run.repeat)
     # A plan is read from the request, which no job does; a bundle is read by the job itself.
     ready_ms = import_ms + init_ms + first_ms + (prepare_ms if request["plan"] is None else 0.0)
     figures = {
@@ -45,11 +60,16 @@ def measure_session(request: Mapping[str, Any]) -> tuple[dict[str, Any], onnxrun
         "ready_ms": ready_ms,
         "private_before_mb": private_before_mb,
         **_measure_steady(run, request["steady_s"]),
-        "more_steady_ms": _measure_others(session, request),
+    }
+    more = [
+        _prepare_run(session, sample, io_binding=request["io_binding"]) for sample in request["more_samples"]
+    ]
+    figures |= {
+        "more_steady_ms": [_measure_other(other, request["steady_s"]) for other in more],
         **_read_memory(session, request["gpu"]),
         "onnxruntime": _import_onnxruntime().__version__,
     }
-    return figures, session
+    return figures, (run, *more)
 
 
 def _time(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -92,37 +112,38 @@ def _prepare(request: Mapping[str, Any]) -> Callable[[], onnxruntime.InferenceSe
     return lambda: build_session(plan)
 
 
-def _prepare_run(
-    session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool
-) -> Callable[[], object]:
+def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
     from pathlib import Path
 
     from pipeline.runtime.tensors import read_tensors, run_session
 
     feeds = read_tensors(Path(sample))
     if io_binding:
-        from pipeline.runtime.binding import bind_run
+        from pipeline.runtime.binding import BoundRun
 
-        return bind_run(session, feeds)
-    return lambda: run_session(session, feeds)
-
-
-def _measure_others(session: onnxruntime.InferenceSession, request: Mapping[str, Any]) -> list[float]:
-    found = []
-    for sample in request["more_samples"]:
-        run = _prepare_run(session, sample, io_binding=request["io_binding"])
-        run()
-        found.append(_measure_steady(run, request["steady_s"])["steady_ms"])
-    return found
+        bound = BoundRun(session, feeds)
+        return PreparedRun(bound, lambda: _answers_of(bound))
+    return PreparedRun(lambda: run_session(session, feeds), lambda: run_session(session, feeds))
 
 
-def _measure_steady(run: Callable[[], object], steady_s: float) -> dict[str, Any]:
+def _answers_of(bound: BoundRun) -> dict[str, Array]:
+    """Runs once more, replaying what was recorded, if anything was: those answers are the ones that count."""
+    bound()
+    return bound.outputs()
+
+
+def _measure_other(run: PreparedRun, steady_s: float) -> float:
+    run.repeat()
+    return float(_measure_steady(run, steady_s)["steady_ms"])
+
+
+def _measure_steady(run: PreparedRun, steady_s: float) -> dict[str, Any]:
     import numpy as np
 
     times: list[float] = []
     end = time.perf_counter() + steady_s
     while len(times) < _LEAST_RUNS or (time.perf_counter() < end and len(times) < _MOST_RUNS):
-        times.append(_time(run)[0])
+        times.append(_time(run.repeat)[0])
     p25, median, p75, p99 = (float(value) for value in np.percentile(times, (25, 50, 75, 99)))
     return {
         "steady_ms": median,

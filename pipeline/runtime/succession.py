@@ -105,7 +105,7 @@ class Succession(Generic[S]):
             LoadError: It was closed.
             PipelineError: The steady session could not be built.
         """
-        if timeout_s is not None and not timeout_s >= 0:
+        if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s >= 0):
             raise LoadError(
                 f"bad argument of wait_steady: timeout_s={timeout_s!r}\n  expected seconds, 0 or more"
             )

@@ -295,6 +295,23 @@ class ModelSpec(_Section):
             raise ValueError(f"expected every target once, got {list(targets)}")
         return targets
 
+    @model_validator(mode="after")
+    def _weights_of_declared_shapes(self) -> ModelSpec:
+        weights = self.tune.shape_weights
+        count = self._count_shapes()
+        # Real samples have shapes of their own, which are read with them.
+        if weights is not None and self.samples is None and len(weights) != count:
+            raise ValueError(
+                f"tune.shape_weights: expected {count} weights, one per declared shape, got {len(weights)}"
+            )
+        return self
+
+    def _count_shapes(self) -> int:
+        """Returns how many sets of shapes are declared: the k-th shapes of all inputs are one set."""
+        columns = [wanted.shapes for wanted in self.inputs.values() if wanted.shapes]
+        count = max((len(column) for column in columns), default=1)
+        return len({tuple(column[index % len(column)] for column in columns) for index in range(count)})
+
     @property
     def folder(self) -> Path:
         """The folder of the spec's file: what its relative paths are relative to."""

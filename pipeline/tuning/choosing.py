@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.tuning.comparison import ratio_of_medians, separated
+from pipeline.errors import TuningError
+from pipeline.tuning.comparison import LEAST_ROUNDS, paired_ratio, separated
+from pipeline.tuning.final import ALIKE, Finals, rank
 from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.search import Found, find_twins
-from pipeline.tuning.space import DEFAULT, Choice, Space
-
-ALIKE = 1.01
-"""Plans whose costs are this close, and not apart beyond the noise, cost the same."""
+from pipeline.tuning.search import Found
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
 
 AS_SOON = 1.03
 """First results this close, and not apart beyond the noise, come as soon."""
@@ -23,7 +22,7 @@ STEADY_ALLOWANCE = 1.02
 WORTH_A_PHASE = 0.8
 """A first plan has to give its first result in this part of the steady plan's time."""
 
-Finals = Mapping[Choice, Sequence[Figures]]
+Reader = Callable[[Figures], float]
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,12 @@ class Verdict:
     """What a search comes to.
 
     Attributes:
-        choice: The plan to prepare; where nothing beat the default, the base, or, if that fails, what works.
+        choice: The plan to prepare; where nothing beat the default, the base, or, if that fails, exceeds a
+            limit or costs more, the cheapest that does not.
         beats_default: Whether it costs less than default ONNX Runtime beyond the noise.
         reason: One sentence with the figures.
         first_phase: A plan over the same files with a sooner first result, None if there is none.
-        overlap_mb: Private memory of both sessions while they overlap, in MB of 2**20 bytes.
+        overlap_mb: Private memory of both sessions, once both are ready, in MB of 2**20 bytes.
     """
 
     choice: Choice
@@ -46,25 +46,31 @@ class Verdict:
 
 
 def choose(space: Space, objective: Objective, found: Found) -> Verdict:
-    """Chooses among the plans that were measured afresh.
+    """Chooses among the plans that were compared afresh.
 
     A plan is adopted only if it beats the anchor beyond the noise: it costs less, or its first result comes
-    sooner and its runs take no longer. Of the plans that cost as little as the cheapest, one with the soonest
+    sooner and it does not cost more. Of the plans that cost as little as the cheapest, one with the soonest
     first result is taken, and of several such the one that changes least.
 
     Args:
         space: What could be chosen.
         objective: What a plan costs and must not exceed.
         found: The search.
+
+    Raises:
+        TuningError: No plan but the default runs, or none keeps the limits.
     """
-    anchor = found.finals.get(found.anchor, ())
-    own = {choice: figures for choice, figures in found.finals.items() if choice != DEFAULT}
-    allowed = {c: f for c, f in own.items() if anchor and not objective.violations(f, anchor)}
-    adopted = {c: f for c, f in allowed.items() if c == found.anchor or beats(f, anchor, objective)}
+    finals = {choice: figures for choice, figures in found.finals.items() if len(figures) >= LEAST_ROUNDS}
+    anchor = finals.get(found.anchor, ())
+    own = {choice: figures for choice, figures in finals.items() if choice != DEFAULT}
+    allowed = {c: f for c, f in own.items() if not objective.violations(f, anchor or f)}
+    adopted = {
+        c: f for c, f in allowed.items() if c == found.anchor or (anchor and beats(f, anchor, objective))
+    }
     if not adopted:
-        choice = _unadopted(space, own, objective)
-        return Verdict(choice, beats_default=False, reason=_nothing_better(space, own, objective, found))
-    cheapest = min(adopted, key=lambda choice: _cost(adopted[choice], objective))
+        choice = _unadopted(space, objective, found, own, allowed)
+        return Verdict(choice, beats_default=False, reason=_nothing_better(space, objective, own, anchor))
+    cheapest = _find_cheapest(adopted, objective)
     level = {c: f for c, f in adopted.items() if _is_level(f, adopted[cheapest], objective)}
     best = _plainest(space, _soonest(level), objective)
     first, overlap_mb = _first_phase(space, objective, own, best)
@@ -78,61 +84,121 @@ def choose(space: Space, objective: Objective, found: Found) -> Verdict:
 
 
 def beats(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective) -> bool:
-    """Says whether a plan is better than the anchor beyond the noise; both of the same rounds."""
-    costs = [objective.cost_ms(one) for one in figures], [objective.cost_ms(one) for one in anchor]
-    if separated(*costs):
+    """Says whether a plan is better than the anchor beyond the noise.
+
+    A doubt counts against the plan: of what has to be no more, the estimate has to be no more, however wide
+    the spread.
+
+    Args:
+        figures: Of the plan, three rounds at least.
+        anchor: Of the anchor; further rounds are passed over.
+        objective: What a plan costs.
+    """
+    if _is_below(figures, anchor, objective.cost_ms):
         return True
-    first = [one.first_result_ms for one in figures], [one.first_result_ms for one in anchor]
-    steady = [one.steady_ms for one in figures], [one.steady_ms for one in anchor]
-    longer = separated(steady[1], steady[0]) and ratio_of_medians(*steady) > STEADY_ALLOWANCE
-    dearer = separated(costs[1], costs[0])
-    return separated(*first) and not longer and not dearer
+    longer = _ratio(figures, anchor, _steady_ms) > STEADY_ALLOWANCE
+    dearer = _ratio(figures, anchor, objective.cost_ms) > ALIKE
+    return _is_below(figures, anchor, _first_result_ms) and not longer and not dearer
 
 
-def _unadopted(space: Space, own: Finals, objective: Objective) -> Choice:
-    if not own or space.base in own:
-        return space.base
-    return min(own, key=lambda choice: _cost(own[choice], objective))
+def _first_result_ms(figures: Figures) -> float:
+    return figures.first_result_ms
 
 
-def _cost(figures: Sequence[Figures], objective: Objective) -> float:
-    return median([objective.cost_ms(one) for one in figures])
+def _steady_ms(figures: Figures) -> float:
+    return figures.steady_ms
 
 
-def _first_result(figures: Sequence[Figures]) -> float:
-    return median([one.first_result_ms for one in figures])
+def _values(
+    figures: Sequence[Figures], others: Sequence[Figures], read: Reader
+) -> tuple[list[float], list[float]]:
+    """Returns a figure of two plans, of the rounds that both were in."""
+    rounds = min(len(figures), len(others))
+    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
+
+
+def _ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> float:
+    return paired_ratio(*_values(figures, others, read))
+
+
+def _is_below(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
+    return separated(*_values(figures, others, read))
+
+
+def _find_cheapest(plans: Finals, objective: Objective) -> Choice:
+    """Returns the plan that costs least of those that stayed longest in the comparison."""
+    most = max(len(figures) for figures in plans.values())
+    costs = {c: [objective.cost_ms(one) for one in f] for c, f in plans.items() if len(f) == most}
+    return rank(costs).leader
+
+
+def _unadopted(space: Space, objective: Objective, found: Found, own: Finals, allowed: Finals) -> Choice:
+    """Returns what is prepared where nothing beat the default."""
+    if allowed:
+        cheapest = _find_cheapest(allowed, objective)
+        base = allowed.get(space.base)
+        return space.base if base and _is_level(base, allowed[cheapest], objective) else cheapest
+    if own:
+        raise _beyond_limits(space, objective, own, found.finals.get(found.anchor, ()))
+    trials = {trial.choice: trial for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)}
+    working = [choice for choice, trial in trials.items() if objective.is_allowed(trial)]
+    if not working:
+        failures = [f"  {space.describe(c)}: {t.failure}" for c, t in trials.items() if t.failure is not None]
+        raise TuningError("\n".join(["no plan runs but default ONNX Runtime", *failures[:5]]))
+    best = min(working, key=lambda choice: objective.score(trials[choice]))
+    return space.base if space.base in working else best
+
+
+def _beyond_limits(space: Space, objective: Objective, own: Finals, anchor: Sequence[Figures]) -> TuningError:
+    lines = [
+        f"  {space.describe(choice)}: {'; '.join(objective.violations(figures, anchor or figures))}"
+        for choice, figures in own.items()
+    ]
+    return TuningError(
+        "\n".join(["no plan keeps the limits", *lines]), hint="raise or remove the tune.max_… of its spec"
+    )
 
 
 def _is_level(figures: Sequence[Figures], cheapest: Sequence[Figures], objective: Objective) -> bool:
-    costs = [objective.cost_ms(one) for one in cheapest], [objective.cost_ms(one) for one in figures]
-    return not separated(*costs) and ratio_of_medians(costs[1], costs[0]) <= ALIKE
+    dearer = _is_below(cheapest, figures, objective.cost_ms)
+    return not dearer and _ratio(figures, cheapest, objective.cost_ms) <= ALIKE
 
 
 def _soonest(level: Finals) -> Finals:
-    soonest = min(level, key=lambda choice: _first_result(level[choice]))
-    times = {choice: [one.first_result_ms for one in figures] for choice, figures in level.items()}
+    soonest = min(level, key=lambda choice: median([one.first_result_ms for one in level[choice]]))
     return {
-        choice: level[choice]
-        for choice, of_choice in times.items()
-        if not separated(times[soonest], of_choice) and ratio_of_medians(of_choice, times[soonest]) <= AS_SOON
+        choice: figures
+        for choice, figures in level.items()
+        if choice == soonest
+        or (
+            not _is_below(level[soonest], figures, _first_result_ms)
+            and _ratio(figures, level[soonest], _first_result_ms) <= AS_SOON
+        )
     }
 
 
 def _plainest(space: Space, level: Finals, objective: Objective) -> Choice:
     base = set(space.base.values)
-    return min(level, key=lambda c: (len(set(c.values) - base), _cost(level[c], objective)))
+
+    def cost_ms(choice: Choice) -> float:
+        return median([objective.cost_ms(one) for one in level[choice]])
+
+    return min(level, key=lambda choice: (len(set(choice.values) - base), cost_ms(choice)))
 
 
 def _first_phase(
     space: Space, objective: Objective, finals: Finals, best: Choice
 ) -> tuple[Choice | None, float | None]:
-    """Returns the twin of the chosen plan with the soonest first result, and both sessions' memory."""
+    """Returns the twin of the chosen plan with the soonest first result, and both sessions' memory.
+
+    How long the twin's runs are is no matter: it serves for a moment.
+    """
     twins = [twin for twin in find_twins(space, best) if twin in finals]
     if not twins:
         return None, None
-    twin = min(twins, key=lambda choice: _first_result(finals[choice]))
-    sooner = [one.first_result_ms for one in finals[twin]], [one.first_result_ms for one in finals[best]]
-    if not separated(*sooner) or ratio_of_medians(*sooner) > WORTH_A_PHASE:
+    twin = min(twins, key=lambda choice: _ratio(finals[choice], finals[best], _first_result_ms))
+    sooner = _is_below(finals[twin], finals[best], _first_result_ms)
+    if not sooner or _ratio(finals[twin], finals[best], _first_result_ms) > WORTH_A_PHASE:
         return None, None
     # Interpreter and libraries are counted twice: the true figure is below.
     overlap_mb = sum(median([one.private_mb for one in finals[choice]]) for choice in (best, twin))
@@ -145,27 +211,21 @@ def _first_phase(
 
 def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective) -> str:
     ratios = {
-        "cost": ratio_of_medians(*_pairs(figures, anchor, objective.cost_ms)),
-        "first result": ratio_of_medians(*_pairs(figures, anchor, lambda one: one.first_result_ms)),
-        "steady run": ratio_of_medians(*_pairs(figures, anchor, lambda one: one.steady_ms)),
+        "cost": _ratio(figures, anchor, objective.cost_ms),
+        "first result": _ratio(figures, anchor, _first_result_ms),
+        "steady run": _ratio(figures, anchor, _steady_ms),
     }
     told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
-    return f"{told} of the default's at {objective.runs_per_load} runs per load"
+    runs = objective.runs_per_load
+    return f"{told} of the default's at {runs} {'run' if runs == 1 else 'runs'} per load"
 
 
-def _pairs(
-    figures: Sequence[Figures], anchor: Sequence[Figures], read: Callable[[Figures], float]
-) -> tuple[list[float], list[float]]:
-    return [read(one) for one in figures], [read(one) for one in anchor]
-
-
-def _nothing_better(space: Space, own: Finals, objective: Objective, found: Found) -> str:
-    anchor = found.finals.get(found.anchor, ())
+def _nothing_better(space: Space, objective: Objective, own: Finals, anchor: Sequence[Figures]) -> str:
     if not anchor:
         return "nothing beat the default: it failed in the last comparison"
     if not own:
-        return "nothing beat the default: no other plan could be measured"
-    best = min(own, key=lambda choice: _cost(own[choice], objective))
+        return "nothing beat the default: no other plan could be compared with it"
+    best = _find_cheapest(own, objective)
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
     told = _figures(own[best], anchor, objective)

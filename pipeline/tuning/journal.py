@@ -1,8 +1,8 @@
 """Trials on disk and the sampler that learns from them: Optuna, kept to this module.
 
 Every trial that is over is an Optuna trial whose user attribute holds our record of it, in Optuna's journal
-file: a line per operation, appended, so that a process killed at any instant loses the trial it was at and no
-other.
+file: a line per operation, appended, so that a process killed at any instant loses the batch it was at and
+nothing else. The last comparison is not kept: its rounds belong together.
 """
 
 from __future__ import annotations

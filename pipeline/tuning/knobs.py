@@ -114,7 +114,9 @@ _RULES = (
     Rule({THREADS: "1"}, (SPINNING, ON)),
     # Memory patterns need a fixed order of operators.
     Rule({EXECUTION: "parallel"}, ("memory_pattern", ON)),
-    # Only a recorded graph's addresses must stay.
+    Rule({EXECUTION: "parallel-2"}, ("memory_pattern", ON)),
+    # A recorded run is replayed on the addresses it was recorded on, so they must stay.
+    Rule({"cuda_graph": ON}, (IO_BINDING, ON)),
     Rule({IO_BINDING: OFF}, ("cuda_graph", OFF)),
     Rule({"cudnn": OFF}, ("convolution_search", "exhaustive")),
 )
@@ -138,11 +140,8 @@ def _on_cpu(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
     if conditions.has_helpers:
         yield _switch(SPINNING, "session.intra_op.allow_spinning", "Whether idle threads spin.", first=ON)
     if traits.width > 1 and conditions.cores > 1:
-        threads = min(traits.width, conditions.cores)
-        parallel = Setting(
-            "parallel", attributes={"execution_mode": "ORT_PARALLEL", "inter_op_num_threads": threads}
-        )
-        yield Knob(EXECUTION, (Setting("sequential"), parallel), "Whether branches run at the same time.")
+        branches = tuple(_parallel_branches(min(traits.width, conditions.cores)))
+        yield Knob(EXECUTION, (Setting("sequential"), *branches), "Whether branches run at the same time.")
     yield _attribute("memory_arena", "enable_cpu_mem_arena", "Whether freed memory is kept for later runs.")
     if traits.fixed_shapes:
         yield _attribute(
@@ -183,6 +182,15 @@ def _thread_counts(conditions: Conditions) -> Iterator[Setting]:
     for count in dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1)):
         if 1 <= count < conditions.cores:
             yield Setting(str(count), attributes={"intra_op_num_threads": count})
+
+
+def _parallel_branches(most: int) -> Iterator[Setting]:
+    """As many branches at a time as there can be; two, which is often all that is worth its threads."""
+    for name, threads in (("parallel", most), ("parallel-2", 2)):
+        if name == "parallel" or most > threads:
+            yield Setting(
+                name, attributes={"execution_mode": "ORT_PARALLEL", "inter_op_num_threads": threads}
+            )
 
 
 def _device_allocator() -> Knob:
@@ -353,8 +361,8 @@ def _is_unknown(knob: Knob, value: str, values: Collection[str]) -> bool:
 
 def _everything(target: str) -> Space:
     """Returns the largest space there is on a target."""
-    traits = ModelTraits(("Conv",), 0, 2, layout_bound=True, has_1d_convolutions=True, fixed_shapes=True)
-    without = ModelTraits(("MatMul",), 0, 2, layout_bound=True, has_1d_convolutions=False, fixed_shapes=True)
+    traits = ModelTraits(("Conv",), 0, 64, layout_bound=True, has_1d_convolutions=True, fixed_shapes=True)
+    without = ModelTraits(("MatMul",), 0, 64, layout_bound=True, has_1d_convolutions=False, fixed_shapes=True)
     levels = ("all", "all-reduced", "extended", "basic", SOURCE)
     conditions = Conditions(target, NEWEST, 64, levels, allowed=("tf32", "cudnn_default", IO_BINDING))
     spaces = [build_space(one, conditions) for one in (traits, without)]

@@ -1,13 +1,20 @@
-"""What a plan costs a job, what it must not exceed, and how plans compare at other numbers of runs. Pure."""
+"""What a plan costs a job, and what it must not exceed. Pure."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pipeline.tuning.space import Choice
+
+if TYPE_CHECKING:
+    from pipeline.spec.models import Tune
+
+
+_SLACK = 1.03
+"""How far beyond a limit a trial may be to be measured again; what is chosen keeps it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Trial:
         figures: One entry per process.
         anchors: Figures of the plan it is compared with, each from the same round as its own.
         failure: Why it gave no figures, None if it did.
-        elapsed_s: What trying it took, its share of the anchor's processes left out.
+        elapsed_s: What trying it took, its share of the anchor's processes included.
     """
 
     number: int
@@ -79,8 +86,17 @@ class Objective:
         """Returns what a session costs from load to its last run."""
         return figures.first_result_ms + (self.runs_per_load - 1) * figures.steady_ms
 
-    def violations(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> tuple[str, ...]:
-        """Returns the limits that a plan's medians exceed, one phrase each."""
+    def violations(
+        self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
+    ) -> tuple[str, ...]:
+        """Returns the limits that a plan's medians exceed, one phrase each.
+
+        Args:
+            figures: Of the plan.
+            anchors: Of the plan it is compared with; those of further rounds are passed over.
+            slack: What limits are multiplied by, where figures are too few to be exact.
+        """
+        anchors = anchors[: len(figures)]
         gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
         steady = median([one.steady_ms for one in figures]) / median([one.steady_ms for one in anchors])
         pairs = (
@@ -91,7 +107,7 @@ class Objective:
         return tuple(
             f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
             for what, value, limit, unit in pairs
-            if limit is not None and value > limit
+            if limit is not None and value > slack * limit
         )
 
     def ratios(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> tuple[float, ...]:
@@ -108,84 +124,17 @@ class Objective:
         return median(ratios) if ratios and trial.failure is None else float("inf")
 
     def is_allowed(self, trial: Trial) -> bool:
-        """Says whether a trial gave figures that keep every limit."""
+        """Says whether a trial gave figures that keep every limit, or nearly: one process is not exact."""
         return (
             bool(trial.figures)
             and trial.failure is None
-            and not self.violations(trial.figures, trial.anchors)
+            and not self.violations(trial.figures, trial.anchors, slack=_SLACK)
         )
 
 
-@dataclass(frozen=True)
-class Point:
-    """A plan's place in the plane of first result and steady run, in ms."""
-
-    number: int
-    first_result_ms: float
-    steady_ms: float
-
-
-def points_of(trials: Sequence[Trial]) -> tuple[Point, ...]:
-    """Returns where the plans that gave figures are.
-
-    Plans were measured at different times, on a machine that may have been slower then: each is placed by its
-    ratio to the plan compared with, in the same rounds, times that plan's median over all rounds.
-    """
-    good = [trial for trial in trials if trial.failure is None and trial.figures]
-    anchors = list(dict.fromkeys(anchor for trial in good for anchor in trial.anchors))
-    return tuple(
-        Point(
-            trial.number,
-            _placed([(a.first_result_ms, b.first_result_ms) for a, b in _pairs(trial)])
-            * median([anchor.first_result_ms for anchor in anchors]),
-            _placed([(a.steady_ms, b.steady_ms) for a, b in _pairs(trial)])
-            * median([anchor.steady_ms for anchor in anchors]),
-        )
-        for trial in good
-    )
-
-
-def _pairs(trial: Trial) -> list[tuple[Figures, Figures]]:
-    return list(zip(trial.figures, trial.anchors, strict=True))
-
-
-def _placed(pairs: Sequence[tuple[float, float]]) -> float:
-    return median([value / max(anchor, 1e-6) for value, anchor in pairs])
-
-
-def find_front(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Returns the plans that no other beats in both figures, soonest first result first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.first_result_ms, p.steady_ms, p.number)):
-        if not front or point.steady_ms < front[-1].steady_ms:
-            front.append(point)
-    return tuple(front)
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """From how many runs per load on one plan costs less than another.
-
-    Attributes:
-        sooner: Trial with the sooner first result.
-        steadier: Trial with the shorter run.
-        runs: Smallest number of runs per load at which `steadier` costs less.
-    """
-
-    sooner: int
-    steadier: int
-    runs: int
-
-
-def find_break_evens(front: Sequence[Point]) -> tuple[BreakEven, ...]:
-    """Returns where each plan of a front overtakes the one before it."""
-    found = []
-    for sooner, steadier in itertools.pairwise(front):
-        lead_ms = steadier.first_result_ms - sooner.first_result_ms
-        gain_ms = sooner.steady_ms - steadier.steady_ms
-        if gain_ms > 0:
-            found.append(BreakEven(sooner.number, steadier.number, 2 + int(lead_ms / gain_ms)))
-    return tuple(found)
+def objective_of(tune: Tune) -> Objective:
+    """Returns what a spec asks for."""
+    return Objective(tune.runs_per_load, tune.max_private_mb, tune.max_gpu_mb, tune.max_steady_ratio)
 
 
 def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:

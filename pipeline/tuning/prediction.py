@@ -1,13 +1,14 @@
 """What a plan that was not tried would cost, from those that were. Pure.
 
-Every value of every knob is taken to multiply the time to the first result, the time of a run and the memory
-by a factor of its own. The factors are those that fit the trials best (ridge regression of logarithms).
+Every value of every knob is taken to multiply the time to the first result, the time of a run and the
+memories by a factor of its own. The factors are those that fit the trials best (ridge regression of
+logarithms).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -23,7 +24,7 @@ _RIDGE = 0.05
 
 _LEAST = 1e-3
 
-_NO_EFFECT = (0.0, 0.0, 0.0)
+_NO_EFFECT = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Prediction:
     first_result: float
     steady: float
     private: float
+    gpu: float
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,11 @@ class Predictor:
 
     def predict(self, choice: Choice) -> Prediction:
         """Returns the ratios of a plan's figures to the anchor's."""
-        first, steady, private = self._usual
+        first, steady, private, gpu = self._usual
         for value in choice.values:
             own = self._effects.get(value, _NO_EFFECT)
-            first, steady, private = first + own[0], steady + own[1], private + own[2]
-        return Prediction(*(math.exp(min(max(log, -50.0), 50.0)) for log in (first, steady, private)))
+            first, steady, private, gpu = first + own[0], steady + own[1], private + own[2], gpu + own[3]
+        return Prediction(*(math.exp(min(max(log, -50.0), 50.0)) for log in (first, steady, private, gpu)))
 
     def cost(self, choice: Choice, objective: Objective) -> float:
         """Returns a plan's cost relative to the anchor's; infinite where it cannot work or is not allowed."""
@@ -79,6 +81,7 @@ class Predictor:
         limits = (
             (ratios.steady, objective.max_steady_ratio),
             (ratios.private * self.anchor.private_mb, objective.max_private_mb),
+            (ratios.gpu * (self.anchor.gpu_mb or 0.0), objective.max_gpu_mb),
         )
         # A limit that is nearly kept may be kept after all: that is for the trial to say.
         if any(limit is not None and value > 1.1 * limit for value, limit in limits):
@@ -125,7 +128,7 @@ def _log_ratios(trial: Trial) -> list[float]:
     pairs = list(zip(trial.figures, trial.anchors, strict=True))
     return [
         median([math.log(max(read(one), _LEAST) / max(read(anchor), _LEAST)) for one, anchor in pairs])
-        for read in (_first_result, _steady, _private)
+        for read in (_first_result, _steady, _private, _gpu)
     ]
 
 
@@ -141,13 +144,19 @@ def _private(figures: Figures) -> float:
     return figures.private_mb
 
 
+def _gpu(figures: Figures) -> float:
+    return figures.gpu_mb or 0.0
+
+
 def _median_figures(figures: Sequence[Figures]) -> Figures:
+    on_gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
     return Figures(
         init_ms=median([one.init_ms for one in figures]),
         first_ms=median([one.first_ms for one in figures]),
         steady_ms=median([one.steady_ms for one in figures]),
         private_mb=median([one.private_mb for one in figures]),
         peak_mb=median([one.peak_mb for one in figures]),
+        gpu_mb=median(on_gpu) if on_gpu else None,
     )
 
 
@@ -158,3 +167,17 @@ def _hopeless(base: Choice, trials: Sequence[Trial]) -> frozenset[tuple[str, str
         for value in set(trial.choice.values) - set(base.values):
             tried.setdefault(value, []).append(trial.failure is None)
     return frozenset(value for value, worked in tried.items() if not any(worked))
+
+
+def descend(space: Space, start: Choice, cost: Callable[[Choice], float]) -> tuple[Choice, ...]:
+    """Returns plans near the predicted optimum: the neighbours of every step of a descent."""
+    found: dict[Choice, None] = {start: None}
+    here = start
+    for _ in range(len(space.knobs)):
+        around = space.neighbours(here)
+        found |= dict.fromkeys(around)
+        best = min((here, *around), key=cost)
+        if best == here:
+            break
+        here = best
+    return tuple(found)

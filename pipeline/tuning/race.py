@@ -40,6 +40,11 @@ class Race:
             if len(self._figures[choice]) > len(self._anchors[choice]) and self._figures[self._anchor]:
                 self._anchors[choice].append(self._figures[self._anchor][-1])
 
+    def _anchor_share_s(self, choice: Choice) -> float:
+        """Returns a plan's part of the seconds that the anchor took beside it and the others."""
+        others = [one for one in self._anchors if one != self._anchor]
+        return self._elapsed_s.get(self._anchor, 0.0) / len(others) if choice in others else 0.0
+
     def trial(self, choice: Choice, *, number: int, kind: str) -> Trial:
         """Returns what has become of a plan so far, as a trial."""
         count = min(len(self._figures[choice]), len(self._anchors[choice]))
@@ -53,5 +58,5 @@ class Race:
             figures=tuple(self._figures[choice][:count]),
             anchors=tuple(self._anchors[choice][:count]),
             failure=failure,
-            elapsed_s=self._elapsed_s.get(choice, 0.0),
+            elapsed_s=self._elapsed_s.get(choice, 0.0) + self._anchor_share_s(choice),
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+P = TypeVar("P")
 
 
-def order_of_round(plans: Sequence[str], index: int) -> tuple[str, ...]:
+def order_of_round(plans: Sequence[P], index: int) -> tuple[P, ...]:
     """Returns the order of the plans in one round, so that none always follows the same other one.
 
     A plan may leave the machine in a state that helps or hinders the next (caches, clock speed, memory to be
@@ -14,7 +17,7 @@ def order_of_round(plans: Sequence[str], index: int) -> tuple[str, ...]:
     number.
 
     Args:
-        plans: Names, at least one.
+        plans: At least one.
         index: Number of the round, from 0.
     """
     count = len(plans)

@@ -1,25 +1,29 @@
 """The search for a plan: which plans are tried, how often, and when it is enough. No clock, disk or process.
 
 The order: the default, the plain recipe and the base; every single change of the base; what the factors of
-these predict to be best, as long as that is better than the best seen; every single change of the best plan,
-since two changes may come to more or less than their factors; at last a sampler. Plans of one batch
-race: every round measures the anchor (the default) and each of them once, in a changing order, and a plan
-that is far behind after its first round is not measured again. The best few are then measured afresh.
+these predict to be best, as long as that is better than what is predicted of those seen; every single change
+of the best plan, since two changes may come to more or less than their factors; at last a sampler. Plans of
+one batch race: every round measures the anchor (the default) and each of them once, in a changing order, and
+a plan that is far behind after its first round is not measured again. The best few are then compared afresh.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from pipeline.errors import PipelineError, TuningError
-from pipeline.tuning.comparison import summarise
+from pipeline.tuning.comparison import LEAST_ROUNDS
+from pipeline.tuning.final import Finals, Lanes, compare_afresh
 from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.prediction import Predictor, fit
+from pipeline.tuning.prediction import Predictor, descend, fit
 from pipeline.tuning.race import Race
 from pipeline.tuning.rounds import order_of_round
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
 
 HOPELESS = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""
@@ -28,16 +32,23 @@ BATCH = 4
 """Plans that race side by side: more would put minutes between a plan and its anchor."""
 
 FINALISTS = 3
-"""Plans that are measured afresh before one is chosen."""
+"""Best plans that are compared afresh before one is chosen."""
 
 REACH = 1.3
 """A change of the best plan that is predicted to cost so much more is not tried."""
 
 IDLE = 1.005
-"""A change that gains less than this is left out of the plan that is measured at last."""
+"""Changes that together gain less than this, or than the noise, are left out of a plan compared at last."""
 
 PATIENCE = 2
 """Batches of the sampler without a gain beyond the noise after which no more is expected."""
+
+FOR_THE_FINALS = 0.4
+"""Most of the budget that is kept for the last comparison."""
+
+LEAST_DEADLINE_S = 30.0
+PATIENT = 10.0
+"""A plan may take this many times what the slowest of default and base took; what hangs is noticed then."""
 
 MOST_ENUMERATED = 50_000
 """Largest space whose every plan is predicted; of a larger one, those near the best."""
@@ -48,16 +59,17 @@ class Limits:
     """What a search may take.
 
     Attributes:
-        budget_s: Seconds, the last comparison included; a batch that has begun is finished.
+        budget_s: Seconds, the last comparison included. A batch that has begun is finished, and the default,
+            the base and the best plan are compared in three rounds in any case.
         max_trials: Plans; the default and the base are tried in any case.
         repeats: Processes per plan that is not hopeless.
-        rounds: Processes per finalist.
+        rounds: Most rounds of the last comparison.
     """
 
     budget_s: float
     max_trials: int
     repeats: int = 2
-    rounds: int = 5
+    rounds: int = 12
 
 
 def _nothing(_: Trial) -> None:
@@ -69,20 +81,24 @@ class Effects:
     """What a search does to the world.
 
     Attributes:
-        measure: Measures a plan in a fresh process; a `PipelineError` is a failed trial.
+        measure: Measures a plan in a fresh process, given the seconds after which it is taken for hung
+            (infinite while nothing is known); a `PipelineError` is a failed trial.
         suggest: Has a sampler name a plan, given all trials; None if it has none.
         clock: Seconds, from any start.
         record: Told of every trial that is over.
         known: Trials of an earlier, interrupted run; they are not measured again.
         say: Takes a line of progress.
+        prepare: Makes a plan's files, before any plan of its batch is measured; what it raises, `measure`
+            will raise again.
     """
 
-    measure: Callable[[Choice], Figures]
+    measure: Callable[[Choice, float], Figures]
     suggest: Callable[[Sequence[Trial]], Choice | None]
     clock: Callable[[], float]
     record: Callable[[Trial], None] = _nothing
     known: Mapping[Choice, Trial] = field(default_factory=dict)
     say: Callable[[str], None] = lambda _: None
+    prepare: Callable[[Choice], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -91,16 +107,16 @@ class Found:
 
     Attributes:
         trials: Every plan that was tried, in order.
-        finals: Figures of the plans that were measured afresh, the k-th of each from the same round; the
-            anchor is among them. A plan that failed then is absent.
+        finals: Figures of the plans that were compared afresh; the anchor is among them. A plan that failed
+            then is absent.
         anchor: The plan all others are compared with.
-        noise: Distance between the quartiles of the anchor's cost, relative to its median.
+        noise: Distance between the quartiles of a plan's cost relative to the anchor's in the same round.
         ended: Why no more was tried.
         elapsed_s: What it took, interrupted runs included.
     """
 
     trials: tuple[Trial, ...]
-    finals: Mapping[Choice, tuple[Figures, ...]]
+    finals: Finals
     anchor: Choice
     noise: float
     ended: str
@@ -131,13 +147,19 @@ class _Search:
         self._anchor = DEFAULT
         self._started = effects.clock()
         self._spent_s = sum(trial.elapsed_s for trial in effects.known.values())
-        self._seconds: list[float] = []
+        self._seconds = [
+            trial.elapsed_s / len(trial.figures)
+            for choice, trial in effects.known.items()
+            if choice == DEFAULT and trial.figures
+        ]
+        self._deadline_s = math.inf
         self._enumerated: tuple[Choice, ...] = ()
 
     def run(self) -> Found:
         self._begin()
         ended = self._explore()
-        finals = self._measure_finals()
+        self._take_up_the_rest()
+        finals = self._compare_finalists()
         return Found(
             trials=tuple(self._trials.values()),
             finals=finals,
@@ -148,16 +170,33 @@ class _Search:
         )
 
     def _begin(self) -> None:
+        """Tries what the others are compared with.
+
+        A default that fails may have been the machine's fault, and without it there is nothing to beat.
+        """
         base = self._space.base
         self._try([DEFAULT], "default")
+        if self._trials[DEFAULT].failure is not None and DEFAULT not in self._effects.known:
+            del self._trials[DEFAULT]
+            self._try([DEFAULT], "default")
         if self._trials[DEFAULT].failure is not None:
             self._effects.say(f"default not measured: {self._trials[DEFAULT].failure}")
             self._anchor = base
-        self._try([base], "base")
+        if self._anchor == DEFAULT:
+            self._try([base, RECIPE], "base")
+        else:
+            self._try([base], "base")
         failure = self._trials[self._anchor].failure
         if failure is not None:
             raise TuningError(f"nothing to compare with: neither the default nor the base runs\n  {failure}")
+        self._deadline_s = max(LEAST_DEADLINE_S, PATIENT * max(self._seconds, default=math.inf))
         self._try([RECIPE], "recipe")
+
+    def _take_up_the_rest(self) -> None:
+        """Counts what an earlier run tried and this one, ended sooner, did not come to."""
+        for choice, trial in self._effects.known.items():
+            if choice not in self._trials:
+                self._trials[choice] = replace(trial, number=len(self._trials))
 
     def _explore(self) -> str:
         barren = 0
@@ -186,20 +225,26 @@ class _Search:
         return [choice for choice in choices if choice not in self._trials]
 
     def _exhausted(self) -> str | None:
-        if len(self._trials) >= self._limits.max_trials:
-            return f"{self._limits.max_trials} plans were tried"
-        # The last comparison takes its part of the time too.
-        each_s = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
-        if self._elapsed_s() + each_s * self._final_processes() >= self._limits.budget_s:
-            return f"{self._limits.budget_s:g} s are over"
+        # Some of the plans that are compared at last may be new.
+        kept = min(FINALISTS, self._limits.max_trials // 8)
+        if len(self._trials) >= self._limits.max_trials - kept:
+            plans = "1 plan was" if self._limits.max_trials == 1 else f"{self._limits.max_trials} plans were"
+            return f"{plans} tried"
+        if not self._allowed() and self._trials[self._space.base].failure is not None:
+            return None  # there is nothing to prepare yet
+        reserve_s = min(self._finals_s(), FOR_THE_FINALS * self._limits.budget_s)
+        if self._elapsed_s() + reserve_s >= self._limits.budget_s:
+            return f"{self._limits.budget_s:g} s are spent, or kept for the last comparison"
         return None
 
-    def _final_processes(self) -> int:
-        """Returns the most processes that the last comparison can take."""
-        twins = sum(len(knob.settings) - 1 for knob in self._space.knobs if knob.changes_phase)
-        plain = 1
-        lanes = len((self._anchor, self._space.base)) + FINALISTS + plain + twins
-        return self._limits.rounds * lanes + self._limits.repeats * (plain + twins + 1)
+    def _process_s(self) -> float:
+        """Returns what a process takes; one that hung says nothing about the others."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def _finals_s(self) -> float:
+        """Returns what the last comparison takes at least."""
+        plans = min(len((self._anchor, self._space.base)) + FINALISTS, len(self._trials))
+        return LEAST_ROUNDS * plans * self._process_s()
 
     def _elapsed_s(self) -> float:
         return self._spent_s + self._effects.clock() - self._started
@@ -215,36 +260,41 @@ class _Search:
 
     def _race(self, choices: Sequence[Choice], kind: str) -> None:
         """Measures plans in rounds; one that fails, or is hopeless, leaves the race."""
+        for choice in choices:
+            with suppress(PipelineError):
+                self._effects.prepare(choice)
         race = Race(choices, self._anchor)
         for index in range(self._limits.repeats):
             running = [choice for choice in choices if race.runs(choice) and self._has_hope(race, choice)]
             if not running:
                 break
             self._measure_round(race, running, index)
+        kinds = {self._space.base: "base", RECIPE: "recipe"}
         for choice in choices:
-            trial = race.trial(choice, number=len(self._trials), kind=kind)
+            trial = race.trial(choice, number=len(self._trials), kind=kinds.get(choice, kind))
             self._trials[choice] = trial
             self._effects.record(trial)
             self._report(trial)
 
     def _measure_round(self, race: Race, choices: Sequence[Choice], index: int) -> None:
-        lanes = list(dict.fromkeys([self._anchor, *choices]))
-        names = [str(position) for position in range(len(lanes))]
-        for name in order_of_round(names, index):
-            choice = lanes[int(name)]
+        for choice in order_of_round(list(dict.fromkeys([self._anchor, *choices])), index):
             started = self._effects.clock()
             try:
-                result: Figures | str = self._effects.measure(choice)
+                result: Figures | str = self._measure(choice)
             except PipelineError as error:
                 result = error.message
-            elapsed_s = self._effects.clock() - started
-            self._seconds.append(elapsed_s)
-            race.add(choice, result, elapsed_s)
+            race.add(choice, result, self._effects.clock() - started)
         race.close_round(choices)
+
+    def _measure(self, choice: Choice) -> Figures:
+        started = self._effects.clock()
+        figures = self._effects.measure(choice, self._deadline_s)
+        self._seconds.append(self._effects.clock() - started)
+        return figures
 
     def _has_hope(self, race: Race, choice: Choice) -> bool:
         trial = race.trial(choice, number=0, kind="")
-        if not trial.figures or choice == self._anchor or choice == self._space.base:
+        if not trial.figures or choice in (self._anchor, self._space.base, RECIPE):
             return True
         return self._objective.score(trial) < HOPELESS * self._best_score()
 
@@ -260,24 +310,26 @@ class _Search:
         return min((self._objective.score(trial) for trial in self._allowed()), default=float("inf"))
 
     def _noise(self) -> float:
-        anchors = {figures for trial in self._trials.values() for figures in trial.anchors}
-        costs = [self._objective.cost_ms(figures) for figures in anchors]
-        if len(costs) < 2:
-            return 0.0
-        spread = summarise(costs)
-        return (spread.p75 - spread.p25) / spread.median if spread.median else 0.0
+        """Returns the distance between the quartiles of a plan's cost relative to the anchor's."""
+        ratios = (self._objective.ratios(trial.figures, trial.anchors) for trial in self._trials.values())
+        gaps = [abs(math.log(pair[0] / pair[1])) for pair in ratios if len(pair) == 2 and min(pair) > 0]
+        # Of a normal distribution the median gap of two values is 0.954 standard deviations, the quartiles
+        # 1.349.
+        return 1.349 / 0.954 * median(gaps) if gaps else 0.0
 
     def _promising(self) -> list[Choice]:
-        """Returns the plans that are predicted to beat the best one that was seen, best first."""
+        """Returns the plans that are predicted to beat what is predicted of those seen, best first.
+
+        What was measured is no measure for that: of many noisy scores the best is too good to be true.
+        """
         predictor = fit(self._space, self._trials.values())
-        best = self._best_score()
-        if predictor is None or best == float("inf"):
+        if predictor is None or not self._allowed():
             return []
         cost = predictor.cost
         new = (choice for choice in self._reachable(predictor) if choice not in self._trials)
         nearest = heapq.nsmallest(BATCH - 1, new, key=lambda choice: cost(choice, self._objective))
         seen = min(cost(trial.choice, self._objective) for trial in self._allowed())
-        return [choice for choice in nearest if cost(choice, self._objective) < min(best, seen) * 0.999]
+        return [choice for choice in nearest if cost(choice, self._objective) < seen * 0.999]
 
     def _around_best(self) -> list[Choice]:
         """Returns the single changes of the best plan that were not tried, by their predicted cost."""
@@ -297,7 +349,7 @@ class _Search:
             self._enumerated = self._enumerated or tuple(self._space.choices())
             return self._enumerated
         start = min(self._allowed(), key=self._objective.score).choice
-        return _near(self._space, start, lambda choice: predictor.cost(choice, self._objective))
+        return descend(self._space, start, lambda choice: predictor.cost(choice, self._objective))
 
     def _sampled(self) -> list[Choice]:
         batch: list[Choice] = []
@@ -313,59 +365,54 @@ class _Search:
                 batch.append(choice)
         return batch
 
-    def _measure_finals(self) -> dict[Choice, tuple[Figures, ...]]:
-        """Measures the best plans afresh, those included that differ from the best in how they begin."""
+    def _compare_finalists(self) -> Finals:
+        """Compares the best plans afresh, with those over the same files that differ in how they begin."""
         lanes = self._finalists()
-        self._effects.say(f"{len(self._trials)} plans tried; measuring {len(lanes)} of them afresh")
-        race = Race(lanes, self._anchor)
-        for index in range(self._limits.rounds):
-            self._measure_round(race, [choice for choice in lanes if race.runs(choice)], index)
-        return {choice: race.figures(choice) for choice in lanes if race.runs(choice)}
+        self._effects.say(f"{len(self._trials)} plans tried; comparing {len(lanes.all)} of them afresh")
 
-    def _finalists(self) -> list[Choice]:
+        def has_time(processes: int) -> bool:
+            return self._elapsed_s() + processes * self._process_s() <= self._limits.budget_s
+
+        return compare_afresh(
+            lanes, self._objective, most_rounds=self._limits.rounds, measure=self._measure, has_time=has_time
+        )
+
+    def _finalists(self) -> Lanes:
         """Returns the plans of the last comparison; each of them is a trial that did not fail."""
         ranked = [trial.choice for trial in sorted(self._allowed(), key=self._objective.score)]
         plain = [self._without_idle_changes(choice) for choice in ranked[:1]]
         twins = [twin for choice in ranked[:1] for twin in find_twins(self._space, choice)]
-        self._try([*plain, *twins], "final")
-        lanes = dict.fromkeys([self._anchor, self._space.base, *ranked[:FINALISTS], *plain, *twins])
-        tried = [self._trials[choice] for choice in lanes if choice in self._trials]
-        return [trial.choice for trial in tried if trial.failure is None]
+        if self._has_room_for_more():
+            self._try([*plain, *twins], "final")
+        # The best comes first, and what there is no time for is left out from the end.
+        wanted = dict.fromkeys([*ranked[:1], self._space.base, *plain, *ranked[1:FINALISTS]])
+        working = [choice for choice in wanted if self._works(choice)]
+        contenders = tuple(working[: max(2, self._affordable() - 1)])
+        room = self._affordable() - 1 - len(contenders)
+        witnesses = [twin for twin in twins if self._works(twin) and twin not in contenders]
+        return Lanes(self._anchor, contenders, tuple(witnesses[: max(1, room)]))
+
+    def _works(self, choice: Choice) -> bool:
+        return choice in self._trials and self._trials[choice].failure is None
+
+    def _has_room_for_more(self) -> bool:
+        left_s = self._limits.budget_s - self._elapsed_s()
+        return left_s > self._finals_s() + 3 * self._limits.repeats * self._process_s()
+
+    def _affordable(self) -> int:
+        """Returns how many plans there is time to compare."""
+        left_s = self._limits.budget_s - self._elapsed_s()
+        each_s = LEAST_ROUNDS * self._process_s()
+        return len(self._trials) if left_s >= len(self._trials) * each_s else int(max(left_s, 0.0) / each_s)
 
     def _without_idle_changes(self, choice: Choice) -> Choice:
-        """Returns the plan without the changes that, by what was learnt, gain nothing."""
+        """Returns the plan without the changes that, by what was learnt, gain nothing beyond the noise."""
         predictor = fit(self._space, self._trials.values())
-        base = self._space.base
+        if predictor is None:
+            return choice
+        base, limit = self._space.base, predictor.cost(choice, self._objective) * max(IDLE, 1 + self._noise())
         for knob in self._space.knobs:
             plainer = self._space.canonical(choice.but(knob.name, base[knob.name]))
-            if predictor is not None and plainer != choice:
-                costs = [predictor.cost(one, self._objective) for one in (plainer, choice)]
-                choice = plainer if costs[0] <= costs[1] * IDLE else choice
+            if plainer != choice and predictor.cost(plainer, self._objective) <= limit:
+                choice = plainer
         return choice
-
-
-def find_twins(space: Space, choice: Choice) -> tuple[Choice, ...]:
-    """Returns the plans over the same files that differ in how a session begins, not in how it is run."""
-    changed = (
-        space.canonical(choice.but(knob.name, value))
-        for knob in space.knobs
-        if knob.changes_phase
-        for value in knob.values
-    )
-    files = [knob.name for knob in space.knobs if knob.shapes_file]
-    same = (twin for twin in changed if all(twin[name] == choice[name] for name in files))
-    return tuple(twin for twin in dict.fromkeys(same) if twin != choice)
-
-
-def _near(space: Space, start: Choice, cost: Callable[[Choice], float]) -> tuple[Choice, ...]:
-    """Returns plans near the predicted optimum: the neighbours of every step of a descent."""
-    found: dict[Choice, None] = {start: None}
-    here = start
-    for _ in range(len(space.knobs)):
-        around = space.neighbours(here)
-        found |= dict.fromkeys(around)
-        best = min((here, *around), key=cost)
-        if best == here:
-            break
-        here = best
-    return tuple(found)

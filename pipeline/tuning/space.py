@@ -170,10 +170,10 @@ class Space:
         return tuple(other for other in dict.fromkeys(changed) if other != choice)
 
     def describe(self, choice: Choice) -> str:
-        """Returns what a choice changes of the base, in words for a message."""
+        """Returns what a choice changes of the base plan, in words for a message."""
         base = set(self.base.values)
         changed = [f"{knob}={value}" for knob, value in choice.values if (knob, value) not in base]
-        return " ".join(changed) or "the plan without a search"
+        return " ".join(changed) or "the base plan"
 
     def settings(self, choice: Choice) -> tuple[Setting, ...]:
         """Returns the chosen value of every knob.
@@ -186,6 +186,19 @@ class Space:
         if missing:
             raise TuningError(f"choice without {', '.join(missing)}: {choice}")
         return tuple(knob.setting(values[knob.name]) for knob in self.knobs)
+
+
+def find_twins(space: Space, choice: Choice) -> tuple[Choice, ...]:
+    """Returns the plans over the same files that differ in how a session begins, not in how it is run."""
+    changed = (
+        space.canonical(choice.but(knob.name, value))
+        for knob in space.knobs
+        if knob.changes_phase
+        for value in knob.values
+    )
+    files = [knob.name for knob in space.knobs if knob.shapes_file]
+    same = (twin for twin in changed if all(twin[name] == choice[name] for name in files))
+    return tuple(twin for twin in dict.fromkeys(same) if twin != choice)
 
 
 def apply_settings(

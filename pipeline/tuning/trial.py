@@ -10,6 +10,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import Tolerance
 from pipeline.errors import VerificationError
 from pipeline.runtime.answers import Answer, read_answer
+from pipeline.runtime.element_types import Array
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.runtime.session import SessionPlan
 from pipeline.tuning.objective import Figures
@@ -108,26 +109,21 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
         VerificationError: An answer is outside its tolerance.
         PipelineError: Anything else that keeps the session from answering.
     """
-    from pipeline.runtime.probe_process import measure_session
+    from pipeline.runtime.probe_process import measure_runs
 
-    figures, session = measure_session(request)
+    figures, runs = measure_runs(request)
     samples = decode(tuple[CheckedSample, ...], request["samples"])
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
-    for sample in samples:
-        _check_sample(session, sample, tolerances, io_binding=request["io_binding"])
+    for sample, run in zip(samples, runs, strict=True):
+        _check_answers(run.answer(), sample, tolerances)
     return figures
 
 
-def _check_sample(
-    session: Any, sample: CheckedSample, tolerances: Mapping[str, Tolerance], *, io_binding: bool
+def _check_answers(
+    outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
 ) -> None:
-    from pathlib import Path
-
-    from pipeline.runtime.binding import run_once
     from pipeline.runtime.compare import compare_output
-    from pipeline.runtime.tensors import read_tensors
 
-    outputs = run_once(session, read_tensors(Path(sample.file)), io_binding=io_binding)
     for answer in sample.answers:
         if answer.output not in outputs:
             raise VerificationError(f"answers without output {answer.output!r}")

@@ -303,7 +303,7 @@ WRONG = {
     ),
     "too few weights": (
         {"shape_weights": [1.0]},
-        "expected 2 weights (image=[1, 3, 16, 16]; image=[2, 3, 16, 16]), got 1",
+        "tune.shape_weights: expected 2 weights, one per declared shape, got 1",
     ),
     "too many weights": ({"shape_weights": [1.0, 2.0, 3.0]}, "expected 2 weights"),
 }

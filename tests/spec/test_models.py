@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pipeline.bundle.codec import canonical_json
 from pipeline.errors import SpecError
@@ -156,3 +157,21 @@ def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
 def test_a_number_of_thousands_of_digits_is_no_spec() -> None:
     with pytest.raises(SpecError, match="numbers"):
         parse_spec(FULL | {"verify": {"seed": 10**5000}})
+
+
+@pytest.mark.parametrize(("weights", "works"), [([1, 2], True), ([1], False), ([1, 2, 3], False)])
+def test_there_is_one_weight_for_every_declared_shape(weights: list[float], works: bool) -> None:
+    document = {
+        "name": "net",
+        "source": {"path": "net.onnx"},
+        "inputs": {"x": {"shapes": [[1, 4], [8, 4]]}, "mask": {"shapes": [[1, 4]]}},
+        "tune": {"shape_weights": weights},
+    }
+    if works:
+        assert ModelSpec.model_validate(document).tune.shape_weights == tuple(weights)
+        return
+    with pytest.raises(
+        ValidationError, match=f"expected 2 weights, one per declared shape, got {len(weights)}"
+    ):
+        ModelSpec.model_validate(document)
+    assert ModelSpec.model_validate({**document, "samples": "*.npz"}).tune.shape_weights == tuple(weights)

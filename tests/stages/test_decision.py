@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.stages.measure.decision import DEFAULT, PlanSamples, decide
+from pipeline.stages.measure.decision import DEFAULT, decide
 from pipeline.tuning.comparison import ratio_of_medians, separated, summarise
+from pipeline.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
 rounds = st.lists(figures, min_size=3, max_size=15)
@@ -18,8 +19,16 @@ MAPPED_FIRST = (46.1, 47.3, 45.8, 46.0, 59.9)
 STEADY = (18.1, 18.0, 18.3, 18.0, 18.2)
 
 
-def samples(first: tuple[float, ...], steady: tuple[float, ...] = STEADY) -> PlanSamples:
-    return PlanSamples(first, steady)
+OBJECTIVE = Objective(1000)
+
+
+def samples(
+    first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
+) -> tuple[Figures, ...]:
+    return tuple(
+        Figures(0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
+        for one, other in zip(first, steady, strict=True)
+    )
 
 
 def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
@@ -114,6 +123,7 @@ def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast() -> None:
             "portable": samples(DEFAULT_FIRST),
         },
         candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
     )
     assert (decision.shipped, decision.faster) == ("prepared", True)
     assert "5.0× sooner" in decision.reason
@@ -124,6 +134,7 @@ def test_a_gain_within_the_noise_ships_the_default_and_says_so() -> None:
     decision = decide(
         {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(scaled(DEFAULT_FIRST, 0.999))},
         candidates=("prepared",),
+        objective=OBJECTIVE,
     )
     assert (decision.shipped, decision.faster) == (DEFAULT, False)
     assert "not faster to its first result beyond the noise" in decision.reason
@@ -138,6 +149,7 @@ def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
             "portable": samples(scaled(MAPPED_FIRST, 1.5)),
         },
         candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
     )
     assert (decision.shipped, decision.faster) == ("portable", True)
     assert "prepared takes 1.40× the time per run" in decision.reason
@@ -145,26 +157,65 @@ def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
 
 def test_a_plan_slower_per_run_by_less_than_the_allowance_ships() -> None:
     prepared = samples(MAPPED_FIRST, scaled(STEADY, 1.025))
-    assert separated(STEADY, prepared.steady_ms)
-    decision = decide({DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",))
+    assert separated(STEADY, scaled(STEADY, 1.025))
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",), objective=OBJECTIVE
+    )
     assert decision.shipped == "prepared"
 
 
 def test_slower_runs_within_the_noise_do_not_count() -> None:
     noisy = (18.0, 24.0, 17.9, 23.5, 18.9)
     default = samples(DEFAULT_FIRST, (17.9, 23.9, 17.8, 18.0, 18.8))
-    decision = decide({DEFAULT: default, "prepared": samples(MAPPED_FIRST, noisy)}, candidates=("prepared",))
+    decision = decide(
+        {DEFAULT: default, "prepared": samples(MAPPED_FIRST, noisy)},
+        candidates=("prepared",),
+        objective=OBJECTIVE,
+    )
     assert decision.shipped == "prepared"
 
 
 def test_a_failed_candidate_is_passed_over() -> None:
     decision = decide(
-        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}, candidates=("tuned", "prepared")
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)},
+        candidates=("tuned", "prepared"),
+        objective=OBJECTIVE,
     )
     assert decision.shipped == "prepared"
 
 
 def test_without_a_default_nothing_is_claimed_to_be_faster() -> None:
-    decision = decide({"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"))
+    decision = decide(
+        {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
+    )
     assert (decision.shipped, decision.faster) == ("prepared", False)
     assert "uncompared" in decision.reason
+
+
+def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
+    default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
+    slow = samples(MAPPED_FIRST, (4.0,) * 5)
+    assert not separated([1.0, 1.0, 1.0, 4.5, 4.5], [4.0] * 5)
+    decision = decide({DEFAULT: default, "prepared": slow}, candidates=("prepared",), objective=OBJECTIVE)
+    assert decision.shipped == DEFAULT
+    assert "the time per run in steady state" in decision.reason
+
+
+def test_a_default_beyond_a_limit_is_no_way_out() -> None:
+    plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
+    limited = Objective(1000, max_private_mb=200.0)
+    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
+
+
+def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it() -> None:
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST),
+        "prepared": samples(MAPPED_FIRST, private_mb=300.0),
+        "portable": samples(scaled(MAPPED_FIRST, 1.5)),
+    }
+    decision = decide(
+        plans, candidates=("prepared", "portable"), objective=Objective(1000, max_private_mb=200.0)
+    )
+    assert decision.shipped == "portable"
+    assert "prepared exceeds its limits: private memory 300 MB, allowed 200" in decision.reason

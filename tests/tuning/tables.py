@@ -171,7 +171,7 @@ class Machine:
     said: list[str] = field(default_factory=list)
     asked: Counter[int] = field(default_factory=Counter)
 
-    def measure(self, choice: Choice) -> Figures:
+    def measure(self, choice: Choice, deadline_s: float) -> Figures:
         number = self.measured[choice]
         self.measured[choice] += 1
         true = self.table.figures(choice)
@@ -242,10 +242,10 @@ class DyingMachine(Machine):
     last_process: float = math.inf
     last_trial: float = math.inf
 
-    def measure(self, choice: Choice) -> Figures:
+    def measure(self, choice: Choice, deadline_s: float) -> Figures:
         if self.measured.total() >= self.last_process:
             raise Killed
-        return super().measure(choice)
+        return super().measure(choice, deadline_s)
 
     def record(self, trial: Trial) -> None:
         super().record(trial)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
 
+from pipeline.errors import TuningError
 from pipeline.tuning.choosing import beats, choose
-from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.search import Found, find_twins
-from pipeline.tuning.space import DEFAULT, Choice, Space
+from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.search import Found
+from pipeline.tuning.space import DEFAULT, Choice, Space, find_twins
 from tests.tuning.spaces import TRANSFORMER, cpu_space, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
@@ -112,28 +114,86 @@ def test_without_a_default_the_best_plan_is_chosen_and_beats_nothing() -> None:
     assert verdict.choice == BASE
 
 
-def test_nothing_measured_leaves_the_base() -> None:
-    verdict = choose(SPACE, Objective(1), found({DEFAULT: rounds(623, 22)}))
+def tried(choice: Choice, *, failure: str | None = None, private_mb: float = 500.0) -> Trial:
+    figures = () if failure else rounds(304, 22, private_mb)[:2]
+    return Trial(0, "screening", choice, figures, rounds(623, 22, 900)[: len(figures)], failure)
+
+
+def test_without_a_comparison_the_base_is_left_or_what_worked() -> None:
+    alone = found({DEFAULT: rounds(623, 22)})
+    verdict = choose(SPACE, Objective(1), dataclasses.replace(alone, trials=(tried(BASE), tried(SAVED))))
     assert verdict.choice == BASE
-    assert verdict.reason == "nothing beat the default: no other plan could be measured"
+    assert verdict.reason == "nothing beat the default: no other plan could be compared with it"
+    crashed = dataclasses.replace(alone, trials=(tried(BASE, failure="SIGSEGV"), tried(SAVED)))
+    assert choose(SPACE, Objective(1), crashed).choice == SAVED
 
 
-def test_a_default_missing_from_the_last_comparison_leaves_the_base() -> None:
+def test_a_plan_that_failed_is_never_what_is_left() -> None:
+    trials = (tried(BASE, failure="SIGSEGV"), tried(SAVED, failure="hung"))
+    with pytest.raises(TuningError, match=r"no plan runs but default ONNX Runtime\n  the base plan: SIGSEGV"):
+        choose(SPACE, Objective(1), dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials))
+
+
+def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left() -> None:
+    finals = {DEFAULT: rounds(100, 20), BASE: rounds(150, 20, 500), UNPACKED: rounds(160, 80, 150)}
+    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+    limited = Objective(1000, max_private_mb=300)
+    assert choose(SPACE, limited, found(finals)).choice == UNPACKED
+    with pytest.raises(TuningError, match="no plan keeps the limits") as caught:
+        choose(SPACE, Objective(1000, max_private_mb=100), found(finals))
+    assert "prepacking=off: private memory 150 MB, allowed 100" in caught.value.message
+
+
+def test_where_nothing_beats_the_default_a_dearer_base_is_not_left() -> None:
+    finals = {DEFAULT: rounds(100, 20), BASE: rounds(100, 23), SAVED: turned(rounds(100, 20))}
+    assert choose(SPACE, Objective(100_000), found(finals)).choice == SAVED
+
+
+def test_noise_never_hides_that_a_plan_costs_far_more() -> None:
+    default = with_steady(rounds(100, 1), (1.0, 1.0, 1.0, 4.5, 4.5))
+    slow = with_steady(rounds(10, 4), (4.0,) * 5)
+    assert not beats(slow, default, Objective(1_000_000))
+    assert beats(slow, default, Objective(1))
+
+
+def with_steady(figures: tuple[Figures, ...], steady_ms: tuple[float, ...]) -> tuple[Figures, ...]:
+    return tuple(dataclasses.replace(one, steady_ms=ms) for one, ms in zip(figures, steady_ms, strict=True))
+
+
+def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
+    drift = (1.0, 1.3, 1.6, 1.1, 2.0)
+    cheaper, dearer = (drifting(rounds(304, steady), drift) for steady in (20.0, 20.7))
+    finals = {BASE: dearer, SAVED: cheaper, DEFAULT: drifting(rounds(623, 22), drift)}
+    assert choose(SPACE, Objective(1000), found(finals)).choice == SAVED
+
+
+def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[Figures, ...]:
+    return tuple(
+        dataclasses.replace(one, init_ms=one.init_ms * factor, steady_ms=one.steady_ms * factor)
+        for one, factor in zip(figures, factors, strict=True)
+    )
+
+
+def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds() -> None:
+    finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
+    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+
+
+def test_without_a_default_in_the_last_comparison_the_cheapest_is_left_and_beats_nothing() -> None:
     verdict = choose(SPACE, Objective(1), found({BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}))
-    assert (verdict.choice, verdict.beats_default) == (BASE, False)
+    assert (verdict.choice, verdict.beats_default) == (UNPACKED, False)
     assert verdict.reason == "nothing beat the default: it failed in the last comparison"
 
 
 def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
     assert choose(SPACE, Objective(1), found(finals)).reason == (
-        "the plan without a search: cost 0.5×, first result 0.5×, steady run 1× of the default's "
-        "at 1 runs per load"
+        "the base plan: cost 0.5×, first result 0.5×, steady run 1× of the default's at 1 run per load"
     )
-    finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700)}
+    finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
     reason = choose(SPACE, Objective(1, max_private_mb=600), found(finals)).reason
     assert reason.startswith(
-        "nothing beat the default: the best, the plan without a search, has cost 2×, first result 2×"
+        "nothing beat the default: the best, the base plan, has cost 2×, first result 2×"
     )
     assert reason.endswith("beyond its limits (private memory 700 MB, allowed 600)")
 

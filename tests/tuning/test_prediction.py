@@ -144,3 +144,22 @@ def test_figures_of_nothing_are_no_domain_error() -> None:
     predictor = fit(SPACE, [Trial(0, "base", SPACE.base, (nothing,), (BASE,))])
     assert predictor is not None
     assert math.isfinite(predictor.cost(SPACE.base, Objective(10)))
+
+
+def test_what_takes_too_much_gpu_memory_is_not_proposed() -> None:
+    table, objective = multiplicative(0), Objective(1, max_gpu_mb=500.0)
+    greedy, anchor = SPACE.base.but("a", "q"), dataclasses.replace(BASE, gpu_mb=400.0)
+    trials = [
+        Trial(
+            0,
+            "screening",
+            choice,
+            (dataclasses.replace(table.figures(choice), gpu_mb=2000.0 if choice == greedy else 400.0),),
+            (anchor,),
+        )
+        for choice in (SPACE.base, *SPACE.neighbours(SPACE.base))
+    ]
+    predictor = fit(SPACE, trials)
+    assert predictor is not None
+    for choice in SPACE.choices():
+        assert (predictor.cost(choice, objective) == float("inf")) == (choice["a"] == "q")

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import TuningError
+from pipeline.errors import ChildTimeoutError, TuningError
 from pipeline.tuning.choosing import Verdict, choose
+from pipeline.tuning.comparison import LEAST_ROUNDS
 from pipeline.tuning.knobs import restrict
-from pipeline.tuning.objective import Objective, Trial
-from pipeline.tuning.search import BATCH, HOPELESS, Found, Limits
+from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.search import BATCH, HOPELESS, Found, Limits, search
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
 from tests.tuning.spaces import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
 from tests.tuning.tables import (
@@ -113,14 +114,15 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
     if verdict.beats_default:
         assert true_cost(table, verdict.choice, objective) <= 1.04 * true_cost(table, DEFAULT, objective)
     else:
-        assert verdict.choice == SMALL.base
+        base = true_cost(table, SMALL.base, objective)
+        assert true_cost(table, verdict.choice, objective) <= 1.02 * base
 
 
 def test_nothing_beat_the_default_is_a_result() -> None:
     table = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.1, 0.5), RECIPE: (1.0, 1.0)})
     found, verdict = searched(Machine(table, SMALL), Objective(100))
     assert not verdict.beats_default
-    assert verdict.choice == SMALL.base
+    assert true_cost(table, verdict.choice, Objective(100)) <= true_cost(table, SMALL.base, Objective(100))
     assert verdict.reason.startswith("nothing beat the default: ")
     assert "of the default's at 100 runs per load" in verdict.reason
     assert found.anchor == DEFAULT
@@ -135,10 +137,11 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
     assert [trial.number for trial in found.trials] == list(range(len(tried)))
     assert {verdict.choice, DEFAULT, SPACE.base} <= set(tried)
     assert set(found.finals) <= set(tried)
-    assert found.ended == f"{max_trials} plans were tried" or max_trials == 40
+    told = "1 plan was tried" if max_trials == 1 else f"{max_trials} plans were tried"
+    assert found.ended == told or max_trials == 40
 
 
-@pytest.mark.parametrize("budget_s", [0.0, 30.0, 100.0, 1000.0])
+@pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
 def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s: float) -> None:
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     found, _ = searched(machine, Objective(100), Limits(budget_s, 5000))
@@ -148,7 +151,7 @@ def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_beg
     searched(least, Objective(100), Limits(0.0, 5000))
     assert found.elapsed_s == machine.now_s
     assert found.elapsed_s <= max(budget_s + batch_s, least.now_s)
-    assert found.ended == f"{budget_s:g} s are over" or budget_s == 1000.0
+    assert found.ended.startswith(f"{budget_s:g} s are spent") or budget_s == 1000.0
 
 
 def test_a_larger_budget_tries_no_fewer_plans() -> None:
@@ -173,7 +176,9 @@ def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     found, _ = searched(machine, Objective(1))
     for trial in found.trials:
         assert len(trial.figures) == len(trial.anchors) > 0
-    assert {len(figures) for figures in found.finals.values()} == {FREE.rounds}
+    lengths = [len(figures) for figures in found.finals.values()]
+    assert min(lengths) >= LEAST_ROUNDS
+    assert max(lengths) == len(found.finals[DEFAULT]) <= FREE.rounds
     assert machine.recorded == list(found.trials)
 
 
@@ -241,7 +246,7 @@ def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
     found, verdict = searched(machine, Objective(1))
     assert found.anchor == SMALL.base
     assert found.trials[0].failure == "crashed"
-    assert machine.measured[DEFAULT] == 1
+    assert machine.measured[DEFAULT] == 2
     assert verdict.choice["prepacking"] == "off"
     assert not verdict.beats_default
     assert "default not measured: crashed" in machine.said
@@ -270,7 +275,7 @@ def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: in
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
         searched(machine, Objective(1), Limits(math.inf, max_trials))
-    assert machine.measured.total() == 2
+    assert machine.measured.total() == 3  # the default once more: the machine may have been at fault
 
 
 def test_when_all_else_fails_the_base_is_left() -> None:
@@ -293,7 +298,7 @@ def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
     fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in (4, 5) else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
     assert [trial for trial in found.trials if trial.failure is None and not trial.figures] == []
-    assert [trial.failure for trial in found.trials[2:3]] == ["nothing to compare with: flaky"]
+    assert {trial.failure for trial in found.trials[3 : 3 + BATCH]} == {"nothing to compare with: flaky"}
 
 
 @pytest.mark.parametrize(
@@ -324,11 +329,10 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     assert true_cost(table, verdict.choice, objective) <= 1.05 * true_cost(table, best, objective)
 
 
-def test_a_limit_that_no_plan_keeps_leaves_the_default() -> None:
+def test_a_limit_that_no_plan_keeps_is_told_and_nothing_is_chosen() -> None:
     objective = Objective(1, max_private_mb=1.0)
-    _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
-    assert not verdict.beats_default
-    assert "beyond its limits (private memory" in verdict.reason
+    with pytest.raises(TuningError, match="no plan keeps the limits\n  the base plan: private memory"):
+        searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
 
 
 def processes_of(objective: Objective) -> int:
@@ -379,7 +383,7 @@ def test_what_interrupted_runs_took_counts_against_the_budget() -> None:
     found, _ = searched(second, Objective(1), Limits(30.0, 5000), known=tuple(first.recorded))
     spent_s = sum(trial.elapsed_s for trial in first.recorded)
     assert found.elapsed_s == pytest.approx(second.now_s + spent_s)
-    assert found.ended == "30 s are over"
+    assert found.ended.startswith("30 s are spent")
     assert {trial.kind for trial in second.recorded} <= {"final"}
 
 
@@ -398,3 +402,58 @@ def test_a_space_of_one_plan_is_searched_at_once() -> None:
     assert [trial.kind for trial in found.trials] == ["default", "base", "recipe"]
     assert found.ended == "the sampler has nothing new"
     assert (verdict.choice, verdict.beats_default) == (space.base, True)
+
+
+def test_a_base_that_crashes_ends_no_search() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
+    found, verdict = searched(machine, Objective(1), Limits(10.0, 5))
+    assert verdict.choice not in (SMALL.base, DEFAULT)
+    assert found.trials[1].failure == "crashed"
+
+
+def test_one_plan_that_hangs_ends_no_search() -> None:
+    """What hangs takes its deadline; the others are tried all the same."""
+
+    class Hanging(Machine):
+        def measure(self, choice: Choice, deadline_s: float) -> Figures:
+            if choice.as_dict().get("form") == "ort":
+                assert deadline_s < math.inf
+                self.now_s += deadline_s
+                raise ChildTimeoutError("hung")
+            return super().measure(choice, deadline_s)
+
+    usual = searched(Machine(TRANSFORMER_TABLE, SMALL), Objective(1), Limits(200.0, 100))[0]
+    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), Objective(1), Limits(200.0, 100))
+    assert [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"] == [
+        "hung"
+    ]
+    assert len(found.trials) > len(usual.trials) / 2
+    assert verdict.beats_default
+
+
+def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
+    machine = Machine(TRANSFORMER_TABLE, SMALL)
+    prepared: list[Choice] = []
+
+    def measure(choice: Choice, deadline_s: float) -> Figures:
+        assert choice in prepared
+        return machine.measure(choice, deadline_s)
+
+    effects = dataclasses.replace(machine.effects(), measure=measure, prepare=prepared.append)
+    found = search(SMALL, Objective(1), FREE, effects)
+    batch = [trial.choice for trial in found.trials[3 : 3 + BATCH]]
+    start = prepared.index(batch[0])
+    assert prepared[start : start + BATCH] == batch
+
+
+def test_trials_of_an_interrupted_run_that_the_budget_leaves_no_time_for_still_count() -> None:
+    first = DyingMachine(TRANSFORMER_TABLE, SPACE, last_trial=20)
+    with pytest.raises(Killed):
+        searched(first, Objective(1))
+    found, verdict = searched(
+        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(30.0, 5000), known=tuple(first.recorded)
+    )
+    assert {trial.choice for trial in first.recorded} <= {trial.choice for trial in found.trials}
+    assert true_cost(TRANSFORMER_TABLE, verdict.choice, Objective(1)) < true_cost(
+        TRANSFORMER_TABLE, SPACE.base, Objective(1)
+    )

@@ -201,7 +201,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
     def usual() -> Figures:
         return measured(request_of_all)
 
-    def measure(choice: Choice) -> Figures:
+    def measure(choice: Choice, _: float) -> Figures:
         if choice in (DEFAULT, RECIPE) or choice["way"] in ("plain", "unpacked"):
             return usual()
         way = choice["way"]

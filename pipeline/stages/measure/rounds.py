@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pipeline.bundle.manifest import PlanFigures
 from pipeline.errors import PipelineError
 from pipeline.runtime.probe import ProbeResult
-from pipeline.stages.measure.decision import PlanSamples
 from pipeline.tuning.comparison import summarise
+from pipeline.tuning.objective import Figures
 from pipeline.tuning.rounds import order_of_round
 
 
@@ -77,9 +77,16 @@ def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
     )
 
 
-def samples_of(results: Sequence[ProbeResult]) -> PlanSamples:
+def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:
     """Returns the figures that decide what is shipped."""
-    return PlanSamples(
-        first_result_ms=tuple(result.init_ms + result.first_ms for result in results),
-        steady_ms=tuple(result.steady_ms for result in results),
+    return tuple(
+        Figures(
+            init_ms=result.init_ms,
+            first_ms=result.first_ms,
+            steady_ms=result.steady_ms,
+            private_mb=result.private_mb,
+            peak_mb=result.peak_mb,
+            gpu_mb=result.gpu_mb,
+        )
+        for result in results
     )

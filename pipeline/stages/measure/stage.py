@@ -23,13 +23,14 @@ from pipeline.stages.measure.contenders import (
     target_of,
     written_recipe,
 )
-from pipeline.stages.measure.decision import PlanSamples, decide
+from pipeline.stages.measure.decision import Samples, decide
 from pipeline.stages.measure.rounds import Outcome, figures_of, join_outcomes, run_rounds, samples_of
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.prepared import prepared_task
 from pipeline.stages.results import MeasureResult
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.verify.reference import read_reference, reference_variant
+from pipeline.tuning.objective import objective_of
 
 
 class Measure:
@@ -57,7 +58,7 @@ class Measure:
         target = variant or "cpu"
         return {
             "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
-            "runs_per_load": plan.spec.tune.runs_per_load,
+            "objective": encode(objective_of(plan.spec.tune)),
             "runtime": runtime_key(plan.spec.runtime, target),
             "tools": runtime_versions(target, "numpy"),
             "python": platform.python_version(),
@@ -125,18 +126,18 @@ def _measure_until_sure(
     all that the build is for. Of two equal plans this calls one faster about 1 % more often.
     """
     rounds = context.spec.measure.rounds
-    candidates, runs = _candidates(target_of(context)), context.spec.tune.runs_per_load
+    candidates, objective = _candidates(target_of(context)), objective_of(context.spec.tune)
     outcome = _measure_rounds(context, contenders, sample, rounds=rounds)
-    decision = decide(_samples(outcome), candidates=candidates, runs_per_load=runs)
+    decision = decide(_samples(outcome), candidates=candidates, objective=objective)
     if decision.shipped == PREPARED:
         return outcome, decision
     context.say(f"not faster beyond the noise of {rounds} rounds; as many again")
     more = _measure_rounds(context, contenders, sample, rounds=rounds, first=rounds)
     outcome = join_outcomes(outcome, more)
-    return outcome, decide(_samples(outcome), candidates=candidates, runs_per_load=runs)
+    return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
 
 
-def _samples(outcome: Outcome) -> dict[str, PlanSamples]:
+def _samples(outcome: Outcome) -> Samples:
     return {plan: samples_of(results) for plan, results in outcome.results.items()}
 
 

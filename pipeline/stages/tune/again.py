@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipeline.bundle.tuning_record import TrialFigures, TuningRecord
+from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.errors import SpecError
+from pipeline.runtime.session import SessionPlan
 from pipeline.stages.contract import Context
 from pipeline.stages.device_lock import measuring
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures
-from pipeline.stages.tune.setting import Setting, build_setting
+from pipeline.stages.tune.setting import Setting, build_setting, needs_binding
+from pipeline.tuning.knobs import FORM, LEVEL
 from pipeline.tuning.objective import Figures
 from pipeline.tuning.rounds import order_of_round
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice
@@ -55,22 +57,40 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
     with written_recipe(context) as (recipe, _):
         others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
         setting = build_setting(context, others)
-        choice = Choice(tuple(record.trials[number].choice.items()))
-        found = _measure(setting, choice, device_of([default]), rounds)
+        plan = _plan_of(setting, record.trials[number])
+        figures, anchors = _measure(setting, record.trials[number], plan, device_of([default]), rounds)
+    objective = replace(setting.objective, runs_per_load=record.runs_per_load)
     return Again(
-        choice=choice.as_dict(),
-        figures=summarise_figures(found[choice], found[DEFAULT], setting.objective),
-        default=summarise_figures(found[DEFAULT], found[DEFAULT], setting.objective),
+        choice=record.trials[number].choice,
+        figures=summarise_figures(figures, anchors, objective),
+        default=summarise_figures(anchors, anchors, objective),
     )
 
 
-def _measure(setting: Setting, choice: Choice, device: str, rounds: int) -> dict[Choice, list[Figures]]:
-    setting.plan_of(choice)
-    lanes = list(dict.fromkeys([DEFAULT, choice]))
-    found: dict[Choice, list[Figures]] = {lane: [] for lane in lanes}
+def _plan_of(setting: Setting, trial: TrialRecord) -> SessionPlan:
+    """Returns the plan as it was recorded, whatever the spec says by now, on files written if need be."""
+    choice = Choice(tuple(trial.choice.items()))
+    if choice in (DEFAULT, RECIPE):
+        return setting.plan_of(choice)
+    if trial.session_options is None:
+        raise SpecError(
+            f"trial {trial.number} never came to a session\n  {trial.failure}",
+            hint=f"ortprep tune {setting.context.spec.name}",
+        )
+    model = setting.artefacts.get(choice[FORM], choice[LEVEL]).path
+    return SessionPlan(str(model), trial.session_options, trial.providers)
+
+
+def _measure(
+    setting: Setting, trial: TrialRecord, plan: SessionPlan, device: str, rounds: int
+) -> tuple[list[Figures], list[Figures]]:
+    """Returns a plan's figures and the default's, round by round."""
+    binding = needs_binding(Choice(tuple(trial.choice.items())))
+    plans = {"plan": (plan, binding), "default": (setting.plan_of(DEFAULT), False)}
+    found: dict[str, list[Figures]] = {name: [] for name in plans}
     with measuring(device, on_wait=lambda: setting.context.say(f"waiting for {device} to be idle")):
         for index in range(rounds):
-            for position in order_of_round([str(i) for i in range(len(lanes))], index):
-                lane = lanes[int(position)]
-                found[lane].append(setting.measure(lane))
-    return found
+            for name in order_of_round(tuple(plans), index):
+                session_plan, io_binding = plans[name]
+                found[name].append(setting.measure_plan(session_plan, io_binding=io_binding))
+    return found["plan"], found["default"]

@@ -17,15 +17,8 @@ from pipeline.runtime.session import SessionPlan
 from pipeline.stages.tune.setting import Setting
 from pipeline.tuning.choosing import Verdict
 from pipeline.tuning.comparison import summarise
-from pipeline.tuning.objective import (
-    Figures,
-    Objective,
-    Trial,
-    find_break_evens,
-    find_front,
-    points_of,
-    summary_values,
-)
+from pipeline.tuning.front import find_break_evens, find_front, points_of
+from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
 from pipeline.tuning.search import Found
 
 
@@ -39,7 +32,8 @@ def build_record(setting: Setting, found: Found, verdict: Verdict) -> TuningReco
     """
     objective = setting.objective
     numbers = {trial.choice: trial.number for trial in found.trials}
-    front = find_front(points_of(found.trials))
+    points = points_of(found.trials, objective, finals=found.finals, anchor=found.anchor)
+    front = find_front(points)
     limits = {
         "max_private_mb": objective.max_private_mb,
         "max_gpu_mb": objective.max_gpu_mb,
@@ -72,7 +66,7 @@ def _record_trial(setting: Setting, found: Found, trial: Trial) -> TrialRecord:
     plan = _plan_of(setting, trial)
     objective = setting.objective
     finals, anchors = found.finals.get(trial.choice, ()), found.finals.get(found.anchor, ())
-    complete = len(finals) == len(anchors)
+    decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
     return TrialRecord(
         number=trial.number,
         kind=trial.kind,
@@ -81,8 +75,8 @@ def _record_trial(setting: Setting, found: Found, trial: Trial) -> TrialRecord:
         providers=plan.providers if plan else (),
         figures=_summaries(trial.figures, trial.anchors, objective) if trial.failure is None else None,
         failure=trial.failure,
-        violations=objective.violations(trial.figures, trial.anchors) if trial.figures else (),
-        final=_summaries(finals, anchors, objective) if finals and complete else None,
+        violations=objective.violations(*decisive) if trial.figures else (),
+        final=_summaries(finals, anchors[: len(finals)], objective),
     )
 
 

@@ -33,7 +33,7 @@ from pipeline.tuning.knobs import (
     build_space,
     restrict,
 )
-from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.objective import Figures, Objective, objective_of
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, apply_settings
 from pipeline.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
@@ -89,21 +89,29 @@ class Setting:
         )
         return SessionPlan(str(model), options, providers)
 
-    def measure(self, choice: Choice) -> Figures:
+    def measure(self, choice: Choice, *, timeout_s: float | None = None) -> Figures:
         """Measures a plan once, in a process of its own.
+
+        Args:
+            choice: The plan.
+            timeout_s: Deadline of the process; None for the spec's.
 
         Raises:
             PipelineError: The plan failed, and this is why.
         """
+        return self.measure_plan(self.plan_of(choice), io_binding=needs_binding(choice), timeout_s=timeout_s)
+
+    def measure_plan(self, plan: SessionPlan, *, io_binding: bool, timeout_s: float | None = None) -> Figures:
+        """Measures any session plan as `measure` does, with its errors."""
         request = TrialRequest(
-            plan=self.plan_of(choice),
+            plan=plan,
             samples=self.samples,
             tolerances=tolerances_of(self.context.spec),
             steady_s=self.tune.steady_s,
-            io_binding=needs_binding(choice),
+            io_binding=io_binding,
         )
         memory_bytes = None if self.context.variant == "cuda" else find_memory_bytes()
-        return measure_trial(request, timeout_s=self.tune.timeout_s, memory_bytes=memory_bytes)
+        return measure_trial(request, timeout_s=timeout_s or self.tune.timeout_s, memory_bytes=memory_bytes)
 
     def requirements_of(self, choice: Choice) -> Requirements:
         """Returns what a machine needs for a plan."""
@@ -132,6 +140,11 @@ def build_setting(context: Context, others: Mapping[Choice, Contender]) -> Setti
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
     fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
+    if not (upstream.folder / optimized.model).is_file():
+        raise StageError(
+            f"files of optimize/{context.variant} of {context.spec.name} are gone: {upstream.folder}",
+            hint=f"ortprep prepare {context.spec.name}",
+        )
     reference = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     traits = read_traits(
         upstream.folder / optimized.model,
@@ -143,7 +156,7 @@ def build_setting(context: Context, others: Mapping[Choice, Contender]) -> Setti
         context=context,
         optimized=optimized,
         space=_space(context, traits, optimized),
-        objective=Objective(tune.runs_per_load, tune.max_private_mb, tune.max_gpu_mb, tune.max_steady_ratio),
+        objective=objective_of(tune),
         artefacts=Artefacts(
             job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
         ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
@@ -14,7 +16,7 @@ from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import StageError
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.stages.contract import Context, Plan, TaskId
-from pipeline.stages.device_lock import measuring
+from pipeline.stages.device_lock import measuring, working
 from pipeline.stages.linking import share_model
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.optimize.session_plans import runtime_key
@@ -77,7 +79,9 @@ class Tune:
         """
         context.kept.mkdir(parents=True, exist_ok=True)
         default = source_contender(context)
-        with written_recipe(context) as (recipe, _):
+        with ExitStack() as stack:
+            with working():
+                recipe, _ = stack.enter_context(written_recipe(context))
             others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
             setting = build_setting(context, others)
             found = _search(setting, device_of([default]))
@@ -108,21 +112,44 @@ def _search(setting: Setting, device: str) -> Found:
     if known:
         context.say(f"going on after {len(known)} trials of an interrupted run")
 
-    def measure(choice: Choice) -> Figures:
-        setting.plan_of(choice)  # writes its files, if need be, before the device is asked for
-        with measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")):
-            return setting.measure(choice)
+    waiting = _Waiting(lambda: context.say(f"waiting for {device} to be idle"))
+
+    def prepare(choice: Choice) -> None:
+        with waiting.counted(working(on_wait=waiting.tell)):
+            setting.plan_of(choice)
+
+    def measure(choice: Choice, deadline_s: float) -> Figures:
+        with waiting.counted(measuring(device, on_wait=waiting.tell)):
+            return setting.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
 
     effects = Effects(
         measure=measure,
         suggest=journal.suggest,
-        clock=time.monotonic,
+        # What others keep the device for is not the search's time.
+        clock=lambda: time.monotonic() - waiting.seconds,
         record=journal.record,
         known=known,
         say=context.say,
+        prepare=prepare,
     )
     limits = Limits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
     return search(setting.space, setting.objective, limits, effects)
+
+
+@dataclass
+class _Waiting:
+    """Seconds that were spent waiting for a device."""
+
+    tell: Callable[[], None]
+    seconds: float = 0.0
+
+    @contextmanager
+    def counted(self, held: AbstractContextManager[None]) -> Iterator[None]:
+        """Holds a device while the block runs, and counts how long it took to get it."""
+        started = time.monotonic()
+        with held:
+            self.seconds += time.monotonic() - started
+            yield
 
 
 def _with_phases(setting: Setting, verdict: Verdict) -> Verdict:

@@ -1,0 +1,196 @@
+"""The last comparison: the best plans race until one is ahead, all are alike, or the time is up.
+
+Every round measures default ONNX Runtime and each plan still in the race once. A plan that is behind the
+leader beyond the noise leaves for good, so that the processes go where the decision is close. No clock, disk
+or process in here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pipeline.errors import PipelineError
+from pipeline.tuning.comparison import LEAST_ROUNDS, centre, paired_ratio
+from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.rounds import order_of_round
+from pipeline.tuning.space import Choice
+
+ALIKE = 1.01
+"""Plans whose costs are this close cost the same."""
+
+CONFIDENCE = 2.5
+"""Standard errors that a plan has to be behind before it leaves."""
+
+_FROM_MAD = 1.4826
+"""Of a normal distribution: standard deviation by median absolute deviation."""
+
+_PRECISION = 1.05
+"""Standard error of a Hodges-Lehmann centre, relative to a mean's."""
+
+Finals = Mapping[Choice, tuple[Figures, ...]]
+"""Figures by plan, the k-th of each from the same round; a plan that left has those of the rounds it was
+in."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the plans stand.
+
+    Attributes:
+        leader: The plan that costs least.
+        behind: How much more each of the others costs: logarithm of the ratio to the leader.
+        error: Standard error of such a logarithm.
+    """
+
+    leader: Choice
+    behind: Mapping[Choice, float]
+    error: float
+
+    def contenders(self) -> tuple[Choice, ...]:
+        """Returns the plans that may yet turn out to cost least, the leader first."""
+        close = (choice for choice, log in self.behind.items() if log <= CONFIDENCE * self.error)
+        return (self.leader, *close)
+
+    def is_close(self) -> bool:
+        """Says whether another round could still change what is chosen."""
+        others = [log for log in self.behind.values() if log <= CONFIDENCE * self.error]
+        alike = math.log(ALIKE)
+        return any(log > alike for log in others) or (bool(others) and self.error > alike)
+
+
+def rank(costs: Mapping[Choice, Sequence[float]]) -> Standing:
+    """Returns how plans stand that were in every round.
+
+    Args:
+        costs: At least one plan's costs, round by round, as many of each.
+    """
+    logs = {choice: [math.log(max(cost, 1e-12)) for cost in of_plan] for choice, of_plan in costs.items()}
+    levels = [median(column) for column in zip(*logs.values(), strict=True)]
+    relative = {choice: [a - b for a, b in zip(log, levels, strict=True)] for choice, log in logs.items()}
+    centres = {choice: centre(log) for choice, log in relative.items()}
+    leader = min(centres, key=lambda choice: centres[choice])
+    behind = {
+        choice: math.log(paired_ratio(of_plan, costs[leader]))
+        for choice, of_plan in costs.items()
+        if choice != leader
+    }
+    rests = [abs(log - centres[choice]) for choice, of_plan in relative.items() for log in of_plan]
+    return Standing(leader, behind, _error(median(rests), plans=len(costs), rounds=len(levels)))
+
+
+def _error(rest: float, *, plans: int, rounds: int) -> float:
+    """Returns the standard error of a difference of two plans.
+
+    Args:
+        rest: Median of what is left of the figures' logarithms once rounds and plans are accounted for.
+        plans: How many there are: the fewer, the more of their noise went into the levels of rounds.
+        rounds: How many there are, likewise.
+    """
+    if not rest:
+        return 0.0
+    left = (1 - 1 / plans) * (1 - 1 / rounds)
+    return _FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * _PRECISION
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Who takes part.
+
+    Attributes:
+        anchor: The plan all others are compared with; it stays to the end.
+        contenders: Plans one of which is chosen.
+        witnesses: Plans of which only the first result matters: they leave after the least rounds.
+    """
+
+    anchor: Choice
+    contenders: tuple[Choice, ...]
+    witnesses: tuple[Choice, ...] = ()
+
+    @property
+    def all(self) -> tuple[Choice, ...]:
+        """Everyone, once."""
+        return tuple(dict.fromkeys((self.anchor, *self.contenders, *self.witnesses)))
+
+
+def compare_afresh(
+    lanes: Lanes,
+    objective: Objective,
+    *,
+    most_rounds: int,
+    measure: Callable[[Choice], Figures],
+    has_time: Callable[[int], bool],
+) -> Finals:
+    """Measures plans in rounds and returns what each was measured at; one that fails is absent.
+
+    Args:
+        lanes: Who takes part.
+        objective: What decides.
+        most_rounds: Rounds after which it ends in any case.
+        measure: Measures a plan in a fresh process; a `PipelineError` is a failure.
+        has_time: Says whether there is time for that many more processes; not asked before the least rounds
+            are over.
+    """
+    figures: dict[Choice, list[Figures]] = {choice: [] for choice in lanes.all}
+    running = list(lanes.all)
+    for index in range(most_rounds):
+        if index >= LEAST_ROUNDS:
+            if lanes.anchor not in running:
+                break
+            running = _still_running(lanes, objective, figures, running)
+            if not has_time(len(running)) or not _is_open(lanes, objective, figures, running):
+                break
+        for choice in order_of_round(running, index):
+            try:
+                # A plan that fails now and then is none to adopt; the default is no candidate, so what fails
+                # once may have been the machine's fault.
+                figures[choice].append(_measure(measure, choice, again=choice == lanes.anchor))
+            except PipelineError:
+                running.remove(choice)
+                if choice != lanes.anchor:  # the rounds it was in still count
+                    del figures[choice]
+    return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
+
+
+def _measure(measure: Callable[[Choice], Figures], choice: Choice, *, again: bool) -> Figures:
+    try:
+        return measure(choice)
+    except PipelineError:
+        if not again:
+            raise
+    return measure(choice)
+
+
+def _costs(
+    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
+) -> dict[Choice, list[float]]:
+    """Returns what the contenders cost that are still in the race."""
+    anchor = figures[lanes.anchor]
+    wanted = [choice for choice in running if choice in lanes.contenders]
+    allowed = [choice for choice in wanted if not objective.violations(figures[choice], anchor)]
+    return {choice: [objective.cost_ms(one) for one in figures[choice]] for choice in allowed or wanted}
+
+
+def _still_running(
+    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
+) -> list[Choice]:
+    costs = _costs(lanes, objective, figures, running)
+    stay = {lanes.anchor, *(rank(costs).contenders() if costs else ())}
+    return [choice for choice in running if choice in stay]
+
+
+def _is_open(
+    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
+) -> bool:
+    """Says whether it is not clear yet which plan costs least, or whether that beats the anchor."""
+    costs = _costs(lanes, objective, figures, running)
+    if not costs:
+        return False
+    standing = rank(costs)
+    if standing.is_close():
+        return True
+    anchor = [objective.cost_ms(one) for one in figures[lanes.anchor]]
+    against = rank({standing.leader: costs[standing.leader], lanes.anchor: anchor})
+    return standing.leader != lanes.anchor and len(against.contenders()) > 1

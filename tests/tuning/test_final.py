@@ -1,0 +1,172 @@
+"""The last comparison: who stays, who leaves, and when it is enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import LoadError
+from pipeline.tuning.comparison import LEAST_ROUNDS, centre, paired_ratio
+from pipeline.tuning.final import Lanes, compare_afresh, rank
+from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.space import DEFAULT, Choice
+from tests.tuning.spaces import cpu_space
+
+SPACE = cpu_space()
+PLANS = tuple(itertools.islice(SPACE.choices(), 6))
+OBJECTIVE = Objective(1)
+
+positive = st.floats(0.01, 1e6)
+
+
+class Track:
+    """Measures plans whose true cost is known, with noise and drift."""
+
+    def __init__(self, costs: dict[Choice, float], *, noise: float = 0.0, seed: int = 0) -> None:
+        self.costs, self.noise, self.chance = costs, noise, random.Random(seed)
+        self.measured: Counter[Choice] = Counter()
+        self.fails: dict[Choice, set[int]] = {}
+
+    def measure(self, choice: Choice) -> Figures:
+        number = self.measured[choice]
+        self.measured[choice] += 1
+        if number in self.fails.get(choice, ()):
+            raise LoadError("crashed")
+        cost = self.costs[choice] * math.exp(self.chance.gauss(0, self.noise))
+        return Figures(0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
+
+    def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[Choice, int]:
+        """Returns how many rounds each plan was in."""
+        contenders = tuple(choice for choice in self.costs if choice != DEFAULT)
+        finals = compare_afresh(
+            Lanes(DEFAULT, contenders),
+            OBJECTIVE,
+            most_rounds=rounds,
+            measure=self.measure,
+            has_time=lambda processes: self.measured.total() + processes <= time,
+        )
+        return {choice: len(figures) for choice, figures in finals.items()}
+
+
+def costs(*values: float) -> dict[Choice, float]:
+    return {DEFAULT: 100.0, **dict(zip(PLANS, values, strict=False))}
+
+
+def test_plans_far_behind_leave_after_the_least_rounds() -> None:
+    rounds = Track(costs(10, 30, 10.1), noise=0.02).compare()
+    assert rounds[PLANS[1]] == LEAST_ROUNDS
+    assert rounds[DEFAULT] == max(rounds.values())
+
+
+def test_a_clear_winner_ends_it_at_once() -> None:
+    assert set(Track(costs(10, 30, 40), noise=0.02).compare().values()) == {LEAST_ROUNDS}
+
+
+def test_plans_that_are_close_are_measured_until_the_rounds_are_over() -> None:
+    rounds = Track(costs(10, 10.3), noise=0.1).compare(rounds=7)
+    assert set(rounds.values()) == {7}
+
+
+def test_it_ends_with_the_time_but_never_before_the_least_rounds() -> None:
+    track = Track(costs(10, 10.3, 10.2), noise=0.1)
+    assert set(track.compare(time=0).values()) == {LEAST_ROUNDS}
+    track = Track(costs(10, 10.3, 10.2), noise=0.1)
+    track.compare(time=18)
+    assert LEAST_ROUNDS * 4 < track.measured.total() <= 18
+
+
+def test_a_plan_that_fails_once_is_out_and_the_default_may_once() -> None:
+    track = Track(costs(10, 30))
+    track.fails = {PLANS[0]: {1}, DEFAULT: {1}}
+    rounds = track.compare()
+    assert PLANS[0] not in rounds
+    assert rounds[DEFAULT] == rounds[PLANS[1]] == LEAST_ROUNDS
+
+
+def test_a_default_that_fails_twice_keeps_its_rounds_and_the_others_have_the_least() -> None:
+    track = Track(costs(10, 10.1), noise=0.1)
+    track.fails = {DEFAULT: {1, 2}}
+    assert track.compare() == {DEFAULT: 1, PLANS[0]: LEAST_ROUNDS, PLANS[1]: LEAST_ROUNDS}
+
+
+def test_a_plan_beyond_a_limit_leads_nobody() -> None:
+    track = Track(costs(10, 30, 90))
+    heavy = PLANS[0]
+
+    def measure(choice: Choice) -> Figures:
+        figures = track.measure(choice)
+        return figures if choice != heavy else Figures(figures.init_ms, figures.first_ms, 1.0, 900.0, 900.0)
+
+    finals = compare_afresh(
+        Lanes(DEFAULT, PLANS[:3]),
+        Objective(1, max_private_mb=500.0),
+        most_rounds=12,
+        measure=measure,
+        has_time=lambda _: True,
+    )
+    assert set(finals) == {DEFAULT, *PLANS[:3]}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_best_plan_hardly_ever_leaves(seed: int) -> None:
+    chance = random.Random(seed)
+    lost = 0
+    for run in range(20):
+        true = costs(10, 10.2, 10.35, 10.5, 10.8, 11.2)
+        track = Track(true, noise=chance.choice((0.01, 0.03, 0.06)), seed=1000 * seed + run)
+        rounds = track.compare()
+        lost += rounds[PLANS[0]] < rounds[DEFAULT]
+    assert lost <= 5
+
+
+@given(st.lists(positive, min_size=1, max_size=9), st.floats(0.1, 10))
+def test_a_paired_ratio_of_a_multiple_is_the_factor_whatever_the_rounds_were_like(
+    values: list[float], factor: float
+) -> None:
+    assert paired_ratio([factor * value for value in values], values) == pytest.approx(factor)
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=9))
+def test_a_paired_ratio_turned_round_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    assert paired_ratio(one, other) == pytest.approx(1 / paired_ratio(other, one))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
+def test_a_centre_is_among_its_values_and_moves_with_them(values: list[float]) -> None:
+    middle = centre(values)
+    assert min(values) - 1e-6 <= middle <= max(values) + 1e-6
+    assert centre([value + 5 for value in values]) == pytest.approx(middle + 5, abs=1e-6)
+
+
+def test_nothing_has_no_centre() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        centre(())
+
+
+def test_a_drift_that_all_plans_saw_is_no_noise() -> None:
+    drift = (1.0, 3.0, 2.0)
+    standing = rank({PLANS[0]: [10 * d for d in drift], PLANS[1]: [10.2 * d for d in drift]})
+    assert standing.leader == PLANS[0]
+    assert standing.behind[PLANS[1]] == pytest.approx(math.log(1.02))
+    assert standing.error < 1e-9
+    assert standing.contenders() == (PLANS[0],)
+
+
+def test_the_error_is_about_what_differences_of_noise_come_to() -> None:
+    chance = random.Random(5)
+    errors, differences = [], []
+    for _ in range(300):
+        noisy = {plan: [math.exp(chance.gauss(0, 0.05)) for _ in range(5)] for plan in PLANS[:4]}
+        standing = rank(noisy)
+        errors.append(standing.error)
+        differences.append(math.log(paired_ratio(noisy[PLANS[0]], noisy[PLANS[1]])))
+    true = math.sqrt(sum(one * one for one in differences) / len(differences))
+    assert sum(errors) / len(errors) == pytest.approx(true, rel=0.2)
