@@ -65,10 +65,11 @@ def _remark(record: TuningRecord, trial: TrialRecord) -> str:
 def describe_search(record: TuningRecord) -> list[str]:
     """Returns the lines that say what a search came to."""
     tried = len(record.trials)
+    plans = "1 plan" if tried == 1 else f"{tried} plans"
     lines = [
-        f"{tried} {'plan' if tried == 1 else 'plans'} of {record.combinations} combinations tried in
-        {record.elapsed_s:.0f} s, until " f"{record.ended}; noise {record.noise:.1%}", f"chosen: trial
-        {record.chosen}: {record.reason}",
+        f"{plans} of {record.combinations} combinations tried in {record.elapsed_s:.0f} s, until "
+        f"{record.ended}; noise {record.noise:.1%}",
+        f"chosen: trial {record.chosen}: {record.reason}",
     ]
     if record.first_phase is not None:
         lines.append(describe_first_phase(record.first_phase))
