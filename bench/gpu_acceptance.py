@@ -38,7 +38,7 @@ DEFAULTS = (
 TUNED = (*MODELS, "conv1d")
 TUNE_DEFAULTS = """\
 targets: [cuda]
-tune: {budget_s: 45, rounds: 3, steady_s: 0.1, allow: [tf32, io_binding]}
+tune: {budget_s: 45, rounds: 8, steady_s: 0.1, allow: [tf32, io_binding]}
 """
 _CONV1D = """\
 name: conv1d

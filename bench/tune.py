@@ -30,7 +30,7 @@ from pipeline.graph.execution import Task, open_context
 from pipeline.graph.tuning import read_search, tune_tasks
 from pipeline.stages.device_lock import measuring
 from pipeline.stages.measure.contenders import source_contender
-from pipeline.stages.tune.setting import Setting, build_setting
+from pipeline.stages.tune.workbench import Workbench, build_workbench
 from pipeline.tuning.comparison import paired_ratio, summarise
 from pipeline.tuning.final import rank
 from pipeline.tuning.objective import Figures, Objective, summary_values
@@ -143,20 +143,20 @@ def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
     """
     records = []
     bench.write_spec(runs_per_load[0], max_trials=3)
-    with _opened(bench) as setting:
-        grid = tuple(setting.space.choices())
+    with _opened(bench) as workbench:
+        grid = tuple(workbench.space.choices())
         for runs in runs_per_load:
             bench.write_spec(runs, max_trials=int(GOAL_SHARE * len(grid)))
             records.append(bench.tune())
             print(f"{bench.model}, {runs}: {records[-1].reason}", file=sys.stderr)
-        table = measure_grid(setting, grid)
-        found = measure_afresh(setting, table, records, rounds=bench.options.rounds)
-    reports = tuple(report(setting.space, len(grid), record, found) for record in records)
+        table = measure_grid(workbench, grid)
+        found = measure_afresh(workbench, table, records, rounds=bench.options.rounds)
+    reports = tuple(report(workbench.space, len(grid), record, found) for record in records)
     return ModelReport(bench.model, len(grid), reports)
 
 
 @contextmanager
-def _opened(bench: Bench) -> Iterator[Setting]:
+def _opened(bench: Bench) -> Iterator[Workbench]:
     """Opens a model's search for measuring outside of it; searches once, so that all before it is done."""
     bench.tune()
     task = bench.task()
@@ -164,23 +164,23 @@ def _opened(bench: Bench) -> Iterator[Setting]:
         folder = Path(name)
         context = open_context(task, folder, folder / "kept", lambda line: print(line, file=sys.stderr))
         context.kept.mkdir()
-        yield build_setting(context, {DEFAULT: source_contender(context)})
+        yield build_workbench(context, {DEFAULT: source_contender(context)})
 
 
 Table = Mapping[Choice, tuple[Figures, Figures]]
 
 
-def measure_grid(setting: Setting, grid: Sequence[Choice]) -> Table:
+def measure_grid(workbench: Workbench, grid: Sequence[Choice]) -> Table:
     """Measures every plan once, each beside a measurement of the default."""
     table: dict[Choice, tuple[Figures, Figures]] = {}
     for choice in grid:
-        setting.plan_of(choice)
+        workbench.plan_of(choice)
     with measuring("cpu"):
         for index, choice in enumerate(grid):
             if index % ANCHOR_EVERY == 0:
-                anchor = setting.measure(DEFAULT)
+                anchor = workbench.measure(DEFAULT)
             try:
-                table[choice] = (setting.measure(choice), anchor)
+                table[choice] = (workbench.measure(choice), anchor)
             except PipelineError as error:
                 print(f"{choice} failed: {error.message}", file=sys.stderr)
     return table
@@ -189,7 +189,9 @@ def measure_grid(setting: Setting, grid: Sequence[Choice]) -> Table:
 Found = Mapping[Choice, Sequence[Figures]]
 
 
-def measure_afresh(setting: Setting, table: Table, records: Sequence[TuningRecord], *, rounds: int) -> Found:
+def measure_afresh(
+    workbench: Workbench, table: Table, records: Sequence[TuningRecord], *, rounds: int
+) -> Found:
     """Measures the searches' choices, the grid's best plans for each and the default, in the same rounds."""
     lanes = dict.fromkeys([DEFAULT, *(_chosen(record) for record in records)])
     for record in records:
@@ -201,7 +203,7 @@ def measure_afresh(setting: Setting, table: Table, records: Sequence[TuningRecor
     with measuring("cpu"):
         for index in range(rounds):
             for lane in order_of_round(tuple(lanes), index):
-                found[lane].append(setting.measure(lane))
+                found[lane].append(workbench.measure(lane))
     return found
 
 

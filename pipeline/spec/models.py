@@ -225,8 +225,14 @@ class Tune(_Section):
         le=5000,
         description="Most plans that are tried; 0 takes the plan without a search.",
     )
-    budget_s: Seconds = Field(default=300.0, description="Most seconds the search takes, per target.")
-    rounds: int = Field(default=5, ge=3, le=99, description="Processes per plan in the last comparison.")
+    budget_s: Seconds = Field(
+        default=300.0,
+        description="Seconds the search takes, per target; what has begun is finished, and the best plans are "
+        "compared in three rounds in any case.",
+    )
+    rounds: int = Field(
+        default=12, ge=3, le=99, description="Most processes per plan in the last comparison; three at least."
+    )
     steady_s: Seconds = Field(default=0.3, description="Seconds of repeated runs per process and shape.")
     timeout_s: Seconds = Field(default=300.0, description="Deadline of one process, in seconds.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the sampler.")

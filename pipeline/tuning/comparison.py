@@ -73,9 +73,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     """Returns how many times larger one plan's figure is than another's, estimated from pairs.
 
     The Hodges-Lehmann estimate of the logarithm: the median of the means of all pairs of rounds. A machine
-    that changes its speed changes both figures of a round, so the ratio stands; of seven plans within 10 %,
-    on a machine with 8 % drift between rounds, the choice was more than 3 % off in 12 % of comparisons of 5
-    rounds, against 22 % by the medians of each plan (2,000 random trials).
+    that changes its speed changes both figures of a round, so the ratio stands.
 
     Args:
         numerator: Figures of one plan, in the order of rounds; what is zero counts as next to nothing.

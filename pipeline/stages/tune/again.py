@@ -12,7 +12,7 @@ from pipeline.stages.contract import Context
 from pipeline.stages.device_lock import measuring
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures
-from pipeline.stages.tune.setting import Setting, build_setting, needs_binding
+from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
 from pipeline.tuning.knobs import FORM, LEVEL
 from pipeline.tuning.objective import Figures
 from pipeline.tuning.rounds import order_of_round
@@ -56,10 +56,10 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
     default = source_contender(context)
     with written_recipe(context) as (recipe, _):
         others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-        setting = build_setting(context, others)
-        plan = _plan_of(setting, record.trials[number])
-        figures, anchors = _measure(setting, record.trials[number], plan, device_of([default]), rounds)
-    objective = replace(setting.objective, runs_per_load=record.runs_per_load)
+        workbench = build_workbench(context, others)
+        plan = _plan_of(workbench, record.trials[number])
+        figures, anchors = _measure(workbench, record.trials[number], plan, device_of([default]), rounds)
+    objective = replace(workbench.objective, runs_per_load=record.runs_per_load)
     return Again(
         choice=record.trials[number].choice,
         figures=summarise_figures(figures, anchors, objective),
@@ -67,30 +67,30 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
     )
 
 
-def _plan_of(setting: Setting, trial: TrialRecord) -> SessionPlan:
+def _plan_of(workbench: Workbench, trial: TrialRecord) -> SessionPlan:
     """Returns the plan as it was recorded, whatever the spec says by now, on files written if need be."""
     choice = Choice(tuple(trial.choice.items()))
     if choice in (DEFAULT, RECIPE):
-        return setting.plan_of(choice)
+        return workbench.plan_of(choice)
     if trial.session_options is None:
         raise SpecError(
             f"trial {trial.number} never came to a session\n  {trial.failure}",
-            hint=f"ortprep tune {setting.context.spec.name}",
+            hint=f"ortprep tune {workbench.context.spec.name}",
         )
-    model = setting.artefacts.get(choice[FORM], choice[LEVEL]).path
+    model = workbench.artefacts.get(choice[FORM], choice[LEVEL]).path
     return SessionPlan(str(model), trial.session_options, trial.providers)
 
 
 def _measure(
-    setting: Setting, trial: TrialRecord, plan: SessionPlan, device: str, rounds: int
+    workbench: Workbench, trial: TrialRecord, plan: SessionPlan, device: str, rounds: int
 ) -> tuple[list[Figures], list[Figures]]:
     """Returns a plan's figures and the default's, round by round."""
     binding = needs_binding(Choice(tuple(trial.choice.items())))
-    plans = {"plan": (plan, binding), "default": (setting.plan_of(DEFAULT), False)}
+    plans = {"plan": (plan, binding), "default": (workbench.plan_of(DEFAULT), False)}
     found: dict[str, list[Figures]] = {name: [] for name in plans}
-    with measuring(device, on_wait=lambda: setting.context.say(f"waiting for {device} to be idle")):
+    with measuring(device, on_wait=lambda: workbench.context.say(f"waiting for {device} to be idle")):
         for index in range(rounds):
             for name in order_of_round(tuple(plans), index):
                 session_plan, io_binding = plans[name]
-                found[name].append(setting.measure_plan(session_plan, io_binding=io_binding))
+                found[name].append(workbench.measure_plan(session_plan, io_binding=io_binding))
     return found["plan"], found["default"]

@@ -14,7 +14,7 @@ from pipeline.bundle.tuning_record import (
 )
 from pipeline.errors import PipelineError
 from pipeline.runtime.session import SessionPlan
-from pipeline.stages.tune.setting import Setting
+from pipeline.stages.tune.workbench import Workbench
 from pipeline.tuning.choosing import Verdict
 from pipeline.tuning.comparison import summarise
 from pipeline.tuning.front import find_break_evens, find_front, points_of
@@ -22,15 +22,15 @@ from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
 from pipeline.tuning.search import Found
 
 
-def build_record(setting: Setting, found: Found, verdict: Verdict) -> TuningRecord:
+def build_record(workbench: Workbench, found: Found, verdict: Verdict) -> TuningRecord:
     """Returns what a manifest tells of a search.
 
     Args:
-        setting: What was searched.
+        workbench: What was searched.
         found: What was tried.
         verdict: What was chosen.
     """
-    objective = setting.objective
+    objective = workbench.objective
     numbers = {trial.choice: trial.number for trial in found.trials}
     points = points_of(found.trials, objective, finals=found.finals, anchor=found.anchor)
     front = find_front(points)
@@ -43,9 +43,9 @@ def build_record(setting: Setting, found: Found, verdict: Verdict) -> TuningReco
     return TuningRecord(
         runs_per_load=objective.runs_per_load,
         limits={name: value for name, value in limits.items() if value is not None},
-        knobs={knob.name: knob.values for knob in setting.space.knobs},
-        combinations=setting.space.combinations,
-        trials=tuple(_record_trial(setting, found, trial) for trial in found.trials),
+        knobs={knob.name: knob.values for knob in workbench.space.knobs},
+        combinations=workbench.space.combinations,
+        trials=tuple(_record_trial(workbench, found, trial) for trial in found.trials),
         chosen=numbers[verdict.choice],
         beats_default=verdict.beats_default,
         reason=verdict.reason,
@@ -62,9 +62,9 @@ def build_record(setting: Setting, found: Found, verdict: Verdict) -> TuningReco
     )
 
 
-def _record_trial(setting: Setting, found: Found, trial: Trial) -> TrialRecord:
-    plan = _plan_of(setting, trial)
-    objective = setting.objective
+def _record_trial(workbench: Workbench, found: Found, trial: Trial) -> TrialRecord:
+    plan = _plan_of(workbench, trial)
+    objective = workbench.objective
     finals, anchors = found.finals.get(trial.choice, ()), found.finals.get(found.anchor, ())
     decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
     return TrialRecord(
@@ -80,9 +80,9 @@ def _record_trial(setting: Setting, found: Found, trial: Trial) -> TrialRecord:
     )
 
 
-def _plan_of(setting: Setting, trial: Trial) -> SessionPlan | None:
+def _plan_of(workbench: Workbench, trial: Trial) -> SessionPlan | None:
     try:
-        return setting.plan_of(trial.choice)
+        return workbench.plan_of(trial.choice)
     except PipelineError:
         return None  # its files could not be made, which is the trial's failure
 

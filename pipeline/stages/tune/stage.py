@@ -23,7 +23,7 @@ from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.results import TuneResult
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.tune.record import build_record
-from pipeline.stages.tune.setting import Setting, build_setting, needs_binding
+from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
 from pipeline.stages.verify.reference import reference_variant
 from pipeline.tuning.choosing import Verdict, choose
 from pipeline.tuning.journal import Journal
@@ -83,12 +83,12 @@ class Tune:
             with working():
                 recipe, _ = stack.enter_context(written_recipe(context))
             others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-            setting = build_setting(context, others)
-            found = _search(setting, device_of([default]))
-            verdict = _with_phases(setting, choose(setting.space, setting.objective, found))
-            record = build_record(setting, found, verdict)
+            workbench = build_workbench(context, others)
+            found = _search(workbench, device_of([default]))
+            verdict = _with_phases(workbench, choose(workbench.space, workbench.objective, found))
+            record = build_record(workbench, found, verdict)
         context.say(verdict.reason)
-        return dict(encode(_hand_on(setting, verdict, record)))
+        return dict(encode(_hand_on(workbench, verdict, record)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that the chosen plan was tried and its files are there.
@@ -104,10 +104,10 @@ class Tune:
             raise StageError(f"tuned without a model: {context.spec.name}")
 
 
-def _search(setting: Setting, device: str) -> Found:
-    context, tune = setting.context, setting.tune
+def _search(workbench: Workbench, device: str) -> Found:
+    context, tune = workbench.context, workbench.tune
     path = context.kept / JOURNAL
-    journal = Journal(path, setting.space, setting.objective, seed=tune.seed)
+    journal = Journal(path, workbench.space, workbench.objective, seed=tune.seed)
     known = journal.known()
     if known:
         context.say(f"going on after {len(known)} trials of an interrupted run")
@@ -116,11 +116,11 @@ def _search(setting: Setting, device: str) -> Found:
 
     def prepare(choice: Choice) -> None:
         with waiting.counted(working(on_wait=waiting.tell)):
-            setting.plan_of(choice)
+            workbench.plan_of(choice)
 
     def measure(choice: Choice, deadline_s: float) -> Figures:
         with waiting.counted(measuring(device, on_wait=waiting.tell)):
-            return setting.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
+            return workbench.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
 
     effects = Effects(
         measure=measure,
@@ -133,7 +133,7 @@ def _search(setting: Setting, device: str) -> Found:
         prepare=prepare,
     )
     limits = Limits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
-    return search(setting.space, setting.objective, limits, effects)
+    return search(workbench.space, workbench.objective, limits, effects)
 
 
 @dataclass
@@ -152,29 +152,29 @@ class _Waiting:
             yield
 
 
-def _with_phases(setting: Setting, verdict: Verdict) -> Verdict:
+def _with_phases(workbench: Workbench, verdict: Verdict) -> Verdict:
     """Returns the verdict without a first phase where none is wanted, or none could be made use of."""
     # A binding stays with the session it was made of, so a job that binds would never see the second one.
-    if setting.tune.first_phase and not needs_binding(verdict.choice):
+    if workbench.tune.first_phase and not needs_binding(verdict.choice):
         return verdict
     return dataclasses.replace(verdict, first_phase=None, overlap_mb=None)
 
 
-def _hand_on(setting: Setting, verdict: Verdict, record: TuningRecord) -> TuneResult:
+def _hand_on(workbench: Workbench, verdict: Verdict, record: TuningRecord) -> TuneResult:
     choice = verdict.choice
-    artefact = setting.artefacts.get(choice[FORM], choice[LEVEL])
-    share_model(artefact.path, setting.context.folder / artefact.model)
-    plan = setting.plan_on(artefact.path, choice)
+    artefact = workbench.artefacts.get(choice[FORM], choice[LEVEL])
+    share_model(artefact.path, workbench.context.folder / artefact.model)
+    plan = workbench.plan_on(artefact.path, choice)
     first = None
     if verdict.first_phase is not None:
-        fast = setting.plan_on(artefact.path, verdict.first_phase)
+        fast = workbench.plan_on(artefact.path, verdict.first_phase)
         first = FirstPhase(fast.session_options, fast.providers)
     prepared = dataclasses.replace(
-        setting.optimized,
+        workbench.optimized,
         model=artefact.model,
         step=choice[LEVEL],
         session_options=plan.session_options,
         providers=plan.providers,
-        requirements=setting.requirements_of(choice),
+        requirements=workbench.requirements_of(choice),
     )
     return TuneResult(prepared, record, first, needs_binding(choice))

@@ -39,7 +39,7 @@ from pipeline.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
 
 @dataclass(frozen=True)
-class Setting:
+class Workbench:
     """Everything one target's search needs.
 
     Attributes:
@@ -125,7 +125,7 @@ def needs_binding(choice: Choice) -> bool:
     return choice.as_dict().get(IO_BINDING) == ON
 
 
-def build_setting(context: Context, others: Mapping[Choice, Contender]) -> Setting:
+def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Workbench:
     """Reads what earlier tasks left and builds the space.
 
     Args:
@@ -152,7 +152,7 @@ def build_setting(context: Context, others: Mapping[Choice, Contender]) -> Setti
         fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
     )
     tune = context.spec.tune
-    return Setting(
+    return Workbench(
         context=context,
         optimized=optimized,
         space=_space(context, traits, optimized),
