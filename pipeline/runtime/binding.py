@@ -45,7 +45,8 @@ class BoundRun:
 
     A recorded CUDA graph is replayed on the addresses it was recorded on, whatever is bound by then. So the
     first run is not recorded, outputs are bound to the memory that it gave them, and later runs find
-    everything in its place.
+    everything in its place. A session has one recorded graph, so it serves one such run: plans with CUDA
+    graphs are for one set of shapes.
 
     Args:
         session: The session.

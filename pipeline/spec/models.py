@@ -227,8 +227,8 @@ class Tune(_Section):
     )
     budget_s: Seconds = Field(
         default=300.0,
-        description="Seconds the search takes, per target; what has begun is finished, and the best plans are "
-        "compared in three rounds in any case.",
+        description="Seconds the search takes, per target; what has begun is finished, and the best plans "
+        "are compared in three rounds in any case.",
     )
     rounds: int = Field(
         default=12, ge=3, le=99, description="Most processes per plan in the last comparison; three at least."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipeline.errors import TuningError
-from pipeline.tuning.comparison import LEAST_ROUNDS, paired_ratio, separated
+from pipeline.tuning.comparison import LEAST_ROUNDS, is_below, paired_ratio
 from pipeline.tuning.final import ALIKE, Finals, rank
 from pipeline.tuning.objective import Figures, Objective
 from pipeline.tuning.search import Found
@@ -64,12 +64,14 @@ def choose(space: Space, objective: Objective, found: Found) -> Verdict:
     anchor = finals.get(found.anchor, ())
     own = {choice: figures for choice, figures in finals.items() if choice != DEFAULT}
     allowed = {c: f for c, f in own.items() if not objective.violations(f, anchor or f)}
+    # Who left was behind, and has few rounds to be lucky in.
+    stayed = _stayed(allowed)
     adopted = {
-        c: f for c, f in allowed.items() if c == found.anchor or (anchor and beats(f, anchor, objective))
+        c: f for c, f in stayed.items() if c == found.anchor or (anchor and beats(f, anchor, objective))
     }
     if not adopted:
         choice = _unadopted(space, objective, found, own, allowed)
-        return Verdict(choice, beats_default=False, reason=_nothing_better(space, objective, own, anchor))
+        return Verdict(choice, beats_default=False, reason=_nothing_better(space, objective, found, own))
     cheapest = _find_cheapest(adopted, objective)
     level = {c: f for c, f in adopted.items() if _is_level(f, adopted[cheapest], objective)}
     best = _plainest(space, _soonest(level), objective)
@@ -77,7 +79,7 @@ def choose(space: Space, objective: Objective, found: Found) -> Verdict:
     return Verdict(
         choice=best,
         beats_default=found.anchor == DEFAULT,
-        reason=f"{space.describe(best)}: {_figures(adopted[best], anchor, objective)}",
+        reason=f"{space.describe(best)}: {_figures(adopted[best], anchor, objective, _name(found.anchor))}",
         first_phase=first,
         overlap_mb=overlap_mb,
     )
@@ -122,14 +124,19 @@ def _ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) 
 
 
 def _is_below(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
-    return separated(*_values(figures, others, read))
+    return is_below(*_values(figures, others, read))
 
 
 def _find_cheapest(plans: Finals, objective: Objective) -> Choice:
-    """Returns the plan that costs least of those that stayed longest in the comparison."""
-    most = max(len(figures) for figures in plans.values())
-    costs = {c: [objective.cost_ms(one) for one in f] for c, f in plans.items() if len(f) == most}
+    """Returns the plan that costs least of those that stayed to the end."""
+    costs = {c: [objective.cost_ms(one) for one in f] for c, f in _stayed(plans).items()}
     return rank(costs).leader
+
+
+def _stayed(plans: Finals) -> Finals:
+    """Returns the plans that were in the comparison longest."""
+    most = max((len(figures) for figures in plans.values()), default=0)
+    return {choice: figures for choice, figures in plans.items() if len(figures) == most}
 
 
 def _unadopted(space: Space, objective: Objective, found: Found, own: Finals, allowed: Finals) -> Choice:
@@ -138,10 +145,12 @@ def _unadopted(space: Space, objective: Objective, found: Found, own: Finals, al
         cheapest = _find_cheapest(allowed, objective)
         base = allowed.get(space.base)
         return space.base if base and _is_level(base, allowed[cheapest], objective) else cheapest
-    if own:
-        raise _beyond_limits(space, objective, own, found.finals.get(found.anchor, ()))
     trials = {trial.choice: trial for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)}
-    working = [choice for choice, trial in trials.items() if objective.is_allowed(trial)]
+    working = [
+        choice for choice, trial in trials.items() if choice not in own and objective.keeps_limits(trial)
+    ]
+    if own and not working:
+        raise _beyond_limits(space, objective, own, found.finals.get(found.anchor, ()))
     if not working:
         failures = [f"  {space.describe(c)}: {t.failure}" for c, t in trials.items() if t.failure is not None]
         raise TuningError("\n".join(["no plan runs but default ONNX Runtime", *failures[:5]]))
@@ -209,7 +218,11 @@ def _first_phase(
     return twin, overlap_mb
 
 
-def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective) -> str:
+def _name(anchor: Choice) -> str:
+    return "the default" if anchor == DEFAULT else "the base plan"
+
+
+def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective, name: str) -> str:
     ratios = {
         "cost": _ratio(figures, anchor, objective.cost_ms),
         "first result": _ratio(figures, anchor, _first_result_ms),
@@ -217,16 +230,17 @@ def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: O
     }
     told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
     runs = objective.runs_per_load
-    return f"{told} of the default's at {runs} {'run' if runs == 1 else 'runs'} per load"
+    return f"{told} of {name}'s at {runs} {'run' if runs == 1 else 'runs'} per load"
 
 
-def _nothing_better(space: Space, objective: Objective, own: Finals, anchor: Sequence[Figures]) -> str:
-    if not anchor:
-        return "nothing beat the default: it failed in the last comparison"
+def _nothing_better(space: Space, objective: Objective, found: Found, own: Finals) -> str:
+    anchor, name = found.finals.get(found.anchor, ()), _name(found.anchor)
+    if len(anchor) < LEAST_ROUNDS:
+        return f"nothing beat {name}: it failed in the last comparison"
     if not own:
-        return "nothing beat the default: no other plan could be compared with it"
+        return f"nothing beat {name}: no other plan could be compared with it"
     best = _find_cheapest(own, objective)
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
-    told = _figures(own[best], anchor, objective)
-    return f"nothing beat the default: the best, {space.describe(best)}, has {told}{why}"
+    told = _figures(own[best], anchor, objective, name)
+    return f"nothing beat {name}: the best, {space.describe(best)}, has {told}{why}"

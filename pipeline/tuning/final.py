@@ -13,22 +13,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipeline.errors import PipelineError
-from pipeline.tuning.comparison import LEAST_ROUNDS, centre, paired_ratio
+from pipeline.tuning.comparison import FROM_MAD, LEAST_ROUNDS, PRECISION, centre, is_below, paired_ratio
 from pipeline.tuning.objective import Figures, Objective
 from pipeline.tuning.rounds import order_of_round
-from pipeline.tuning.space import Choice
+from pipeline.tuning.space import DEFAULT, Choice
 
 ALIKE = 1.01
 """Plans whose costs are this close cost the same."""
 
 CONFIDENCE = 2.5
 """Standard errors that a plan has to be behind before it leaves."""
-
-_FROM_MAD = 1.4826
-"""Of a normal distribution: standard deviation by median absolute deviation."""
-
-_PRECISION = 1.05
-"""Standard error of a Hodges-Lehmann centre, relative to a mean's."""
 
 Finals = Mapping[Choice, tuple[Figures, ...]]
 """Figures by plan, the k-th of each from the same round; a plan that left has those of the rounds it was
@@ -92,7 +86,7 @@ def _error(rest: float, *, plans: int, rounds: int) -> float:
     if not rest:
         return 0.0
     left = (1 - 1 / plans) * (1 - 1 / rounds)
-    return _FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * _PRECISION
+    return FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * PRECISION
 
 
 @dataclass(frozen=True)
@@ -113,6 +107,20 @@ class Lanes:
     def all(self) -> tuple[Choice, ...]:
         """Everyone, once."""
         return tuple(dict.fromkeys((self.anchor, *self.contenders, *self.witnesses)))
+
+
+def pick_lanes(anchor: Choice, contenders: Sequence[Choice], twins: Sequence[Choice], *, most: int) -> Lanes:
+    """Returns who takes part where there is time for `most` plans; two contenders and a twin in any case.
+
+    Args:
+        anchor: The plan all others are compared with.
+        contenders: Plans one of which is chosen, dearest to lose first.
+        twins: Plans that may serve before a contender, likewise.
+        most: Plans, the anchor included.
+    """
+    chosen = tuple(dict.fromkeys(contenders))[: max(2, most - 1)]
+    witnesses = tuple(twin for twin in dict.fromkeys(twins) if twin not in chosen)
+    return Lanes(anchor, chosen, witnesses[: max(1, most - 1 - len(chosen))])
 
 
 def compare_afresh(
@@ -144,9 +152,7 @@ def compare_afresh(
                 break
         for choice in order_of_round(running, index):
             try:
-                # A plan that fails now and then is none to adopt; the default is no candidate, so what fails
-                # once may have been the machine's fault.
-                figures[choice].append(_measure(measure, choice, again=choice == lanes.anchor))
+                figures[choice].append(measure_leniently(measure, choice))
             except PipelineError:
                 running.remove(choice)
                 if choice != lanes.anchor:  # the rounds it was in still count
@@ -154,11 +160,19 @@ def compare_afresh(
     return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
 
 
-def _measure(measure: Callable[[Choice], Figures], choice: Choice, *, again: bool) -> Figures:
+def measure_leniently(measure: Callable[[Choice], Figures], choice: Choice) -> Figures:
+    """Measures a plan; default ONNX Runtime once more if it fails.
+
+    A plan that fails now and then is none to adopt. The default is no candidate and what all others are
+    compared with, so what fails once may have been the machine's fault.
+
+    Raises:
+        PipelineError: It failed.
+    """
     try:
         return measure(choice)
     except PipelineError:
-        if not again:
+        if choice != DEFAULT:
             raise
     return measure(choice)
 
@@ -191,6 +205,8 @@ def _is_open(
     standing = rank(costs)
     if standing.is_close():
         return True
+    if standing.leader == lanes.anchor:
+        return False
     anchor = [objective.cost_ms(one) for one in figures[lanes.anchor]]
-    against = rank({standing.leader: costs[standing.leader], lanes.anchor: anchor})
-    return standing.leader != lanes.anchor and len(against.contenders()) > 1
+    own = costs[standing.leader]
+    return not is_below(own, anchor) and not is_below(anchor, own)

@@ -123,13 +123,14 @@ class Objective:
         ratios = self.ratios(trial.figures, trial.anchors)
         return median(ratios) if ratios and trial.failure is None else float("inf")
 
+    def keeps_limits(self, trial: Trial, *, slack: float = 1.0) -> bool:
+        """Says whether a trial gave figures, and they keep every limit."""
+        works = bool(trial.figures) and trial.failure is None
+        return works and not self.violations(trial.figures, trial.anchors, slack=slack)
+
     def is_allowed(self, trial: Trial) -> bool:
-        """Says whether a trial gave figures that keep every limit, or nearly: one process is not exact."""
-        return (
-            bool(trial.figures)
-            and trial.failure is None
-            and not self.violations(trial.figures, trial.anchors, slack=_SLACK)
-        )
+        """Says whether a trial keeps every limit, or nearly: one process is not exact."""
+        return self.keeps_limits(trial, slack=_SLACK)
 
 
 def objective_of(tune: Tune) -> Objective:

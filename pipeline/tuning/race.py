@@ -26,9 +26,12 @@ class Race:
         """Returns what a plan was measured at, in the order of rounds."""
         return tuple(self._figures[choice])
 
-    def add(self, choice: Choice, result: Figures | str, elapsed_s: float) -> None:
-        """Takes a plan's figures of this round, or why it gave none, and the seconds that took."""
+    def spend(self, choice: Choice, elapsed_s: float) -> None:
+        """Takes seconds that a plan took."""
         self._elapsed_s[choice] = self._elapsed_s.get(choice, 0.0) + elapsed_s
+
+    def add(self, choice: Choice, result: Figures | str) -> None:
+        """Takes a plan's figures of this round, or why it gave none."""
         if isinstance(result, str):
             self._failures.setdefault(choice, result)
         else:

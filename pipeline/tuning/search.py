@@ -18,7 +18,7 @@ from statistics import median
 
 from pipeline.errors import PipelineError, TuningError
 from pipeline.tuning.comparison import LEAST_ROUNDS
-from pipeline.tuning.final import Finals, Lanes, compare_afresh
+from pipeline.tuning.final import Finals, compare_afresh, measure_leniently, pick_lanes
 from pipeline.tuning.objective import Figures, Objective, Trial
 from pipeline.tuning.prediction import Predictor, descend, fit
 from pipeline.tuning.race import Race
@@ -60,7 +60,7 @@ class Limits:
 
     Attributes:
         budget_s: Seconds, the last comparison included. A batch that has begun is finished, and the default,
-            the base and the best plan are compared in three rounds in any case.
+            two plans and one that may serve first are compared in three rounds in any case.
         max_trials: Plans; the default and the base are tried in any case.
         repeats: Processes per plan that is not hopeless.
         rounds: Most rounds of the last comparison.
@@ -107,8 +107,8 @@ class Found:
 
     Attributes:
         trials: Every plan that was tried, in order.
-        finals: Figures of the plans that were compared afresh; the anchor is among them. A plan that failed
-            then is absent.
+        finals: Figures of the plans that were compared afresh, those of the anchor among them. A plan that
+            failed then is absent; an anchor that did has the rounds before, if any.
         anchor: The plan all others are compared with.
         noise: Distance between the quartiles of a plan's cost relative to the anchor's in the same round.
         ended: Why no more was tried.
@@ -147,11 +147,7 @@ class _Search:
         self._anchor = DEFAULT
         self._started = effects.clock()
         self._spent_s = sum(trial.elapsed_s for trial in effects.known.values())
-        self._seconds = [
-            trial.elapsed_s / len(trial.figures)
-            for choice, trial in effects.known.items()
-            if choice == DEFAULT and trial.figures
-        ]
+        self._seconds = [_process_s(trial) for trial in effects.known.values() if trial.figures]
         self._deadline_s = math.inf
         self._enumerated: tuple[Choice, ...] = ()
 
@@ -170,15 +166,9 @@ class _Search:
         )
 
     def _begin(self) -> None:
-        """Tries what the others are compared with.
-
-        A default that fails may have been the machine's fault, and without it there is nothing to beat.
-        """
+        """Tries what the others are compared with."""
         base = self._space.base
         self._try([DEFAULT], "default")
-        if self._trials[DEFAULT].failure is not None and DEFAULT not in self._effects.known:
-            del self._trials[DEFAULT]
-            self._try([DEFAULT], "default")
         if self._trials[DEFAULT].failure is not None:
             self._effects.say(f"default not measured: {self._trials[DEFAULT].failure}")
             self._anchor = base
@@ -189,7 +179,8 @@ class _Search:
         failure = self._trials[self._anchor].failure
         if failure is not None:
             raise TuningError(f"nothing to compare with: neither the default nor the base runs\n  {failure}")
-        self._deadline_s = max(LEAST_DEADLINE_S, PATIENT * max(self._seconds, default=math.inf))
+        known = [_process_s(self._trials[choice]) for choice in (DEFAULT, base) if self._works(choice)]
+        self._deadline_s = max(LEAST_DEADLINE_S, PATIENT * max(known))
         self._try([RECIPE], "recipe")
 
     def _take_up_the_rest(self) -> None:
@@ -228,10 +219,9 @@ class _Search:
         # Some of the plans that are compared at last may be new.
         kept = min(FINALISTS, self._limits.max_trials // 8)
         if len(self._trials) >= self._limits.max_trials - kept:
-            plans = "1 plan was" if self._limits.max_trials == 1 else f"{self._limits.max_trials} plans were"
-            return f"{plans} tried"
-        if not self._allowed() and self._trials[self._space.base].failure is not None:
-            return None  # there is nothing to prepare yet
+            return f"max_trials, {self._limits.max_trials}, is reached, or kept for the last comparison"
+        if not self._works(self._space.base) and self._new(self._space.neighbours(self._space.base)):
+            return None  # there may be nothing to prepare yet
         reserve_s = min(self._finals_s(), FOR_THE_FINALS * self._limits.budget_s)
         if self._elapsed_s() + reserve_s >= self._limits.budget_s:
             return f"{self._limits.budget_s:g} s are spent, or kept for the last comparison"
@@ -260,10 +250,12 @@ class _Search:
 
     def _race(self, choices: Sequence[Choice], kind: str) -> None:
         """Measures plans in rounds; one that fails, or is hopeless, leaves the race."""
+        race = Race(choices, self._anchor)
         for choice in choices:
+            started = self._effects.clock()
             with suppress(PipelineError):
                 self._effects.prepare(choice)
-        race = Race(choices, self._anchor)
+            race.spend(choice, self._effects.clock() - started)
         for index in range(self._limits.repeats):
             running = [choice for choice in choices if race.runs(choice) and self._has_hope(race, choice)]
             if not running:
@@ -280,10 +272,11 @@ class _Search:
         for choice in order_of_round(list(dict.fromkeys([self._anchor, *choices])), index):
             started = self._effects.clock()
             try:
-                result: Figures | str = self._measure(choice)
+                result: Figures | str = measure_leniently(self._measure, choice)
             except PipelineError as error:
                 result = error.message
-            race.add(choice, result, self._effects.clock() - started)
+            race.spend(choice, self._effects.clock() - started)
+            race.add(choice, result)
         race.close_round(choices)
 
     def _measure(self, choice: Choice) -> Figures:
@@ -311,7 +304,8 @@ class _Search:
 
     def _noise(self) -> float:
         """Returns the distance between the quartiles of a plan's cost relative to the anchor's."""
-        ratios = (self._objective.ratios(trial.figures, trial.anchors) for trial in self._trials.values())
+        others = (trial for choice, trial in self._trials.items() if choice != self._anchor)
+        ratios = [self._objective.ratios(trial.figures, trial.anchors)[:2] for trial in others]
         gaps = [abs(math.log(pair[0] / pair[1])) for pair in ratios if len(pair) == 2 and min(pair) > 0]
         # Of a normal distribution the median gap of two values is 0.954 standard deviations, the quartiles
         # 1.349.
@@ -367,7 +361,22 @@ class _Search:
 
     def _compare_finalists(self) -> Finals:
         """Compares the best plans afresh, with those over the same files that differ in how they begin."""
-        lanes = self._finalists()
+        allowed = sorted(self._allowed(), key=self._objective.score)
+        strict = [trial.choice for trial in allowed if self._objective.keeps_limits(trial)]
+        ranked = list(dict.fromkeys([*(trial.choice for trial in allowed[:1]), *strict]))
+        plain = self._without_idle_changes(ranked[0]) if ranked else self._space.base
+        twins = [
+            twin for choice in dict.fromkeys([plain, *ranked[:1]]) for twin in find_twins(self._space, choice)
+        ]
+        if self._has_room_for_more():
+            self._try([plain, *twins], "final")
+        lanes = pick_lanes(
+            self._anchor,
+            # The best comes first, and what there is no time for is left out from the end.
+            [one for one in (*ranked[:1], plain, self._space.base, *ranked[1:FINALISTS]) if self._works(one)],
+            [twin for twin in twins if self._works(twin)],
+            most=self._affordable(),
+        )
         self._effects.say(f"{len(self._trials)} plans tried; comparing {len(lanes.all)} of them afresh")
 
         def has_time(processes: int) -> bool:
@@ -376,21 +385,6 @@ class _Search:
         return compare_afresh(
             lanes, self._objective, most_rounds=self._limits.rounds, measure=self._measure, has_time=has_time
         )
-
-    def _finalists(self) -> Lanes:
-        """Returns the plans of the last comparison; each of them is a trial that did not fail."""
-        ranked = [trial.choice for trial in sorted(self._allowed(), key=self._objective.score)]
-        plain = [self._without_idle_changes(choice) for choice in ranked[:1]]
-        twins = [twin for choice in ranked[:1] for twin in find_twins(self._space, choice)]
-        if self._has_room_for_more():
-            self._try([*plain, *twins], "final")
-        # The best comes first, and what there is no time for is left out from the end.
-        wanted = dict.fromkeys([*ranked[:1], self._space.base, *plain, *ranked[1:FINALISTS]])
-        working = [choice for choice in wanted if self._works(choice)]
-        contenders = tuple(working[: max(2, self._affordable() - 1)])
-        room = self._affordable() - 1 - len(contenders)
-        witnesses = [twin for twin in twins if self._works(twin) and twin not in contenders]
-        return Lanes(self._anchor, contenders, tuple(witnesses[: max(1, room)]))
 
     def _works(self, choice: Choice) -> bool:
         return choice in self._trials and self._trials[choice].failure is None
@@ -401,9 +395,9 @@ class _Search:
 
     def _affordable(self) -> int:
         """Returns how many plans there is time to compare."""
-        left_s = self._limits.budget_s - self._elapsed_s()
+        left_s = max(self._limits.budget_s - self._elapsed_s(), 0.0)
         each_s = LEAST_ROUNDS * self._process_s()
-        return len(self._trials) if left_s >= len(self._trials) * each_s else int(max(left_s, 0.0) / each_s)
+        return len(self._trials) if left_s >= len(self._trials) * each_s else int(left_s / each_s)
 
     def _without_idle_changes(self, choice: Choice) -> Choice:
         """Returns the plan without the changes that, by what was learnt, gain nothing beyond the noise."""
@@ -416,3 +410,8 @@ class _Search:
             if plainer != choice and predictor.cost(plainer, self._objective) <= limit:
                 choice = plainer
         return choice
+
+
+def _process_s(trial: Trial) -> float:
+    """Returns what a process of a trial took, those of the plan compared with counted in."""
+    return trial.elapsed_s / (len(trial.figures) or 1) / (1 if trial.choice == DEFAULT else 2)

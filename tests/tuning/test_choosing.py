@@ -163,8 +163,9 @@ def with_steady(figures: tuple[Figures, ...], steady_ms: tuple[float, ...]) -> t
 def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
     drift = (1.0, 1.3, 1.6, 1.1, 2.0)
     cheaper, dearer = (drifting(rounds(304, steady), drift) for steady in (20.0, 20.7))
-    finals = {BASE: dearer, SAVED: cheaper, DEFAULT: drifting(rounds(623, 22), drift)}
-    assert choose(SPACE, Objective(1000), found(finals)).choice == SAVED
+    default = drifting(rounds(304, 22), drift)
+    verdict = choose(SPACE, Objective(1000), found({BASE: dearer, SAVED: cheaper, DEFAULT: default}))
+    assert (verdict.choice, verdict.beats_default) == (SAVED, True)
 
 
 def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[Figures, ...]:
@@ -177,6 +178,14 @@ def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[
 def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds() -> None:
     finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
     assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+    level = {BASE: turned(rounds(304, 22)), SAVED: rounds(304, 19)[:3], DEFAULT: rounds(304, 22)}
+    assert not choose(SPACE, Objective(1000), found(level)).beats_default
+
+
+def test_the_sooner_twin_of_a_plainer_plan_serves_first_too() -> None:
+    finals = {**PHASES, SAVED: turned(rounds(302, 22, 700))}
+    verdict = choose(SPACE, Objective(100_000), found(finals))
+    assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
 
 
 def test_without_a_default_in_the_last_comparison_the_cheapest_is_left_and_beats_nothing() -> None:

@@ -91,7 +91,7 @@ def test_without_noise_a_multiplicative_table_gives_up_its_best_plan(runs_per_lo
     assert true_cost(table, verdict.choice, objective) <= 1.015 * true_cost(table, best, objective)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from((1, 30, 10_000)))
 def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, runs: int) -> None:
     chance = random.Random(seed)
@@ -137,8 +137,7 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
     assert [trial.number for trial in found.trials] == list(range(len(tried)))
     assert {verdict.choice, DEFAULT, SPACE.base} <= set(tried)
     assert set(found.finals) <= set(tried)
-    told = "1 plan was tried" if max_trials == 1 else f"{max_trials} plans were tried"
-    assert found.ended == told or max_trials == 40
+    assert found.ended.startswith(f"max_trials, {max_trials}, is reached")
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
@@ -295,7 +294,8 @@ def test_a_default_that_fails_in_the_last_comparison_is_beaten_by_nothing() -> N
 
 
 def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
-    fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in (4, 5) else None  # noqa: E731
+    flaky = range(4, 8)  # each time it is measured once more
+    fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
     assert [trial for trial in found.trials if trial.failure is None and not trial.figures] == []
     assert {trial.failure for trial in found.trials[3 : 3 + BATCH]} == {"nothing to compare with: flaky"}
@@ -358,6 +358,35 @@ def test_a_search_killed_anywhere_goes_on_where_it_was_and_ends_the_same(kill: s
         finished = {trial.choice for trial in first.recorded} - {DEFAULT}
         assert not finished & set(second.explored)
         assert len(second.recorded) == len(whole.trials) - len(first.recorded)
+
+
+@pytest.mark.parametrize("budget_s", [5.0, 1000.0])
+def test_a_search_without_a_default_that_is_killed_goes_on_too(budget_s: float) -> None:
+    limits = Limits(budget_s, 100)
+    first = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT), last_trial=6)
+    with pytest.raises(Killed):
+        searched(first, Objective(1), Limits(math.inf, 100))
+    found, verdict = searched(
+        Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT)),
+        Objective(1),
+        limits,
+        known=tuple(first.recorded),
+    )
+    assert found.anchor == SMALL.base
+    assert {trial.choice for trial in first.recorded} <= {trial.choice for trial in found.trials}
+    assert not verdict.beats_default
+
+
+def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() -> None:
+    """Of the cheapest plans most take 2 % more than allowed."""
+    table = dataclasses.replace(
+        TRANSFORMER_TABLE,
+        factors={("memory_arena=off",): (1.05, 1.05, 0.7), ("prepacking=off",): (0.5, 1.0, 1.0)},
+    )
+    objective = Objective(1, max_private_mb=table.base.private_mb / 1.02)
+    found, verdict = searched(Machine(table, SMALL), objective)
+    assert verdict.choice["memory_arena"] == "off"
+    assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
 
 
 def test_a_search_killed_again_and_again_ends_all_the_same() -> None:

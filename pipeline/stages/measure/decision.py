@@ -43,13 +43,15 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
         return Decision(remaining[0], faster=False, reason=_without_default(remaining[0], samples))
     objections = {plan: _objection(samples[plan], default, objective) for plan in remaining}
     shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
-    if shipped == DEFAULT and objective.violations(default, default):
-        shipped = next((p for p in remaining if not objective.violations(samples[p], default)), DEFAULT)
     refused = [
         f"{plan} {objection} ({_figures(samples[plan])})"
         for plan, objection in objections.items()
         if objection is not None
     ]
+    if shipped == DEFAULT and (limits := objective.violations(default, default)):
+        keeping = [plan for plan in remaining if not objective.violations(samples[plan], default)]
+        shipped = (keeping or remaining)[0]
+        refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
     return Decision(shipped, faster=_is_faster(shipped, samples), reason=_reason(shipped, samples, refused))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def _measure_until_sure(
     all that the build is for. Of two equal plans this calls one faster about 1 % more often.
     """
     rounds = context.spec.measure.rounds
-    candidates, objective = _candidates(target_of(context)), objective_of(context.spec.tune)
+    # Only the primary shape is measured here; the limit on runs is of all of them.
+    objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
+    candidates = _candidates(target_of(context))
     outcome = _measure_rounds(context, contenders, sample, rounds=rounds)
     decision = decide(_samples(outcome), candidates=candidates, objective=objective)
     if decision.shipped == PREPARED:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.errors import SpecError
 from pipeline.runtime.session import SessionPlan
 from pipeline.stages.contract import Context
-from pipeline.stages.device_lock import measuring
+from pipeline.stages.device_lock import measuring, working
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures
 from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
@@ -54,10 +55,12 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
         )
     context.kept.mkdir(parents=True, exist_ok=True)
     default = source_contender(context)
-    with written_recipe(context) as (recipe, _):
-        others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-        workbench = build_workbench(context, others)
-        plan = _plan_of(workbench, record.trials[number])
+    with ExitStack() as stack:
+        with working():
+            recipe, _ = stack.enter_context(written_recipe(context))
+            others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
+            workbench = build_workbench(context, others)
+            plan = _plan_of(workbench, record.trials[number])
         figures, anchors = _measure(workbench, record.trials[number], plan, device_of([default]), rounds)
     objective = replace(workbench.objective, runs_per_load=record.runs_per_load)
     return Again(

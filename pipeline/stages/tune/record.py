@@ -76,7 +76,7 @@ def _record_trial(workbench: Workbench, found: Found, trial: Trial) -> TrialReco
         figures=_summaries(trial.figures, trial.anchors, objective) if trial.failure is None else None,
         failure=trial.failure,
         violations=objective.violations(*decisive) if trial.figures else (),
-        final=_summaries(finals, anchors[: len(finals)], objective),
+        final=_summaries(finals, anchors, objective),
     )
 
 
@@ -90,7 +90,8 @@ def _plan_of(workbench: Workbench, trial: Trial) -> SessionPlan | None:
 def _summaries(
     figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
 ) -> TrialFigures | None:
-    return summarise_figures(figures, anchors, objective) if figures and anchors else None
+    rounds = min(len(figures), len(anchors))  # a plan that left a comparison has fewer
+    return summarise_figures(figures[:rounds], anchors[:rounds], objective) if rounds else None
 
 
 def summarise_figures(

@@ -39,7 +39,7 @@ class Tune:
     """Tries plans in fresh processes and hands on the best of them."""
 
     name = "tune"
-    version = 2
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets, or nothing for a spec that asks for no search."""
@@ -86,7 +86,8 @@ class Tune:
             workbench = build_workbench(context, others)
             found = _search(workbench, device_of([default]))
             verdict = _with_phases(workbench, choose(workbench.space, workbench.objective, found))
-            record = build_record(workbench, found, verdict)
+            with working():
+                record = build_record(workbench, found, verdict)
         context.say(verdict.reason)
         return dict(encode(_hand_on(workbench, verdict, record)))
 

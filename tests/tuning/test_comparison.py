@@ -1,0 +1,59 @@
+"""Which of two plans is smaller beyond the noise, by pairs of the same rounds."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.tuning.comparison import is_below, separated
+
+positive = st.floats(0.01, 1e6)
+rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)
+
+
+@given(rounds)
+def test_no_two_plans_are_each_below_the_other(pairs: list[tuple[float, float]]) -> None:
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    assert not (is_below(one, other) and is_below(other, one))
+
+
+@given(rounds, st.lists(st.floats(0.1, 10), min_size=12, max_size=12))
+def test_a_machine_that_changes_its_speed_between_rounds_changes_nothing(
+    pairs: list[tuple[float, float]], speeds: list[float]
+) -> None:
+    ratios = [math.log(a / b) for a, b in pairs]
+    if abs(sum(log < 0 for log in ratios) - 0.8 * len(ratios)) < 1e-9 or min(map(abs, ratios)) < 1e-6:
+        return  # on the edge, where rounding decides
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    faster = is_below(
+        [a * s for a, s in zip(one, speeds, strict=False)],
+        [b * s for b, s in zip(other, speeds, strict=False)],
+    )
+    assert faster == is_below(one, other)
+
+
+def test_a_gap_that_drift_hides_from_quartiles_is_seen() -> None:
+    drift = (1.0, 1.3, 1.6)
+    below, above = [9.0 * d for d in drift], [10.0 * d for d in drift]
+    assert not separated(below, above)
+    assert is_below(below, above)
+
+
+def test_of_equal_plans_one_is_seldom_called_smaller() -> None:
+    chance = random.Random(7)
+
+    def noisy(count: int) -> list[float]:
+        return [math.exp(chance.gauss(0, 0.05)) for _ in range(count)]
+
+    for count, most in ((3, 0.12), (5, 0.11), (7, 0.07), (12, 0.04)):
+        calls = [is_below(noisy(count), noisy(count)) for _ in range(3000)]
+        assert sum(calls) / len(calls) < most
+
+
+def test_two_rounds_say_nothing() -> None:
+    with pytest.raises(ValueError, match="three rounds"):
+        is_below([1.0, 1.0], [2.0, 2.0])
