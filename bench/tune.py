@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from pipeline.graph.tuning import read_search, tune_tasks
 from pipeline.stages.device_lock import measuring
 from pipeline.stages.measure.contenders import source_contender
 from pipeline.stages.tune.workbench import Workbench, build_workbench
-from pipeline.tuning.comparison import paired_ratio, summarise
+from pipeline.tuning.comparison import paired_ratio, standard_error, summarise
 from pipeline.tuning.final import rank
 from pipeline.tuning.objective import Figures, Objective, summary_values
 from pipeline.tuning.rounds import order_of_round
@@ -69,7 +70,9 @@ class ChoiceReport:
         elapsed_s: What the search took.
         choice: The plan chosen.
         best: The plan of the grid that turned out cheapest afresh.
-        cost_ratio: Cost of the choice relative to that plan's, by pairs measured afresh.
+        cost_ratio: Cost of the choice relative to that plan's, by pairs measured afresh. That plan is the
+            best of several noisy ones, so the ratio of two equal plans is above 1.
+        cost_error: Standard error of the ratio.
         init_ratio: Init of default ONNX Runtime relative to the choice's.
         first_result_ratio: First result likewise.
         steady_ratio: The choice's run relative to default ONNX Runtime's.
@@ -84,6 +87,7 @@ class ChoiceReport:
     choice: str
     best: str
     cost_ratio: float
+    cost_error: float
     init_ratio: float
     first_result_ratio: float
     steady_ratio: float
@@ -217,6 +221,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
     costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
     best = rank(costs).leader
     recorded = record.trials[0].final or record.trials[0].figures
+    logarithms = [math.log(own / other) for own, other in zip(costs[choice], costs[best], strict=True)]
     return ChoiceReport(
         runs_per_load=record.runs_per_load,
         trials=len(record.trials),
@@ -225,6 +230,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
         choice=space.describe(choice),
         best=space.describe(best),
         cost_ratio=paired_ratio(costs[choice], costs[best]),
+        cost_error=standard_error(logarithms),
         init_ratio=_ratio(found, DEFAULT, choice, "init_ms"),
         first_result_ratio=_ratio(found, DEFAULT, choice, "first_result_ms"),
         steady_ratio=_ratio(found, choice, DEFAULT, "steady_ms"),
@@ -259,15 +265,16 @@ def _summaries(figures: Sequence[Figures], objective: Objective) -> dict[str, Su
 def build_table(reports: Sequence[ModelReport]) -> str:
     """Returns a row per model and number of runs."""
     lines = [
-        f"{'model':<10} {'runs':>7} {'tried':>6} {'share':>6} {'s':>5} {'cost/best':>9} {'init':>7} "
+        f"{'model':<10} {'runs':>7} {'tried':>6} {'share':>6} {'s':>5} {'cost/best':>13} {'init':>7} "
         f"{'first':>6} {'steady':>6}  choice"
     ]
     for report in reports:
         for one in report.searches:
             lines.append(
                 f"{report.model:<10} {one.runs_per_load:>7} {one.trials:>6} {one.share:>6.0%} "
-                f"{one.elapsed_s:>5.0f} {one.cost_ratio:>9.3f} {one.init_ratio:>6.1f}× "
-                f"{one.first_result_ratio:>5.1f}× {one.steady_ratio:>6.2f}  {one.choice}"
+                f"{one.elapsed_s:>5.0f} {one.cost_ratio:>5.3f} ± {one.cost_error:>5.3f} "
+                f"{one.init_ratio:>6.1f}× {one.first_result_ratio:>5.1f}× {one.steady_ratio:>6.2f}  "
+                f"{one.choice}"
             )
     return "\n".join(lines)
 
@@ -276,7 +283,8 @@ def missed_goals(reports: Sequence[ModelReport]) -> tuple[str, ...]:
     """Returns the goals that were not reached, one line each."""
     searches = [(report.model, one) for report in reports for one in report.searches]
     missed = [
-        f"{model}, {one.runs_per_load}: cost {one.cost_ratio:.3f} of the best, expected at most {GOAL_COST}"
+        f"{model}, {one.runs_per_load}: cost {one.cost_ratio:.3f} ± {one.cost_error:.3f} of the best, "
+        f"expected at most {GOAL_COST}"
         for model, one in searches
         if one.cost_ratio > GOAL_COST
     ]
