@@ -38,7 +38,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
         OSError: The folder is read-only or full; the old file is then untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _unused_name(path.parent, "")
+    temporary = _unused_name(path.parent, f"{path.name}~")
     try:
         with temporary.open("xb") as file:
             file.write(data)

@@ -126,7 +126,8 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], A
             return False
         started = time.perf_counter()
         key = _full_key(task)
-        remove_stale_temporaries(task.folder.parent, task.folder.name)
+        for place in (task.folder, task.receipt):
+            remove_stale_temporaries(place.parent, place.name)
         kept = kept_folder(task.folder, key)
         _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:

@@ -259,3 +259,21 @@ def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(
     assert run_all(builds, cache) == [True, True]
     assert time.monotonic() < deadline
     assert not list(builds[0].folder.parent.glob(".tmp-*"))
+
+
+def test_what_a_kill_leaves_of_a_receipt_is_removed_by_the_next_run(
+    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (build, _) = tasks(artifacts, Shout(), Count())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # SIGKILL lets nobody clean up
+        with pytest.raises(KeyboardInterrupt):
+            run_all((build,), cache)
+    assert list(build.receipt.parent.glob(".tmp-*"))
+    assert run_all((build,), cache) == [True]
+    assert not list(build.receipt.parent.glob(".tmp-*"))
