@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,14 @@ from typing import Any
 
 from bench.machine import describe_machine
 from bench.models import find_prepared, prepare_command, write_specs
-from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config
+from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
 from pipeline.errors import LoadError, PipelineError
 from pipeline.options import known_provider_options
+from pipeline.runtime import SessionPool
 from pipeline.runtime.availability import unavailable_reason
 from pipeline.runtime.child import run_child
+from pipeline.runtime.golden import find_problems, read_golden
 from pipeline.runtime.opening import build_plan
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.runtime.session import CUDA, SessionPlan
@@ -108,7 +111,7 @@ def tune(root: Path) -> list[Row]:
     """Searches the CUDA space on a convolution net, a transformer and a 1-D convolution net."""
     configs, artifacts = root / "configs-tune", root / "artifacts"
     write_specs(MODELS, configs, defaults=TUNE_DEFAULTS)
-    run_child(f"{__name__}:write_conv1d", {"path": str(root / "conv1d.onnx")})
+    run_child("bench.gpu_acceptance:write_conv1d", {"path": str(root / "conv1d.onnx")})
     (configs / "conv1d.yaml").write_text(_CONV1D, encoding="utf-8")
     command = prepare_command(configs, artifacts)
     command[command.index("prepare")] = "tune"
@@ -213,6 +216,57 @@ def check_portable(model: Prepared) -> Row:
     return Row(f"{model.name}: portable variant on CPU", "seen", f"took {reply.value['variant']}")
 
 
+def check_pool(model: Prepared) -> Row:
+    """Do two workers share a GPU, and is starting them at once sooner than in turn, or as threads?"""
+    feeds, _ = read_golden(read_loader_config(model.bundle), model.bundle)
+    seconds: dict[str, float] = {}
+
+    def start(workers: int) -> float:
+        started = time.perf_counter()
+        with SessionPool(model.bundle, devices="cuda:0", target="cuda", workers_per_device=workers) as pool:
+            elapsed_s = time.perf_counter() - started
+            list(pool.map([feeds] * 20))
+        return elapsed_s
+
+    seconds["one"] = start(1)
+    seconds["two at once"] = start(2)
+    seconds["two in turn"] = start(1) + start(1)
+    request = {"bundle": str(model.bundle), "count": 2, "together": True}
+    seconds["two threads"] = run_child("bench.pool:open_in_threads", request).value["seconds"]
+    answer = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    return Row(f"{model.name}: two workers on one GPU", "seen", answer, seconds)
+
+
+def check_graph_replay(model: Prepared) -> Row:
+    """Does a pool answer rightly, and how fast, with a recorded CUDA graph and without?"""
+    config = read_loader_config(model.bundle)
+    feeds, expected = read_golden(config, model.bundle)
+    figures = {}
+    for name, options in (("plain", {}), ("graph", {"enable_cuda_graph": "1"})):
+        copy = model.bundle.with_name(f"{model.name}-{name}")
+        shutil.copytree(model.bundle, copy, dirs_exist_ok=True)
+        variants = tuple(
+            replace(
+                variant,
+                io_binding=bool(options),
+                providers=(
+                    replace(variant.providers[0], options={**variant.providers[0].options, **options}),
+                    *variant.providers[1:],
+                ),
+            )
+            for variant in config.variants
+            if variant.name == "cuda"
+        )
+        write_loader_config(copy, replace(config, variants=variants))
+        with SessionPool(copy, devices="cuda:0", target="cuda") as pool:
+            problems = [line for _ in range(50) for line in find_problems(config, expected, pool.run(feeds))]
+            figures[name] = pool.stats().workers[0].p50_ms or 0.0
+        if problems:
+            return Row(f"{model.name}: CUDA graph in a pool", "FAILED", problems[0])
+    answer = ", ".join(f"{name} p50 {value:.2f} ms" for name, value in figures.items())
+    return Row(f"{model.name}: CUDA graph in a pool", "seen", answer, figures)
+
+
 def check_options(model: Prepared) -> Row:
     """Which options does this CUDA provider accept at their default, and is an unknown one refused?"""
     plan = model.plan("cuda")
@@ -272,6 +326,8 @@ def run_checks(models: tuple[Prepared, ...]) -> list[Row]:
         (check_portable, models),
         (check_refusal, models[:1]),
         (check_reading_threads, models),
+        (check_pool, models),
+        (check_graph_replay, models[:1]),
         (check_options, models[:1]),
     ]
     return [_answer(check, model) for check, subjects in checks for model in subjects]

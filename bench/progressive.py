@@ -53,7 +53,7 @@ def prepare(name: str, spec: str, artifacts: Path) -> Path:
     configs.mkdir(parents=True, exist_ok=True)
     (configs / f"{name}.yaml").write_text(spec + _TUNE, encoding="utf-8")
     if name == "small":
-        run_child(f"{__name__}:write_small", {"path": str(configs / "small.onnx")})
+        run_child("bench.progressive:write_small", {"path": str(configs / "small.onnx")})
     command = prepare_command(configs, artifacts, [name])
     if subprocess.run(command, check=False).returncode:
         raise StageError(f"cannot prepare {name}", hint=" ".join(command))
@@ -125,7 +125,7 @@ def compare(bundle: Path, *, rounds: int, steady_s: float) -> dict[str, Any]:
         for index in range(-1, rounds):
             for way in order_of_round(tuple(found), max(index, 0)):
                 request = {"bundle": str(bundle), "way": way, "steady_s": steady_s}
-                value = run_child(f"{__name__}:measure_way", request, timeout_s=600).value
+                value = run_child("bench.progressive:measure_way", request, timeout_s=600).value
                 if index >= 0:  # the first round fills the page cache
                     found[way].append(value)
     medians = {
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "threads": THREADS,
             "runs": options.runs,
         }
-        swap = run_child(f"{__name__}:run_across_the_swap", request, timeout_s=3600).value
+        swap = run_child("bench.progressive:run_across_the_swap", request, timeout_s=3600).value
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

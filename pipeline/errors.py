@@ -107,6 +107,46 @@ class ProviderError(LoadError):
     """A session did not get the execution provider that was asked for."""
 
 
+class PoolError(PipelineError):
+    """A pool of sessions cannot be made, or a request cannot be served by it."""
+
+
+class PoolClosedError(PoolError):
+    """A pool was closed before, or while, it was asked."""
+
+
+class RequestTimeoutError(PoolError):
+    """A request was not answered before its deadline."""
+
+
+class InvalidRequestError(PoolError):
+    """A request names inputs that the model lacks, leaves some out, or brings arrays of another type."""
+
+
+class RunError(PoolError):
+    """ONNX Runtime refused a request in a worker, which goes on."""
+
+
+class WorkerDiedError(PoolError):
+    """A worker process ended while it had a request, or before it was ready.
+
+    Attributes:
+        pid: Its process number; 0 if it never had one.
+        returncode: What it exited with; negative for a signal's number; None if that is not known.
+        stderr: The last lines it wrote to its standard error.
+    """
+
+    pid: int = 0
+    returncode: int | None = None
+    stderr: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            *super().__reduce__(),
+            {"pid": self.pid, "returncode": self.returncode, "stderr": self.stderr},
+        )
+
+
 class MissingExtraError(PipelineError):
     """A feature was used whose optional dependency is not installed."""
 

@@ -30,6 +30,7 @@ from pipeline.cli.console import (
 from pipeline.cli.tables import build_figures_table, describe_bundle
 from pipeline.errors import DISK_ERRORS, BundleError, PipelineError, hint_of_os_error
 from pipeline.runtime.checking import check_variants
+from pipeline.runtime.hardware import read_hardware
 
 P = ParamSpec("P")
 
@@ -47,6 +48,9 @@ Artifacts = Annotated[Path, typer.Option(help="Folder of bundles.")]
 Target = Annotated[str | None, typer.Option(metavar="T", help="Build this target alone: cpu or cuda.")]
 SkipUnavailable = Annotated[
     bool, typer.Option("--skip-unavailable", help="Leave out targets this machine lacks.")
+]
+Devices = Annotated[
+    list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be given several times.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
@@ -82,7 +86,7 @@ def _command(function: Callable[P, None]) -> Callable[P, None]:
             say(INTERRUPTED)
             raise typer.Exit(130) from None
 
-    return app.command(name=function.__name__)(guarded)
+    return app.command(name=function.__name__.replace("_", "-"))(guarded)
 
 
 def _version(wanted: bool) -> None:
@@ -274,6 +278,60 @@ def options(
         return
     for table in build_options_tables(listing):
         write_table(table)
+
+
+@_command
+def place(
+    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")],
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    json: AsJson = False,
+) -> None:
+    """Say which model a pool of these bundles would put on which device, and why."""
+    from pipeline.cli.pool_tables import build_placement_table
+    from pipeline.runtime.pool.devices import resolve_devices
+    from pipeline.runtime.pool.loads import place_bundles
+
+    paths = {Path(name).name: _find_bundle(name, artifacts) for name in bundles}
+    loads, placement = place_bundles(paths, resolve_devices(devices or "all", read_hardware()))
+    if json:
+        write_json({"loads": encode(loads), "placement": encode(placement)})
+        return
+    write_table(build_placement_table(loads, placement))
+    for reason in placement.reasons:
+        write_line(reason)
+
+
+@_command
+def serve_check(
+    bundle: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes on each.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="How many to make.")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that make them.")] = 4,
+    json: AsJson = False,
+) -> None:
+    """Load a bundle on every device at once, drive it with its golden sample, and check every answer."""
+    from pipeline.cli.pool_tables import build_workers_table, describe_drive
+    from pipeline.runtime.pool.driving import drive_bundle
+
+    result, stats = drive_bundle(
+        _find_bundle(bundle, artifacts),
+        devices=devices or "all",
+        workers_per_device=workers_per_device,
+        requests=requests,
+        clients=clients,
+        observer=lambda event: say(f"{event.name}: {event.phase or event.state}"),
+    )
+    if json:
+        write_json({"drive": encode(result), "pool": encode(stats)})
+    else:
+        write_table(build_workers_table(stats))
+        for line in describe_drive(result):
+            write_line(line)
+    if result.wrong or result.failed:
+        raise typer.Exit(1)
 
 
 def _find_bundle(name: str, artifacts: Path) -> Path:

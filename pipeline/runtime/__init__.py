@@ -1,4 +1,4 @@
-"""What jobs import: `load` opens a bundle as an `onnxruntime.InferenceSession`, `load_progressive` as two.
+"""What jobs import: `load`, `load_progressive` and, for every device of a node, `SessionPool`.
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.
 """
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pipeline.runtime.hardware import Hardware, read_hardware
     from pipeline.runtime.loading import load, open_bundle
     from pipeline.runtime.opening import OpenedBundle
+    from pipeline.runtime.pool.crew import PoolStats, WorkerEvent, WorkerStats
+    from pipeline.runtime.pool.placement import Placement, place_models
+    from pipeline.runtime.pool.session_pool import SessionPool
     from pipeline.runtime.progressive import load_progressive
     from pipeline.runtime.progressive_session import ProgressiveSession
     from pipeline.runtime.selection import Selection, select_variant
@@ -20,13 +23,19 @@ if TYPE_CHECKING:
 __all__ = [
     "Hardware",
     "OpenedBundle",
+    "Placement",
+    "PoolStats",
     "ProgressiveSession",
     "Selection",
     "SessionPlan",
+    "SessionPool",
+    "WorkerEvent",
+    "WorkerStats",
     "build_session",
     "load",
     "load_progressive",
     "open_bundle",
+    "place_models",
     "read_hardware",
     "select_variant",
 ]
@@ -34,13 +43,19 @@ __all__ = [
 _HOMES = {
     "Hardware": "hardware",
     "OpenedBundle": "opening",
+    "Placement": "pool.placement",
+    "PoolStats": "pool.crew",
     "ProgressiveSession": "progressive_session",
     "Selection": "selection",
     "SessionPlan": "session",
+    "SessionPool": "pool.session_pool",
+    "WorkerEvent": "pool.crew",
+    "WorkerStats": "pool.crew",
     "build_session": "session",
     "load": "loading",
     "load_progressive": "progressive",
     "open_bundle": "loading",
+    "place_models": "pool.placement",
     "read_hardware": "hardware",
     "select_variant": "selection",
 }

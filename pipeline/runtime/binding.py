@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.runtime.session import CUDA
 from pipeline.runtime.tensors import run_session
 
@@ -67,8 +69,11 @@ class BoundRun:
         self._unrecorded = onnxruntime.RunOptions()
         self._unrecorded.add_run_config_entry(_GRAPH_ID, _UNRECORDED)
         device, ordinal = ("cuda", int(options.get("device_id", "0"))) if on_gpu else ("cpu", 0)
-        for name, array in feeds.items():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, device, ordinal)
+        self._inputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(array, device, ordinal)
+            for name, array in feeds.items()
+        }
+        for name, value in self._inputs.items():
             self._binding.bind_ortvalue_input(name, value)
         for name in self._names:
             self._binding.bind_output(name, device, ordinal)
@@ -82,6 +87,17 @@ class BoundRun:
         for name, value in zip(self._names, self._binding.get_outputs(), strict=True):
             self._binding.bind_ortvalue_output(name, value)
         self._is_bound = True
+
+    def update(self, feeds: Mapping[str, Array]) -> None:
+        """Puts other values where the inputs are, for the runs to come.
+
+        On the CPU that is into the arrays this was made with, which ONNX Runtime reads where they are.
+
+        Args:
+            feeds: Arrays of the same shapes and types.
+        """
+        for name, array in feeds.items():
+            self._inputs[name].update_inplace(np.ascontiguousarray(array))
 
     def outputs(self) -> dict[str, Array]:
         """Returns what the last run answered by output name, copied to the host."""

@@ -36,10 +36,8 @@ def check_answers(
         IntegrityError: It lies outside the bundle.
     """
     from pipeline.runtime.binding import run_once
-    from pipeline.runtime.tensors import read_tensors
 
-    tensors = read_tensors(resolve_inside(root, config.golden.file.path))
-    feeds, expected = _select(tensors, _INPUT), _select(tensors, _OUTPUT)
+    feeds, expected = read_golden(config, root)
     hint, subject = f"ortprep prepare {config.name}", f"variant {variant.name!r} of {root}"
     try:
         answers = run_once(session, feeds, io_binding=variant.io_binding)
@@ -48,10 +46,40 @@ def check_answers(
             f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",
             hint=hint,
         ) from error
-    problems = list(_find_problems(config, expected, answers))
+    problems = find_problems(config, expected, answers)
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise LoadError(f"{subject} does not answer as recorded\n{lines}", hint=hint)
+
+
+def read_golden(config: LoaderConfig, root: Path) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Returns the golden sample's inputs, and its outputs as they were recorded, by name.
+
+    Args:
+        config: The bundle's loader config.
+        root: The bundle's folder.
+
+    Raises:
+        BundleError: The sample cannot be read.
+        IntegrityError: It lies outside the bundle.
+    """
+    from pipeline.runtime.tensors import read_tensors
+
+    tensors = read_tensors(resolve_inside(root, config.golden.file.path))
+    return _select(tensors, _INPUT), _select(tensors, _OUTPUT)
+
+
+def find_problems(
+    config: LoaderConfig, expected: Mapping[str, Array], answers: Mapping[str, Array]
+) -> list[str]:
+    """Returns what is wrong with answers to the golden sample, a line for each output that differs.
+
+    Args:
+        config: The bundle's loader config, which has the tolerances.
+        expected: The recorded outputs by name.
+        answers: The outputs that came.
+    """
+    return list(_find_problems(config, expected, answers))
 
 
 def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +80,11 @@ class OpenedBundle:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the caller of `load` asked for; its arguments of the same names."""
+    """What the caller of `load` asked for; its arguments of the same names.
+
+    Attributes:
+        adapt: Changes the plan that the bundle records, for whoever shares the machine with others.
+    """
 
     target: str | None
     device_id: int | None
@@ -87,6 +92,7 @@ class Wishes:
     check: CheckPolicy
     deadline: Deadline
     plan: PlanChoice = "steady"
+    adapt: Callable[[SessionPlan], SessionPlan] | None = None
 
 
 def open_bundle(bundle: Path, wishes: Wishes, importing: BackgroundImport) -> OpenedBundle:
@@ -126,6 +132,8 @@ def _open_unless_replaced(bundle: Path, wishes: Wishes, importing: BackgroundImp
 def _open(root: Path, wishes: Wishes, importing: BackgroundImport) -> OpenedBundle:
     chosen = _choose(root, wishes, importing)
     plan = build_plan(root, chosen.variant, device_id=wishes.device_id, choice=wishes.plan)
+    if wishes.adapt is not None:
+        plan = wishes.adapt(plan)
     session = make_session(chosen, plan, check=wishes.check, timeout_s=wishes.deadline.remaining_s())
     wishes.deadline.remaining_s()
     return OpenedBundle(session, chosen, plan)

@@ -31,9 +31,9 @@ def _field(number: int, value: int | str | bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
-def _value(name: str, shape: Sequence[int | str]) -> bytes:
+def _value(name: str, shape: Sequence[int | str], code: int = _FLOAT) -> bytes:
     sizes = (_field(1, size) if isinstance(size, int) else _field(2, size) for size in shape)
-    tensor = _field(1, _FLOAT) + _field(2, b"".join(_field(1, size) for size in sizes))
+    tensor = _field(1, code) + _field(2, b"".join(_field(1, size) for size in sizes))
     return _field(1, name) + _field(2, _field(1, tensor))
 
 
@@ -58,14 +58,16 @@ def _model(
     tensors: Sequence[bytes],
     inputs: Mapping[str, Sequence[int | str]],
     outputs: Mapping[str, Sequence[int | str]],
+    types: Mapping[str, int] | None = None,
 ) -> bytes:
+    codes = types or {}
     graph = b"".join(
         [
             *(_field(1, node) for node in nodes),
             _field(2, "graph"),
             *(_field(5, tensor) for tensor in tensors),
-            *(_field(11, _value(name, shape)) for name, shape in inputs.items()),
-            *(_field(12, _value(name, shape)) for name, shape in outputs.items()),
+            *(_field(11, _value(name, shape, codes.get(name, _FLOAT))) for name, shape in inputs.items()),
+            *(_field(12, _value(name, shape, codes.get(name, _FLOAT))) for name, shape in outputs.items()),
         ]
     )
     return _field(1, IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, OPSET))
@@ -98,3 +100,21 @@ def write_chain(path: Path, length: int) -> Path:
 def add_model() -> bytes:
     """Returns `y = x + x` on two floats."""
     return _model([_node("Add", ("x", "x"), "y")], [], {"x": (2,)}, {"y": (2,)})
+
+
+def operator_model(
+    operators: Mapping[str, tuple[str, Sequence[str]]],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    types: Mapping[str, int] | None = None,
+) -> bytes:
+    """Returns a model of operators without attributes.
+
+    Args:
+        operators: Operator and input names, by the name of its output.
+        inputs: Shapes by name.
+        outputs: Likewise.
+        types: Numbers of element types by name; float32 for others.
+    """
+    nodes = [_node(kind, names, output) for output, (kind, names) in operators.items()]
+    return _model(nodes, [], inputs, outputs, types)

@@ -1,0 +1,401 @@
+"""What do processes and shared memory cost, and what do they save? `python -m bench.pool`.
+
+`SessionPool` against `ProcessPoolExecutor`, which pickles, on a model that does next to nothing; four workers
+that start on a large model at once, one after the other, and as threads of one process; and many small
+requests while workers are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from bench.big_model import write_big_model
+from bench.machine import describe_machine
+from bench.models import prepare_command
+from pipeline.errors import PipelineError, StageError
+from pipeline.runtime import SessionPool, load
+from pipeline.runtime.child import run_child
+
+GOALS = {
+    "large_batches_in_place": (">=", 4.0),
+    "small_requests": (">=", 3.0),
+    "overhead_us": ("<=", 250.0),
+    "copied_in_place_bytes": ("<=", 0.0),
+    "parallel_start": ("<=", 1.5),
+    "further_worker_memory": ("<=", 0.15),
+    "storm_failures": ("<=", 0.0),
+}
+"""What each figure is to reach."""
+
+LARGE = (16, 1024, 1024)
+SMALL = (1, 1024)
+WORKERS = 2
+START_WORKERS = 4
+START_BYTES = 512 * 2**20
+
+_TRIVIAL = """\
+name: trivial
+source: {path: trivial.onnx}
+inputs: {x: {shapes: [[1, 1024]]}}
+targets: [cpu]
+runtime: {intra_op_num_threads: 1}
+tune: {max_trials: 0}
+measure: {rounds: 3, cold_rounds: 0, steady_s: 0.1}
+"""
+_LARGE = """\
+name: large
+source: {path: big.onnx}
+inputs: {x: {shapes: [[1, 4096]]}}
+targets: [cpu]
+runtime: {session_config: {session.disable_prepacking: '1'}}
+tune: {max_trials: 0}
+measure: {rounds: 3, cold_rounds: 0, steady_s: 0.1}
+"""
+Array = NDArray[np.float32]
+
+
+def prepare(artifacts: Path) -> None:
+    """Builds both bundles with the command that users run.
+
+    Raises:
+        StageError: The command failed.
+    """
+    configs = artifacts / "configs-pool"
+    configs.mkdir(parents=True, exist_ok=True)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "n"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "trivial", value[:1], value[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        configs / "trivial.onnx",
+    )
+    if not (configs / "big.onnx").exists():
+        write_big_model(configs, size_bytes=START_BYTES)
+    (configs / "trivial.yaml").write_text(_TRIVIAL, encoding="utf-8")
+    (configs / "large.yaml").write_text(_LARGE, encoding="utf-8")
+    command = prepare_command(configs, artifacts, ["trivial", "large"])
+    if subprocess.run(command, check=False).returncode:
+        raise StageError("cannot prepare the benchmark's models", hint=" ".join(command))
+
+
+# ProcessPoolExecutor, as one would write it.
+
+_session: Any = None
+
+
+def open_session(bundle: str) -> None:
+    """Opens a bundle once per process of an executor."""
+    global _session
+    _session = load(bundle)
+
+
+def run_session(x: Array) -> Any:
+    """Runs it."""
+    return _session.run(None, {"x": x})[0]
+
+
+@contextmanager
+def executor_of(bundle: Path, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """An executor whose processes have all opened the bundle."""
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=open_session, initargs=(str(bundle),)
+    ) as executor:
+        list(executor.map(run_session, [np.ones(SMALL, np.float32)] * 8 * workers))
+        yield executor
+
+
+def windowed(submit: Callable[[], Future[Any]], requests: int, in_flight: int) -> float:
+    """Returns the seconds that so many requests take, so many at a time."""
+    started = time.perf_counter()
+    running: set[Future[Any]] = set()
+    for _ in range(requests):
+        if len(running) >= in_flight:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+        running.add(submit())
+    for future in running:
+        future.result()
+    return time.perf_counter() - started
+
+
+def blocking(call: Callable[[], Any], requests: int, threads: int) -> float:
+    """Returns the seconds that so many calls take, made by so many threads."""
+
+    def work() -> None:
+        for _ in range(requests // threads):
+            call()
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    started = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - started
+
+
+def measure_large(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
+    """Batches of 64 MB: those in place, those copied once, and those pickled, in turn."""
+    plain: Array = np.ones((LARGE[0] * LARGE[1], LARGE[2]), np.float32)
+    places = [pool.empty("x", plain.shape) for _ in range(2 * WORKERS)]
+    for place in places:
+        place[...] = 1
+    turn = iter(range(10**9))
+    ways = {
+        "in_place": lambda: pool.submit({"x": places[next(turn) % len(places)]}),
+        "copied": lambda: pool.submit({"x": plain}),
+        "pickled": lambda: executor.submit(run_session, plain),
+    }
+    for way in ways.values():
+        windowed(way, 4, WORKERS)
+    before = pool.stats()
+    windowed(ways["in_place"], 20, WORKERS)
+    after = pool.stats()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            seconds[name].append(windowed(way, 8, WORKERS) / 8)
+    return {
+        "batch_bytes": plain.nbytes,
+        "seconds_per_batch": seconds,
+        "in_place_ratio": _ratio(seconds["pickled"], seconds["in_place"]),
+        "copied_ratio": _ratio(seconds["pickled"], seconds["copied"]),
+        "copied_in_bytes_of_20": after.copied_in_bytes - before.copied_in_bytes,
+        "copied_out_bytes_of_20": after.copied_out_bytes - before.copied_out_bytes,
+    }
+
+
+def measure_small(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
+    """Requests of 4 KB: by one thread with many in flight, and by 16 threads that wait for each."""
+    x: Array = np.ones(SMALL, np.float32)
+    ways: dict[str, Callable[[], float]] = {
+        "pool_window": lambda: windowed(lambda: pool.submit({"x": x}), 4000, 64),
+        "executor_window": lambda: windowed(lambda: executor.submit(run_session, x), 4000, 64),
+        "pool_threads": lambda: blocking(lambda: pool.run({"x": x}), 4000, 16),
+        "executor_threads": lambda: blocking(lambda: executor.submit(run_session, x).result(), 4000, 16),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            seconds[name].append(way() / 4000)
+    return {
+        "seconds_per_request": seconds,
+        "window_ratio": _ratio(seconds["executor_window"], seconds["pool_window"]),
+        "threads_ratio": _ratio(seconds["executor_threads"], seconds["pool_threads"]),
+    }
+
+
+def measure_overhead(pool: SessionPool, bundle: Path, rounds: int) -> dict[str, Any]:
+    """One request of 4 KB at a time, beside the session itself."""
+    session, x = load(bundle), np.ones(SMALL, np.float32)
+
+    def time_us(call: Callable[[], Any]) -> list[float]:
+        times = []
+        for _ in range(1000):
+            started = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - started) * 1e6)
+        return times
+
+    direct, pooled = [], []
+    for _ in range(rounds):
+        direct.append(median(time_us(lambda: session.run(None, {"x": x}))))
+        pooled.append(median(time_us(lambda: pool.run({"x": x}))))
+    return {
+        "direct_us": direct,
+        "pool_us": pooled,
+        "overhead_us": median(p - d for p, d in zip(pooled, direct, strict=True)),
+    }
+
+
+def open_in_threads(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Opens sessions of a bundle in threads of one process, or one after the other; runs in a child."""
+    import onnxruntime
+
+    del onnxruntime
+    started = time.perf_counter()
+    calls = [threading.Thread(target=load, args=(request["bundle"],)) for _ in range(request["count"])]
+    for call in calls:
+        call.start()
+        if not request["together"]:
+            call.join()
+    for call in calls:
+        call.join()
+    return {"seconds": time.perf_counter() - started}
+
+
+def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
+    """Four workers on a large model: at once, one after the other, as threads; and what each takes."""
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("one", "processes", "sequential", "threads", "threads_one")
+    }
+    private_mb: list[float] = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        with SessionPool(bundle, devices="cpu", threads=1):
+            seconds["one"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        with SessionPool(bundle, devices="cpu", workers_per_device=START_WORKERS, threads=1) as pool:
+            seconds["processes"].append(time.perf_counter() - started)
+            workers = [worker.private_bytes or 0 for worker in pool.stats().workers]
+            private_mb = [size / 2**20 for size in workers]
+        started = time.perf_counter()
+        for _ in range(START_WORKERS):
+            with SessionPool(bundle, devices="cpu", threads=1):
+                pass
+        seconds["sequential"].append(time.perf_counter() - started)
+        for name, count in (("threads", START_WORKERS), ("threads_one", 1)):
+            request = {"bundle": str(bundle), "count": count, "together": True}
+            seconds[name].append(run_child("bench.pool:open_in_threads", request).value["seconds"])
+    one = median(seconds["one"])
+    return {
+        "workers": START_WORKERS,
+        "model_bytes": START_BYTES,
+        "seconds": seconds,
+        "processes_ratio": median(seconds["processes"]) / one,
+        "sequential_ratio": median(seconds["sequential"]) / one,
+        "threads_ratio": median(seconds["threads"]) / median(seconds["threads_one"]),
+        "private_mb": private_mb,
+        "further_worker_share": max(private_mb[1:]) * 2**20 / START_BYTES,
+    }
+
+
+def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, Any]:
+    """Many small requests while a worker is killed every second, every answer checked."""
+    problems: list[str] = []
+    kills, is_over = [0], threading.Event()
+    with SessionPool(bundle, devices="cpu", workers_per_device=WORKERS, max_restarts=10**6) as pool:
+
+        def kill() -> None:
+            while not is_over.wait(1.0):
+                ready = [worker.pid for worker in pool.stats().workers if worker.state == "ready"]
+                if ready:
+                    with suppress(ProcessLookupError):
+                        os.kill(ready[kills[0] % len(ready)] or 0, signal.SIGKILL)
+                        kills[0] += 1
+
+        def ask(seed: int) -> None:
+            x = np.empty(SMALL, np.float32)
+            for n in range(requests // threads):
+                x.fill(seed * 1000 + n % 1000)
+                try:
+                    y = pool.run({"x": x}, retries=100, timeout_s=60)["y"]
+                except PipelineError as error:
+                    problems.append(str(error))
+                    continue
+                if y.shape != x.shape or not (y == -x).all():
+                    problems.append(f"wrong answer to {x[0, 0]}")
+
+        killer = threading.Thread(target=kill)
+        askers = [threading.Thread(target=ask, args=(seed,)) for seed in range(threads)]
+        started = time.perf_counter()
+        killer.start()
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join()
+        elapsed_s = time.perf_counter() - started
+        is_over.set()
+        killer.join()
+        stats = pool.stats()
+    left = [path.name for path in Path("/dev/shm").glob(f"ortprep-{os.getpid()}-*")]
+    return {
+        "requests": requests // threads * threads,
+        "threads": threads,
+        "kills": kills[0],
+        "elapsed_s": elapsed_s,
+        "failures": len(problems),
+        "problems": problems[:10],
+        "held_at_the_end_bytes": stats.used_bytes,
+        "segments_left": left,
+    }
+
+
+def _ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Returns the median of the ratios of rounds."""
+    return median(s / f for s, f in zip(slow, fast, strict=True))
+
+
+def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
+    """Measures everything."""
+    prepare(artifacts)
+    trivial, large = artifacts / "trivial", artifacts / "large"
+    with SessionPool(trivial, devices="cpu", workers_per_device=WORKERS) as pool:
+        with executor_of(trivial, WORKERS) as executor:
+            big = measure_large(pool, executor, rounds)
+            small = measure_small(pool, executor, rounds)
+        overhead = measure_overhead(pool, trivial, rounds)
+    start = measure_start(large, rounds)
+    storms = weather_storm(trivial, storm)
+    figures = {
+        "large_batches_in_place": big["in_place_ratio"],
+        "small_requests": small["window_ratio"],
+        "overhead_us": overhead["overhead_us"],
+        "copied_in_place_bytes": float(big["copied_in_bytes_of_20"] + big["copied_out_bytes_of_20"]),
+        "parallel_start": start["processes_ratio"],
+        "further_worker_memory": start["further_worker_share"],
+        "storm_failures": float(storms["failures"] + len(storms["segments_left"])),
+    }
+    return {
+        "question": "what do processes and shared memory cost, and what do they save?",
+        "machine": describe_machine(),
+        "workers": WORKERS,
+        "goals": {name: f"{sign} {value:g}" for name, (sign, value) in GOALS.items()},
+        "figures": figures,
+        "missed": [name for name, value in figures.items() if not is_reached(name, value)],
+        "large": big,
+        "small": small,
+        "overhead": overhead,
+        "start": start,
+        "storm": storms,
+    }
+
+
+def is_reached(name: str, value: float) -> bool:
+    """Says whether a figure is what it is to be."""
+    sign, goal = GOALS[name]
+    return value >= goal if sign == ">=" else value <= goal
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and reports; returns 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.pool", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, choices=range(1, 100), metavar="N")
+    parser.add_argument("--storm", type=int, default=1_000_000, metavar="N", help="requests of the storm")
+    parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument("--out", type=Path, help="write everything to this JSON file")
+    options = parser.parse_args(arguments)
+    try:
+        report = measure(options.artifacts.absolute(), rounds=options.rounds, storm=options.storm)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for name, value in report["figures"].items():
+        verdict = "reached" if is_reached(name, value) else "MISSED"
+        print(f"{name:<24} {value:>10.3g}   goal {report['goals'][name]:<8} {verdict}")
+    return 1 if report["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,673 @@
+"""Where callers and workers meet: futures, blocks of shared memory and the ledger, under one lock.
+
+Callers write their own requests into pipes, and the supervisor's thread takes the answers: between the two
+there is no queue but the ledger's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from pipeline.runtime.element_types import Array
+from pipeline.runtime.pool.arena import Arena, ArenaUse, Block, NoRoomError
+from pipeline.runtime.pool.leases import Lease
+from pipeline.runtime.pool.ledger import Ledger, Request
+from pipeline.runtime.pool.requests import Layout, Signature, check_inputs, plan_layout, write_request
+from pipeline.runtime.pool.segments import view_tensor
+from pipeline.runtime.pool.tensor_headers import TAKEN_AT, TensorHeader, decode_headers
+from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
+
+Answer = dict[str, Array]
+"""A model's outputs by name, in the model's order."""
+
+_SMALL_ANSWER = 16 * 1024
+_REMEMBERED = 1024
+_SHARE_OF_MESSAGES = 0.75
+
+log = logging.getLogger(__name__)
+
+
+class WouldBlock(Exception):
+    """A request would have to wait, and was told not to."""
+
+
+class PoolFuture(Future[Answer]):
+    """An answer to come; it can be cancelled as long as no worker has the request.
+
+    Args:
+        withdraw: Takes the request back if no worker has it, and says whether it did.
+    """
+
+    def __init__(self, withdraw: Callable[[], bool]) -> None:
+        super().__init__()
+        self._withdraw = withdraw
+
+    def cancel(self) -> bool:
+        """Takes the request back, unless a worker has it or it is answered; says whether it did."""
+        if self.cancelled():
+            return True
+        if not self._withdraw():
+            return False
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        return True
+
+
+@dataclass(slots=True)
+class Order:
+    """How a request is to be served.
+
+    Attributes:
+        timeout_s: Seconds from now until its caller stops waiting; None for never.
+        retries: How often it may be tried on another worker.
+        copies: Whether its answer is to be arrays of their own, and no views of shared memory.
+        may_wait: Whether to wait for room, or to raise `WouldBlock`.
+    """
+
+    timeout_s: float | None = None
+    retries: int = 0
+    copies: bool = False
+    may_wait: bool = True
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: int
+    model: str
+    future: PoolFuture
+    message: Block
+    request: Span
+    answer: Span
+    answer_block: Block | None
+    arrays: list[Array]
+    shapes: tuple[Any, ...]
+    copies: bool
+    begun: float
+    is_lent: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A future and what becomes of it, to be told outside of the lock."""
+
+    future: PoolFuture
+    error: PipelineError | None
+    answer: Answer | None = None
+
+    def tell(self) -> None:
+        """Ends the future; whatever its callbacks do stays theirs."""
+        try:
+            if self.error is not None:
+                self.future.set_exception(self.error)
+            else:
+                self.future.set_result(self.answer or {})
+        except BaseException:  # one future must not keep the others from being told
+            log.exception("a future's callback failed")
+
+
+@dataclass(slots=True)
+class Answered:
+    """What came of a worker's answers.
+
+    Attributes:
+        outcomes: Whom to tell.
+        waited_s: How long each request took, from its caller's call.
+        error: What was wrong with one, after which the worker must not be believed.
+        is_told: Whether the request that this concerns is among the outcomes; else it is the worker's oldest.
+    """
+
+    outcomes: list[Outcome]
+    waited_s: list[float]
+    error: PoolError | None
+    is_told: bool = False
+
+
+@dataclass
+class Copied:
+    """Bytes of tensors that were copied on the way in and out."""
+
+    in_bytes: int = 0
+    out_bytes: int = 0
+
+
+@dataclass
+class Exchange:
+    """The requests of a pool.
+
+    Args:
+        signatures: What the models take and give, by name.
+        arena: The shared memory.
+        send: Writes to a worker's pipe; called with the lock held.
+        watch: Makes the supervisor wake up at a deadline, if it would not anyway.
+        max_pending: Most requests that are not answered yet; who brings another waits.
+    """
+
+    signatures: Mapping[str, Signature]
+    arena: Arena
+    send: Callable[[int, bytes], None]
+    watch: Callable[[float], None]
+    max_pending: int
+    copied: Copied = field(default_factory=Copied)
+    ledger: Ledger = field(default_factory=Ledger)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self._pending: dict[int, _Pending] = {}
+        self._numbers = itertools.count(1)
+        self._reserved = 0  # requests that have their turn and are not in the books yet
+        self._coming = 0  # those of them that are being written, and answers that are being read
+        self._sizes: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._places: dict[int, dict[str, int]] = {}
+        self._closed_by: PipelineError | None = None
+        self._stranded: dict[str, PipelineError] = {}
+        self._waiting_for_memory: OrderedDict[int, int] = OrderedDict()
+        self.supervisor: threading.Thread | None = None
+
+    # What callers do.
+
+    def submit(self, model: str, inputs: Mapping[str, Any], order: Order) -> PoolFuture:
+        """Takes a request, and hands it to a worker if one has room.
+
+        Raises:
+            InvalidRequestError: The inputs are not the model's.
+            PoolError: The pool is closed, has no worker left for the model, or no shared memory.
+            RequestTimeoutError: The deadline passed before there was room for the request.
+            WouldBlock: It would have to wait, and may not.
+        """
+        begun = time.monotonic()
+        deadline = math.inf if order.timeout_s is None else begun + order.timeout_s
+        arrays = check_inputs(self.signatures[model], inputs)
+        shapes = (model, *(array.shape for array in arrays))
+        with self.changed:
+            self._wait_for_turn(model, deadline, order)
+            self._reserved += 1
+            try:
+                layout = plan_layout(arrays, self.arena)
+                message, answer_block = self._allocate(layout, shapes, deadline, order)
+            except BaseException:
+                self._reserved -= 1
+                self.changed.notify_all()
+                raise
+            self._coming += 1
+        pending = self._describe(model, layout, message, answer_block, arrays, shapes, order, begun)
+        try:
+            copied = write_request(layout, arrays, message)
+        except BaseException:
+            with self.changed:
+                self._reserved -= 1
+                self._coming -= 1
+                self._give_back(pending)
+            raise
+        with self.changed:
+            self._reserved -= 1
+            self._coming -= 1
+            self.copied.in_bytes += copied
+            self._admit(pending, deadline, order)
+        return pending.future
+
+    def _admit(self, pending: _Pending, deadline: float, order: Order) -> None:
+        try:
+            self._check_open(pending.model)
+        except PipelineError:
+            self._give_back(pending)
+            raise
+        self._pending[pending.number] = pending
+        is_next = deadline < self.ledger.next_deadline()
+        self.ledger.admit(Request(pending.number, pending.model, deadline, order.retries))
+        self._assign(pending.model)
+        if is_next:
+            self.watch(deadline)
+
+    def empty(self, model: str, name: str, shape: tuple[int, ...], order: Order) -> Array:
+        """Returns an array in shared memory, for a producer to fill.
+
+        Raises:
+            PoolError: There is no shared memory for it, or the pool is closed.
+            RequestTimeoutError: There was none before the deadline.
+        """
+        dtype = self.signatures[model].inputs[name]
+        size = math.prod(shape) * dtype.itemsize
+        deadline = math.inf if order.timeout_s is None else time.monotonic() + order.timeout_s
+        with self.changed:
+            self._check_open(model)
+            while (block := self._try_allocate(max(size, 1))) is None:
+                self._wait_for_memory(size, deadline, order)
+                self._check_open(model)
+        return view_tensor(Lease(block, self.arena.notes).bytes(0, size), dtype, shape)
+
+    def _check_open(self, model: str) -> None:
+        error = self._closed_by or self._stranded.get(model)
+        if error is not None:
+            raise _renew(error)
+
+    def _wait_for_turn(self, model: str, deadline: float, order: Order) -> None:
+        self._check_open(model)
+        while len(self._pending) + self._reserved >= self.max_pending:
+            self._wait(deadline, order, f"{self.max_pending} requests before it")
+            self._check_open(model)
+
+    def _wait(self, deadline: float, order: Order, reason: str) -> None:
+        if not order.may_wait:
+            raise WouldBlock
+        if threading.current_thread() is self.supervisor:
+            raise PoolError(
+                f"a future's callback would have to wait for its own pool\n  got {reason}",
+                hint="submit from another thread",
+            )
+        remaining_s = None if deadline == math.inf else deadline - time.monotonic()
+        if remaining_s is not None and remaining_s <= 0:
+            raise RequestTimeoutError(
+                f"request did not get its turn within {order.timeout_s:g} s\n  got {reason}"
+            )
+        self.changed.wait(None if remaining_s is None else min(remaining_s, threading.TIMEOUT_MAX))
+
+    def _wait_for_memory(self, size: int, deadline: float, order: Order) -> None:
+        if not self._pending and not self._coming:
+            raise NoRoomError(
+                f"shared memory is full\n"
+                f"  expected {size} bytes free of {self.arena.max_bytes}, got the rest held by arrays in use",
+                hint="let go of answers, or ask for copies: run(…, copy=True)",
+            )
+        self._wait(deadline, order, "no shared memory free")
+
+    def _allocate(
+        self, layout: Layout, shapes: tuple[Any, ...], deadline: float, order: Order
+    ) -> tuple[Block, Block | None]:
+        """Returns memory for a request, and for its answer where its size is known and is not small."""
+        expected = self._sizes.get(shapes)
+        inline = 0 if expected is None or expected > _SMALL_ANSWER else expected
+        while True:
+            # Where the answer's size is not known yet, some memory is left for when it is.
+            message = self._try_allocate(layout.size + inline, leave_some=expected is None)
+            if message is not None:
+                if expected is None or inline:
+                    return message, None
+                answer = self._try_allocate(expected)
+                if answer is not None:
+                    return message, answer
+                # Not held while this waits: two that wait for each other would wait for ever.
+                self.arena.release(message)
+                self.changed.notify_all()
+            self._wait_for_memory(layout.size + (expected or 0), deadline, order)
+            self._check_open(shapes[0])
+
+    def _try_allocate(self, size: int, *, leave_some: bool = False) -> Block | None:
+        used = self.arena.use.used_bytes
+        if leave_some and used and used + size > self.arena.max_bytes * _SHARE_OF_MESSAGES:
+            self.arena.collect()
+            used = self.arena.use.used_bytes
+            if used and used + size > self.arena.max_bytes * _SHARE_OF_MESSAGES:
+                return None
+        try:
+            return self.arena.allocate(size)
+        except NoRoomError:
+            if not self._pending and not self._coming:
+                raise
+            return None
+        finally:
+            self._tell_removed()
+
+    def _tell_removed(self) -> None:
+        removed = self.arena.take_removed()
+        if removed:
+            frames = b"".join(encode_frame(Frame(Kind.FORGET, request=number)) for number in removed)
+            for worker in self._places:
+                if self.ledger.seat(worker).is_open:
+                    self.send(worker, frames)
+
+    def _describe(
+        self,
+        model: str,
+        layout: Layout,
+        message: Block,
+        answer_block: Block | None,
+        arrays: list[Array],
+        shapes: tuple[Any, ...],
+        order: Order,
+        begun: float,
+    ) -> _Pending:
+        number = next(self._numbers)
+        segment, offset, size = message.span
+        rest = Span(segment, offset + layout.size, size - layout.size)
+        return _Pending(
+            number=number,
+            model=model,
+            future=PoolFuture(lambda: self._withdraw(number)),
+            message=message,
+            request=Span(segment, offset, layout.size),
+            answer=rest if answer_block is None else answer_block.span,
+            answer_block=answer_block,
+            arrays=arrays,
+            shapes=shapes,
+            copies=order.copies,
+            begun=begun,
+        )
+
+    def _withdraw(self, number: int) -> bool:
+        with self.changed:
+            if self.ledger.withdraw(number) is None:
+                return False
+            self._give_back(self._pending.pop(number))
+            return True
+
+    # With the lock held.
+
+    def _assign(self, model: str | None = None) -> None:
+        now = time.monotonic()
+        for request, worker in self.ledger.assign(now, model):
+            pending = self._pending[request.number]
+            position = self._places[worker][request.model]
+            frame = Frame(Kind.RUN, position, request.number, pending.request, pending.answer)
+            self.send(worker, encode_frame(frame))
+
+    def _give_back(self, pending: _Pending) -> None:
+        """Takes a request's memory back, and lets those know who wait for some."""
+        self._free(pending)
+        self._serve_memory()
+        self.changed.notify_all()
+
+    def _free(self, pending: _Pending) -> None:
+        self.arena.release(pending.message)
+        if pending.answer_block is not None:
+            self.arena.release(pending.answer_block)
+        pending.arrays = []
+
+    def _serve_memory(self) -> None:
+        """Answers the workers that need memory for an answer, as far as there is some or never will be."""
+        for number, size in list(self._waiting_for_memory.items()):
+            request, pending = self.ledger.request(number), self._pending.get(number)
+            if request is None or request.worker is None or pending is None:
+                del self._waiting_for_memory[number]
+                continue
+            try:
+                block, is_hopeless = self._try_allocate(size), self._nobody_runs()
+            except PoolError:
+                block, is_hopeless = None, True
+            if block is not None:
+                self._grant(pending, request.worker, block)
+            elif is_hopeless:
+                self.send(request.worker, encode_frame(Frame(Kind.DENY, request=number)))
+            else:
+                continue
+            del self._waiting_for_memory[number]
+
+    def _grant(self, pending: _Pending, worker: int, block: Block) -> None:
+        if pending.answer_block is not None:
+            self.arena.release(pending.answer_block)
+        pending.answer_block, pending.answer = block, block.span
+        self.send(worker, encode_frame(Frame(Kind.GRANT, 0, pending.number, NOWHERE, block.span)))
+
+    def _nobody_runs(self) -> bool:
+        """Whether every worker that has something to do waits for memory, so that none will be freed."""
+        return not self._coming and all(n in self._waiting_for_memory for n in self.ledger.running())
+
+    # What the supervisor does.
+
+    def add_worker(self, worker: int, models: tuple[str, ...]) -> None:
+        """Makes a worker known with its models, in the order it knows them by."""
+        with self.changed:
+            self.ledger.add_worker(worker, frozenset(models))
+            self._places[worker] = {model: position for position, model in enumerate(models)}
+
+    def open_worker(self, worker: int) -> None:
+        """Lets a worker have requests."""
+        with self.changed:
+            self.ledger.open_worker(worker)
+            self._assign()
+            self.changed.notify_all()
+
+    def done(self, worker: int, frames: list[Frame]) -> Answered:
+        """Takes the answers of a worker, up to the first that is to none of its requests."""
+        ready: list[tuple[Request, _Pending, Frame]] = []
+        answered = Answered([], [], None)
+        with self.changed:
+            now = time.monotonic()
+            try:
+                for frame in frames:
+                    request = self.ledger.answer(worker, frame.request, now, service_s=frame.extra / 1e9)
+                    self._waiting_for_memory.pop(frame.request, None)
+                    ready.append((request, self._pending.pop(frame.request), frame))
+            except PoolError as wrong:
+                answered.error = wrong
+            self._coming += len(ready)
+            self._assign()
+        for request, pending, frame in ready:
+            answered.waited_s.append(now - pending.begun)
+            self._read_answer(request, pending, frame, answered)
+        with self.changed:
+            self._coming -= len(ready)
+            for _, pending, frame in ready:
+                self.copied.out_bytes += frame.second.size
+                if pending.is_lent:
+                    self.arena.release(pending.message)  # the answer's own block is its holder's now
+                    pending.arrays = []
+                else:
+                    self._free(pending)
+            self._serve_memory()
+            self.changed.notify_all()
+        return answered
+
+    def _read_answer(self, request: Request, pending: _Pending, frame: Frame, answered: Answered) -> None:
+        if request.is_abandoned:
+            return
+        try:
+            outcome = Outcome(pending.future, None, self._collect(pending, frame))
+        except MemoryError:  # this process's own trouble
+            outcome = Outcome(pending.future, PoolError("no memory for an answer"))
+        except Exception as error:  # noqa: BLE001 - whatever the worker wrote, it must not end the thread that reads it
+            wrong = error if isinstance(error, PoolError) else PoolError(f"unreadable answer\n  {error}")
+            outcome = Outcome(pending.future, wrong)
+            answered.error, answered.is_told = answered.error or wrong, True
+        answered.outcomes.append(outcome)
+
+    def _collect(self, pending: _Pending, frame: Frame) -> Answer:
+        headers = self._check_answer(pending, frame)
+        size = frame.first.size
+        if self._sizes.get(pending.shapes) != size:
+            self._remember(pending.shapes, size)
+        names = tuple(self.signatures[pending.model].outputs)
+        block = pending.answer_block or pending.message
+        views = {
+            names[header.position]: view_tensor(
+                block.part(header.offset, header.size_bytes), header.dtype, header.shape
+            )
+            for header in headers
+        }
+        # Behind a request there is a small answer, for which its inputs are not to be held.
+        if pending.answer_block is None or pending.copies or size <= _SMALL_ANSWER:
+            if size > _SMALL_ANSWER:
+                self.copied.out_bytes += sum(view.nbytes for view in views.values())
+            return {name: view.copy() for name, view in views.items()}
+        lease = Lease(block, self.arena.notes)
+        pending.is_lent = True
+        return {
+            names[header.position]: view_tensor(
+                lease.bytes(header.offset - block.span.offset, header.size_bytes), header.dtype, header.shape
+            )
+            for header in headers
+        }
+
+    def _check_answer(self, pending: _Pending, frame: Frame) -> list[TensorHeader]:
+        """Returns the headers of an answer; they were written by a process that may not be trusted."""
+        _check_inside(frame.first, pending.answer)
+        block = pending.answer_block or pending.message
+        headers = decode_headers(block.part(frame.first.offset, frame.first.size).data)
+        expected = list(self.signatures[pending.model].outputs.values())
+        if [header.dtype for header in headers] != expected or any(
+            header.position != index for index, header in enumerate(headers)
+        ):
+            raise PoolError(
+                f"answer of {pending.model} has other outputs than the model\n"
+                f"  expected {len(expected)}, got {[str(header.dtype) for header in headers]}"
+            )
+        for header in headers:
+            if header.size_bytes:
+                _check_inside(Span(header.segment, header.offset, header.size_bytes), pending.answer)
+        return headers
+
+    def _remember(self, shapes: tuple[Any, ...], size: int) -> None:
+        with self.changed:
+            self._sizes[shapes] = size
+            if len(self._sizes) > _REMEMBERED:
+                self._sizes.popitem(last=False)
+
+    def failed(self, worker: int, number: int, error: PipelineError) -> Outcome | None:
+        """Takes a worker's word that a request failed, and returns whom to tell.
+
+        Raises:
+            PoolError: That was none of its requests.
+        """
+        with self.changed:
+            request = self.ledger.answer(worker, number, time.monotonic())
+            pending = self._pending.pop(number)
+            self._waiting_for_memory.pop(number, None)
+            self._assign()
+            self._give_back(pending)
+        return None if request.is_abandoned else Outcome(pending.future, error)
+
+    def need(self, worker: int, number: int, size: int) -> None:
+        """Gives a worker memory for an answer, now or when there is some, or tells it that there is none.
+
+        Raises:
+            PoolError: That was none of its requests.
+        """
+        with self.changed:
+            request = self.ledger.request(number)
+            if request is None or request.worker != worker:
+                raise PoolError(f"memory wanted for a request of another\n  got {number}")
+            self._waiting_for_memory[number] = size
+            self._serve_memory()
+
+    def lose(self, worker: int, error: PipelineError, *, is_blamed: bool) -> list[Outcome]:
+        """Takes back what a dead worker had, and returns whom to tell.
+
+        Args:
+            worker: Who died; it writes no more.
+            error: What its oldest request fails with, unless that may be tried again.
+            is_blamed: Whether that is what it died of, if it had begun with it.
+        """
+        outcomes = []
+        with self.changed:
+            numbers = list(self.ledger.seat(worker).sent)
+            for number in numbers:
+                self._waiting_for_memory.pop(number, None)
+            begun = bool(numbers) and self._was_begun(self._pending[numbers[0]])
+            loss = self.ledger.lose(worker, blames_oldest=is_blamed and begun)
+            for number in numbers:
+                if number == loss.retried or number in loss.requeued:
+                    self._mark_new(self._pending[number])
+                    continue
+                pending = self._pending.pop(number)
+                self._free(pending)
+                if number == loss.failed:
+                    outcomes.append(Outcome(pending.future, error))
+            self._assign()
+            self._serve_memory()
+            self.changed.notify_all()
+        return outcomes
+
+    def _was_begun(self, pending: _Pending) -> bool:
+        return bool(pending.message.part(pending.request.offset + TAKEN_AT, 1)[0])
+
+    def _mark_new(self, pending: _Pending) -> None:
+        pending.message.part(pending.request.offset + TAKEN_AT, 1)[0] = 0
+
+    def strand(self, model: str, error: PipelineError) -> list[Outcome]:
+        """Fails what waits for a model that no worker serves any more, and all that will be asked of it."""
+        with self.changed:
+            self._stranded[model] = error
+            pendings = [self._pending.pop(number) for number in self.ledger.strand(model)]
+            for pending in pendings:
+                self._free(pending)
+            self._serve_memory()
+            self.changed.notify_all()
+        return [Outcome(pending.future, _renew(error)) for pending in pendings]
+
+    def expire(self) -> list[Outcome]:
+        """Returns whom to tell that their deadline has passed."""
+        outcomes = []
+        with self.changed:
+            for request in self.ledger.expire(time.monotonic()):
+                pending = self._pending[request.number]
+                where = (
+                    "waiting for a worker" if request.worker is None else f"worker {request.worker} has it"
+                )
+                within_s = request.deadline - pending.begun
+                error = RequestTimeoutError(
+                    f"request to {request.model} took too long\n"
+                    f"  expected an answer within {within_s:.3g} s, got none; {where}"
+                )
+                if request.worker is None:
+                    self._give_back(self._pending.pop(request.number))
+                outcomes.append(Outcome(pending.future, error))
+            if outcomes:
+                self.changed.notify_all()
+        return outcomes
+
+    def close(self, error: PipelineError) -> None:
+        """Takes no more requests; those that were taken go on."""
+        with self.changed:
+            self._closed_by = self._closed_by or error
+            self.changed.notify_all()
+
+    @property
+    def closed_error(self) -> PipelineError:
+        """What requests of a closed pool fail with; a new one each time."""
+        return _renew(self._closed_by or PoolClosedError("pool was closed"))
+
+    def abort(self) -> list[Outcome]:
+        """Takes every request out of the books, and returns whom to tell; workers must be gone."""
+        outcomes = []
+        with self.changed:
+            for number in list(self._pending):
+                request, pending = self.ledger.request(number), self._pending.pop(number)
+                self._free(pending)
+                if request is None or not request.is_abandoned:
+                    outcomes.append(Outcome(pending.future, self.closed_error))
+            self.changed.notify_all()
+        return outcomes
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Waits until every request that somebody waits for is answered, and says whether that came about."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: not self._reserved and not self._coming and self.ledger.is_idle(), timeout_s
+            )
+
+    @property
+    def memory(self) -> ArenaUse:
+        """How much shared memory there is."""
+        with self.changed:
+            self.arena.collect()
+            return self.arena.use
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many requests are not answered yet, and how many of those no worker has."""
+        with self.changed:
+            return len(self._pending), self.ledger.waiting
+
+
+def _renew(error: PipelineError) -> PipelineError:
+    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
+    return type(error)(error.message, hint=error.hint)
+
+
+def _check_inside(span: Span, outer: Span) -> None:
+    inside = (
+        span.segment == outer.segment
+        and span.offset >= outer.offset
+        and span.offset + span.size <= outer.offset + outer.size
+    )
+    if not inside:
+        raise PoolError(f"answer lies outside of its memory\n  expected inside {outer}, got {span}")

@@ -1,0 +1,124 @@
+"""What surrounds each worker: its environment, its share of the threads, the processors it is kept to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.runtime.pool.devices import Device
+from pipeline.runtime.session import SessionPlan
+
+_NODES = Path("/sys/devices/system/node")
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where and how one worker runs.
+
+    Attributes:
+        device: Its device.
+        device_id: CUDA ordinal inside the worker, which sees its own GPU alone; None on the CPU.
+        environment: Variables set before ONNX Runtime is imported.
+        threads: Most threads of each kind that a session may have; None leaves what is recorded.
+        may_spin: Whether idle threads may spin: not where others need the core.
+        processors: Those it is kept to; None for all.
+    """
+
+    device: Device
+    device_id: int | None
+    environment: Mapping[str, str]
+    threads: int | None
+    may_spin: bool
+    processors: tuple[int, ...] | None
+
+
+def plan_workplaces(
+    devices: Sequence[Device],
+    *,
+    workers_per_device: int,
+    processors: Sequence[int],
+    nodes: Sequence[Sequence[int]],
+    visible: str | None,
+    threads: int | None = None,
+) -> tuple[Workplace, ...]:
+    """Divides a machine among workers, device by device.
+
+    Args:
+        devices: The devices.
+        workers_per_device: How many workers each gets.
+        processors: Those this process may run on.
+        nodes: The processors of every NUMA node, as `read_numa_nodes` returns them.
+        visible: This process's `CUDA_VISIBLE_DEVICES`; None if it is not set.
+        threads: Threads per worker, if the caller knows better.
+    """
+    count = len(devices) * workers_per_device
+    usable = [tuple(sorted(set(node) & set(processors))) for node in nodes]
+    usable = [node for node in usable if node]
+    share = max(1, len(processors) // count)
+    places = []
+    for index in range(count):
+        device = devices[index // workers_per_device]
+        # Several nodes: a worker stays on one, since memory of another is slower. One: the kernel knows best.
+        node = usable[index * len(usable) // count] if len(usable) > 1 and count > 1 else None
+        places.append(
+            Workplace(
+                device=device,
+                device_id=None if device.kind == "cpu" else 0,
+                environment=_environment(device, visible),
+                threads=threads if threads is not None else share if count > 1 else None,
+                may_spin=count == 1,
+                processors=node,
+            )
+        )
+    return tuple(places)
+
+
+def _environment(device: Device, visible: str | None) -> dict[str, str]:
+    if device.kind == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}  # else a bundle that prefers CUDA would have it
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    token = names[device.ordinal] if device.ordinal < len(names) else str(device.ordinal)
+    return {"CUDA_VISIBLE_DEVICES": token, "CUDA_MODULE_LOADING": "LAZY"}
+
+
+def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> SessionPlan:
+    """Returns a plan that takes no more than a worker's share of the machine.
+
+    Args:
+        plan: As the bundle records it.
+        threads: Most threads within and between operators; a plan that asks for fewer keeps its number.
+        may_spin: Whether its idle threads may spin, if the plan lets them.
+    """
+    attributes = dict(plan.session_options.attributes)
+    if threads is not None:
+        for name in ("intra_op_num_threads", "inter_op_num_threads"):
+            asked = attributes.get(name, 0)
+            is_parallel = name.startswith("intra") or name in attributes
+            if is_parallel and (not isinstance(asked, int) or asked <= 0 or asked > threads):
+                attributes[name] = threads
+    entries = dict(plan.session_options.config_entries)
+    if not may_spin:
+        entries.update(dict.fromkeys(_SPINNING, "0"))
+    options = replace(plan.session_options, attributes=attributes, config_entries=entries)
+    return replace(plan, session_options=options)
+
+
+def read_numa_nodes() -> tuple[tuple[int, ...], ...]:
+    """Returns the processors of every NUMA node; nothing where the system does not tell."""
+    nodes = []
+    for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        with suppress(OSError, ValueError):
+            nodes.append(parse_processors((folder / "cpulist").read_text(encoding="ascii")))
+    return tuple(node for node in nodes if node)
+
+
+def parse_processors(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a list as the kernel writes it: `0-3,8`."""
+    numbers: list[int] = []
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
+        numbers.extend(range(int(low), int(high or low) + 1))
+    return tuple(numbers)

@@ -1,0 +1,68 @@
+"""`ortprep place` and `ortprep serve-check` on real bundles, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.prepare.project import Project
+from tests.runtime.bundles import write_bundle
+from tests.runtime.pool.pool_bundles import write_doubling, write_model_bundle
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_serve_check_drives_every_worker_and_checks_every_answer(project: Project) -> None:
+    write_bundle(project.root / "artifacts" / "linear")
+    options = ("--devices", "cpu", "--workers-per-device", "2", "--requests", "200")
+    done = project.run("serve-check", "linear", *options)
+    assert done.code == 0, done.err
+    assert "200 requests" in done.out
+    assert "0 answered wrongly, 0 failed" in done.out
+    assert "cpu/0" in done.out
+    assert "cpu/1: ready" in done.err
+    found = json.loads(project.run("serve-check", "linear", *options, "--json").out)
+    assert found["drive"]["wrong"] == found["drive"]["failed"] == 0
+    assert sum(worker["served"] for worker in found["pool"]["workers"]) == 200
+
+
+def test_serve_check_of_a_model_that_answers_wrongly_fails(project: Project) -> None:
+    x = np.ones((2, 2), np.float32)
+    both = {"float": ("float32", ("a", "b"))}
+    write_model_bundle(
+        project.root / "artifacts" / "liar",
+        {"y": ("Add", ("x", "x"))},
+        {"x": both["float"]},
+        {"y": both["float"]},
+        {"input:x": x, "output:y": 3 * x},
+    )
+    done = project.run("serve-check", "liar", "--devices", "cpu")
+    assert done.code == 4
+    assert "does not answer as recorded" in done.err
+
+
+def test_place_says_where_and_why(project: Project) -> None:
+    write_bundle(project.root / "artifacts" / "linear")
+    write_doubling(project.root / "artifacts" / "doubling")
+    done = project.run("place", "linear", "doubling", "--devices", "cpu")
+    assert done.code == 0, done.err
+    assert "linear" in done.out
+    assert "which had least to do" in done.out
+    found = json.loads(project.run("place", "linear", "doubling", "--json").out)
+    assert sorted(found["placement"]["assignments"][0]["models"]) == ["doubling", "linear"]
+
+
+def test_what_is_not_there_is_an_error_with_a_command(project: Project) -> None:
+    done = project.run("serve-check", "nosuch")
+    assert done.code == 3
+    assert "hint: ortprep prepare nosuch" in done.err
+    write_bundle(project.root / "artifacts" / "linear")
+    done = project.run("serve-check", "linear", "--devices", "cuda:99")
+    assert done.code == 1
+    assert "no such device" in done.err

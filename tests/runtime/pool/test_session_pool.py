@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import (
+    InvalidRequestError,
+    PoolClosedError,
+    PoolError,
+    RequestTimeoutError,
+    RunError,
+)
+from pipeline.runtime import SessionPool, WorkerEvent
+from pipeline.runtime.pool.process import StartMethod
+from tests.runtime.pool import bad_workers
+from tests.runtime.pool.conftest import batch
+from tests.runtime.pool.pool_bundles import write_doubling, write_finding, write_model_bundle
+
+pytestmark = pytest.mark.runtime
+BAD = "tests.runtime.pool.bad_workers:goes_wrong_when_asked"
+
+
+def test_a_pool_answers_as_its_model_does(bundle: Path, method: StartMethod) -> None:
+    with SessionPool(bundle, devices="cpu", workers_per_device=2, start_method=method) as pool:
+        for size in (0, 1, 5, 100_000):
+            answer = pool.run(batch(size=size) if size else {"x": np.empty((1, 0), np.float32)})
+            assert list(answer) == ["y"]
+            expected = batch(size=size)["x"] * 2 if size else np.empty((1, 0))
+            np.testing.assert_array_equal(answer["y"], expected)
+        stats = pool.stats()
+        assert [worker.state for worker in stats.workers] == ["ready", "ready"]
+        assert sum(worker.served for worker in stats.workers) == 4
+        assert {worker.name for worker in stats.workers} == {"cpu/0", "cpu/1"}
+        for worker in stats.workers:
+            assert {"import", "doubling"} <= worker.phases_s.keys()
+            assert worker.start_s is not None
+            assert worker.variants == {"doubling": "cpu"}
+    assert [worker.state for worker in pool.stats().workers] == ["stopped", "stopped"]
+
+
+def test_requests_of_many_threads_get_their_own_answers(bundle: Path) -> None:
+    with (
+        SessionPool(bundle, devices="cpu", workers_per_device=2) as pool,
+        ThreadPoolExecutor(16) as threads,
+    ):
+
+        def ask(number: int) -> bool:
+            x = np.full((1 + number % 7, 50), number, np.float32)
+            return bool((pool.run({"x": x})["y"] == 2 * number).all())
+
+        assert all(threads.map(ask, range(2000)))
+        assert pool.stats().pending == 0
+
+
+def test_filled_in_place_nothing_is_copied(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", max_shared_bytes=2**28) as pool:
+        x = pool.empty("x", (1024, 1024))
+        assert x.dtype == np.float32
+        for value in (1, 2, 3):
+            x[...] = value
+            y = pool.run({"x": x})["y"]
+            assert (y == 2 * value).all()
+        # The first answers come before the shapes of outputs are known.
+        before = pool.stats()
+        y = pool.run({"x": x})["y"]
+        z = pool.run({"x": y})["y"]
+        half = pool.run({"x": x[:512]})["y"]
+        after = pool.stats()
+        assert (z == 12).all()
+        assert (half == 6).all()
+        assert before.copied_in_bytes == after.copied_in_bytes == 0
+        assert after.copied_out_bytes - before.copied_out_bytes == half.nbytes
+
+
+def test_an_answer_is_its_holders_as_long_as_they_hold_it(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", max_shared_bytes=2**28) as pool:
+        answers = [pool.run({"x": np.full((64, 1024), n, np.float32)})["y"] for n in range(8)]
+        part = answers[3][5:7, ::2]
+        del answers[3]
+        gc.collect()
+        for n in range(20, 30):
+            pool.run({"x": np.full((64, 1024), n, np.float32)})
+        assert (part == 6).all()
+        assert [int(answer[0, 0]) for answer in answers] == [0, 2, 4, 8, 10, 12, 14]
+        held = pool.stats().used_bytes
+        del part, answers
+        gc.collect()
+        assert pool.stats().used_bytes == 0 < held
+        kept = pool.run({"x": np.ones((64, 1024), np.float32)})["y"]
+    assert (kept == 2).all()
+
+
+def test_copies_are_ordinary_arrays(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu") as pool:
+        y = pool.run({"x": np.ones((64, 1024), np.float32)}, copy=True)["y"]
+        assert y.base is None or y.base.base is None
+        assert pool.stats().used_bytes == 0
+
+
+def test_answers_that_are_held_fill_the_memory_and_say_so(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", max_shared_bytes=4 * 2**20) as pool:
+        held = []
+
+        def fill() -> None:
+            for _ in range(20):
+                held.append(pool.run({"x": np.ones((256, 1024), np.float32)}))
+
+        with pytest.raises(PoolError, match="shared memory"):
+            fill()
+        held.clear()
+        gc.collect()
+        assert (pool.run({"x": np.ones((256, 1024), np.float32)})["y"] == 2).all()
+        with pytest.raises(PoolError, match="does not fit"):
+            pool.run({"x": np.ones((4096, 1024), np.float32)})
+
+
+def test_shapes_that_depend_on_values_are_answered_too(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    with SessionPool(write_finding(tmp_path / "finding"), devices="cpu") as pool:
+        for density in (0.5, 0.5, 0.1, 0.9, 0.0, 0.5):
+            x = (generator.random((200, 300)) < density).astype(np.float32)
+            answer = pool.run({"x": x})
+            np.testing.assert_array_equal(answer["y"], np.nonzero(x))
+            np.testing.assert_array_equal(answer["z"], -x)
+
+
+def test_inputs_are_checked_by_name_and_type(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu") as pool:
+        with pytest.raises(InvalidRequestError, match=r"expected x, got missing x; unknown z"):
+            pool.run({"z": np.ones((1, 1), np.float32)})
+        with pytest.raises(InvalidRequestError, match="expected float32, got float64"):
+            pool.run({"x": np.ones((1, 1))})
+        with pytest.raises(InvalidRequestError, match="expected float32, got <U1"):
+            pool.run({"x": np.array([["a"]])})
+        with pytest.raises(RunError, match=r"Invalid rank(?s:.)*INVALID|INVALID(?s:.)*[Rr]ank"):
+            pool.run({"x": np.ones(3, np.float32)})
+        with pytest.raises(InvalidRequestError, match="has no input 'y'"):
+            pool.empty("y", (1,))
+        with pytest.raises(InvalidRequestError, match="which model"):
+            pool.run({}, model="other")
+        assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+        assert pool.stats().used_bytes == 0
+
+
+def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", workers_per_device=2) as pool:
+        drawn = []
+
+        def batches() -> object:
+            for n in itertools.count():
+                drawn.append(n)
+                yield batch(n)
+
+        answers = pool.map(batches(), in_flight=5)  # type: ignore[arg-type]
+        for n in range(50):
+            assert next(answers)["y"][0, 0] == 2 * n
+            assert len(drawn) <= n + 5
+        answers.close()  # type: ignore[attr-defined]
+        got = {float(a["y"][0, 0]) for a in pool.map([batch(n) for n in range(40)], ordered=False)}
+        assert got == {2.0 * n for n in range(40)}
+
+
+def test_asyncio_awaits_answers(bundle: Path) -> None:
+    async def ask(pool: SessionPool) -> list[float]:
+        answers = await asyncio.gather(*(pool.arun(batch(n)) for n in range(100)))
+        return [float(answer["y"][0, 0]) for answer in answers]
+
+    with SessionPool(bundle, devices="cpu", max_pending=4) as pool:
+        assert asyncio.run(ask(pool)) == [2.0 * n for n in range(100)]
+
+
+def test_a_batch_is_split_and_comes_back_in_order(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", workers_per_device=2) as pool:
+        x = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
+        for parts in (None, 1, 3, 7, 100):
+            np.testing.assert_array_equal(pool.run_split({"x": x}, parts=parts)["y"], 2 * x)
+        with pytest.raises(InvalidRequestError, match="cannot split"):
+            pool.run_split({"x": np.empty((0, 5), np.float32)})
+
+
+def test_an_output_without_batch_cannot_be_put_together(tmp_path: Path) -> None:
+    with (
+        SessionPool(write_finding(tmp_path / "finding"), devices="cpu") as pool,
+        pytest.raises(PoolError, match="cannot be put together"),
+    ):
+        pool.run_split({"x": np.ones((6, 2), np.float32)}, parts=2)
+
+
+def test_several_models_are_routed_and_run_together(tmp_path: Path) -> None:
+    negative = write_model_bundle(
+        tmp_path / "negative",
+        {"z": ("Neg", ("x",))},
+        {"x": ("float32", ("a", "b"))},
+        {"z": ("float32", ("a", "b"))},
+        {"input:x": np.ones((1, 1), np.float32), "output:z": -np.ones((1, 1), np.float32)},
+    )
+    bundles = {"twice": write_doubling(tmp_path / "doubling"), "minus": negative}
+    with SessionPool(bundles, devices="cpu", workers_per_device=2) as pool:
+        assert pool.models == ("twice", "minus")
+        x = np.full((64, 1024), 3, np.float32)
+        answers = pool.run_all({"x": x})
+        assert (answers["twice"]["y"] == 6).all()
+        assert (answers["minus"]["z"] == -3).all()
+        assert pool.stats().copied_in_bytes == x.nbytes  # once for both
+        assert (pool.run({"x": x}, model="minus")["z"] == -3).all()
+        with pytest.raises(InvalidRequestError, match="which model"):
+            pool.run({"x": x})
+        with pytest.raises(InvalidRequestError, match="'w'"):
+            pool.run_all({"x": x, "w": x})
+
+
+def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD) as pool:
+        running = pool.submit(batch(bad_workers.SLOW))
+        others = [pool.submit(batch(n)) for n in range(5)]
+        assert not running.cancel()
+        assert others[-1].cancel()
+        assert others[-1].cancelled()
+        with pytest.raises(CancelledError):
+            others[-1].result()
+        assert [float(other.result()["y"][0, 0]) for other in others[:-1]] == [0, 2, 4, 6]
+        assert running.result()["y"].shape == (1, 4)
+        assert not running.cancel()
+        assert pool.stats().used_bytes == 0
+
+
+def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD) as pool:
+        begun = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match="worker 0 has it"):
+            pool.run(batch(bad_workers.SLOW), timeout_s=0.1)
+        blocking = [pool.submit(batch(bad_workers.SLOW)) for _ in range(3)]
+        with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
+            pool.run(batch(), timeout_s=0.1)
+        assert time.monotonic() - begun < 5
+        for future in blocking:
+            future.result()
+        assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+        assert pool.stats().used_bytes == 0
+
+
+def test_who_brings_too_much_waits_or_gives_up(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD, max_pending=2) as pool:
+        futures = [pool.submit(batch(bad_workers.SLOW)) for _ in range(2)]
+        with pytest.raises(RequestTimeoutError, match="2 requests before it"):
+            pool.submit(batch(), timeout_s=0.05)
+        assert pool.run(batch(5))["y"][0, 0] == 10
+        assert all(future.result() for future in futures)
+
+
+def test_a_callback_that_would_wait_for_its_own_pool_is_told(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD, max_pending=1) as pool:
+        told: list[BaseException] = []
+        done = threading.Event()
+
+        def submit_again(_: object) -> None:
+            others = []
+            try:
+                for _ in range(3):
+                    others.append(pool.submit(batch()))
+            except PoolError as error:
+                told.append(error)
+            done.set()
+
+        pool.submit(batch(bad_workers.SLOW)).add_done_callback(submit_again)
+        assert done.wait(10)
+        assert "callback" in str(told[0])
+
+
+def test_close_answers_what_was_taken_and_takes_nothing_more(bundle: Path) -> None:
+    pool = SessionPool(bundle, devices="cpu", worker=BAD)
+    futures = [pool.submit(batch(bad_workers.SLOW)) for _ in range(3)]
+    pool.close()
+    assert all(future.done() and future.result() for future in futures)
+    with pytest.raises(PoolClosedError, match="closed"):
+        pool.run(batch())
+    with pytest.raises(PoolClosedError):
+        pool.empty("x", (1, 1))
+    pool.close()
+
+
+def test_a_hard_stop_fails_what_was_taken(bundle: Path) -> None:
+    pool = SessionPool(bundle, devices="cpu", worker=BAD)
+    futures = [pool.submit(batch(bad_workers.HANG)) for _ in range(5)]
+    begun = time.monotonic()
+    pool.close(drain=False)
+    assert time.monotonic() - begun < 2
+    for future in futures:
+        assert isinstance(future.exception(), PoolClosedError)
+
+
+def test_close_gives_up_waiting_when_told_to(bundle: Path) -> None:
+    pool = SessionPool(bundle, devices="cpu", worker=BAD)
+    future = pool.submit(batch(bad_workers.HANG))
+    pool.close(timeout_s=0.1)
+    assert isinstance(future.exception(), PoolClosedError)
+
+
+def test_a_pool_that_is_forgotten_ends_its_workers(bundle: Path) -> None:
+    pool = SessionPool(bundle, devices="cpu")
+    pool.run(batch())
+    del pool
+    gc.collect()
+
+
+def test_an_exception_in_the_block_stops_at_once(bundle: Path) -> None:
+    pool = SessionPool(bundle, devices="cpu", worker=BAD)
+    future = pool.submit(batch(bad_workers.HANG))
+    with pytest.raises(KeyboardInterrupt), pool:
+        raise KeyboardInterrupt
+    assert isinstance(future.exception(), PoolClosedError)
+
+
+def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle: Path, method: StartMethod) -> None:
+    events: list[WorkerEvent] = []
+
+    def watch(event: WorkerEvent) -> None:
+        events.append(event)
+        raise RuntimeError("a careless observer")
+
+    with SessionPool(bundle, devices="cpu", observer=watch, start_method=method) as pool:
+        pool.run(batch())
+    assert [(event.state, event.phase) for event in events] == [
+        ("starting", ""),
+        ("starting", "import"),
+        ("starting", "doubling"),
+        ("ready", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": "tpu"}, "bad device"),
+        ({"workers_per_device": 0}, "workers_per_device"),
+        ({"min_ready": 2}, "min_ready"),
+        ({"max_pending": 0}, "max_pending"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_started(
+    bundle: Path, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        SessionPool(bundle, **{"devices": "cpu", **arguments})  # type: ignore[arg-type]
+
+
+def test_plans_that_need_binding_are_served(tmp_path: Path) -> None:
+    path = write_doubling(tmp_path / "bound", io_binding=True)
+    with SessionPool(path, devices="cpu") as pool:
+        for n, size in itertools.product(range(5), (4, 9, 100_000)):
+            assert (pool.run(batch(n, size))["y"] == 2 * batch(n, size)["x"]).all()
