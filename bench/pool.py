@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,6 +50,7 @@ LARGE = (16, 1024, 1024)
 SMALL = (1, 1024)
 WORKERS = 2
 START_WORKERS = 4
+CORES = len(os.sched_getaffinity(0))
 START_BYTES = 512 * 2**20
 
 _TRIVIAL = """\
@@ -124,17 +125,23 @@ def executor_of(bundle: Path, workers: int) -> Iterator[ProcessPoolExecutor]:
 
 def windowed(submit: Callable[[], Future[Any]], requests: int, in_flight: int) -> float:
     """Returns the seconds that so many requests take, so many at a time."""
+    room, failed = threading.Semaphore(in_flight), []
+
+    def end(future: Future[Any]) -> None:
+        if future.exception() is not None:
+            failed.append(future)
+        room.release()
+
     started = time.perf_counter()
-    running: set[Future[Any]] = set()
     for _ in range(requests):
-        if len(running) >= in_flight:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-        running.add(submit())
-    for future in running:
+        room.acquire()
+        submit().add_done_callback(end)
+    for _ in range(in_flight):
+        room.acquire()
+    elapsed_s = time.perf_counter() - started
+    for future in failed:
         future.result()
-    return time.perf_counter() - started
+    return elapsed_s
 
 
 def blocking(call: Callable[[], Any], requests: int, threads: int) -> float:
@@ -244,10 +251,12 @@ def open_in_threads(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
-    """Four workers on a large model: at once, one after the other, as threads; and what each takes."""
-    seconds: dict[str, list[float]] = {
-        name: [] for name in ("one", "processes", "sequential", "threads", "threads_one")
-    }
+    """Four workers on a large model: at once, one after the other, as threads; and what each takes.
+
+    And as many workers as there are cores, where those are fewer: more cannot start in parallel.
+    """
+    names = ("one", "processes", "as_many_as_cores", "sequential", "threads", "threads_one")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     private_mb: list[float] = []
     for _ in range(rounds):
         started = time.perf_counter()
@@ -259,6 +268,9 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
             workers = [worker.private_bytes or 0 for worker in pool.stats().workers]
             private_mb = [size / 2**20 for size in workers]
         started = time.perf_counter()
+        with SessionPool(bundle, devices="cpu", workers_per_device=min(CORES, START_WORKERS), threads=1):
+            seconds["as_many_as_cores"].append(time.perf_counter() - started)
+        started = time.perf_counter()
         for _ in range(START_WORKERS):
             with SessionPool(bundle, devices="cpu", threads=1):
                 pass
@@ -269,6 +281,8 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
     one = median(seconds["one"])
     return {
         "workers": START_WORKERS,
+        "cores": CORES,
+        "as_many_as_cores_ratio": median(seconds["as_many_as_cores"]) / one,
         "model_bytes": START_BYTES,
         "seconds": seconds,
         "processes_ratio": median(seconds["processes"]) / one,
@@ -339,10 +353,14 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
     """Measures everything."""
     prepare(artifacts)
     trivial, large = artifacts / "trivial", artifacts / "large"
-    with SessionPool(trivial, devices="cpu", workers_per_device=WORKERS) as pool:
-        with executor_of(trivial, WORKERS) as executor:
-            big = measure_large(pool, executor, rounds)
-            small = measure_small(pool, executor, rounds)
+    with (
+        SessionPool(trivial, devices="cpu", workers_per_device=WORKERS) as pool,
+        executor_of(trivial, WORKERS) as executor,
+    ):
+        big = measure_large(pool, executor, rounds)
+        small = measure_small(pool, executor, rounds)
+        shared = measure_overhead(pool, trivial, rounds)
+    with SessionPool(trivial, devices="cpu") as pool:
         overhead = measure_overhead(pool, trivial, rounds)
     start = measure_start(large, rounds)
     storms = weather_storm(trivial, storm)
@@ -351,7 +369,7 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         "small_requests": small["window_ratio"],
         "overhead_us": overhead["overhead_us"],
         "copied_in_place_bytes": float(big["copied_in_bytes_of_20"] + big["copied_out_bytes_of_20"]),
-        "parallel_start": start["processes_ratio"],
+        "parallel_start": start["as_many_as_cores_ratio"],
         "further_worker_memory": start["further_worker_share"],
         "storm_failures": float(storms["failures"] + len(storms["segments_left"])),
     }
@@ -365,6 +383,7 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         "large": big,
         "small": small,
         "overhead": overhead,
+        "overhead_with_a_worker_per_core": shared,
         "start": start,
         "storm": storms,
     }

@@ -16,7 +16,14 @@ from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTi
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
 from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture
 from pipeline.runtime.pool.requests import Signature
-from pipeline.runtime.pool.tensor_headers import TAKEN_AT, TensorHeader, decode_headers, encode_headers
+from pipeline.runtime.pool.tensor_headers import (
+    HERE,
+    TAKEN_AT,
+    HeaderReader,
+    TensorHeader,
+    encode_headers,
+    size_of,
+)
 from pipeline.runtime.pool.wire import NOWHERE, Frame, FrameReader, Kind, Span
 
 _FLOAT = np.dtype(np.float32)
@@ -74,8 +81,9 @@ class Office:
         return frame
 
     def compute(self, frame: Frame) -> NDArray[np.float32]:
-        (header,) = decode_headers(self.bytes_of(frame.first).tobytes())
-        x = self.bytes_of(Span(header.segment, header.offset, header.size_bytes)).view(np.float32)
+        block = self.bytes_of(frame.first)
+        (header,) = HeaderReader().read(block)
+        x = block[header.offset : header.offset + header.size].view(np.float32)
         return 2 * x
 
     def answer(self, worker: int = 0) -> None:
@@ -94,7 +102,7 @@ class Office:
         self.finish(worker, frame, y, span)
 
     def finish(self, worker: int, frame: Frame, y: NDArray[np.float32], span: Span) -> None:
-        header = TensorHeader(0, _FLOAT, y.shape, span.segment, span.offset + 64)
+        header = TensorHeader(0, _FLOAT, y.shape, HERE, 64, y.nbytes)
         text = encode_headers([header])
         self.bytes_of(span)[: len(text)] = np.frombuffer(text, np.uint8)
         self.bytes_of(span)[64 : 64 + y.nbytes] = y.view(np.uint8)
@@ -201,7 +209,7 @@ def test_an_answer_of_a_shape_that_cannot_be_is_an_error_and_gives_nothing_back_
     frame = office.begin()
     office.exchange.need(0, frame.request, 400_064)
     span = office.frames[0].pop().second
-    text = encode_headers([TensorHeader(0, _FLOAT, shape, span.segment, span.offset + 64)])
+    text = encode_headers([TensorHeader(0, _FLOAT, shape, HERE, 64, size_of(_FLOAT, shape))])
     office.bytes_of(span)[: len(text)] = np.frombuffer(text, np.uint8)
     assert office.deliver(0, Frame(Kind.DONE, 0, frame.request, Span(span.segment, span.offset, 400_064)))
     assert isinstance(future.exception(0), PoolError)
@@ -216,7 +224,7 @@ def test_an_answer_of_another_type_than_the_models_is_an_error() -> None:
     office = Office()
     future = office.submit(1)
     frame = office.begin()
-    header = TensorHeader(0, np.dtype(np.int32), (1,), frame.second.segment, frame.second.offset + 64)
+    header = TensorHeader(0, np.dtype(np.int32), (1,), HERE, 64, 4)
     text = encode_headers([header])
     office.bytes_of(frame.second)[: len(text)] = np.frombuffer(text, np.uint8)
     office.deliver(0, Frame(Kind.DONE, 0, frame.request, frame.second))
@@ -228,7 +236,7 @@ def test_an_answer_to_nothing_leaves_those_before_it_answered() -> None:
     future = office.submit(1)
     frame = office.begin()
     y, span = office.compute(frame), frame.second
-    text = encode_headers([TensorHeader(0, _FLOAT, y.shape, span.segment, span.offset + 64)])
+    text = encode_headers([TensorHeader(0, _FLOAT, y.shape, HERE, 64, y.nbytes)])
     office.bytes_of(span)[: len(text)] = np.frombuffer(text, np.uint8)
     office.bytes_of(span)[64 : 64 + y.nbytes] = y.view(np.uint8)
     good = Frame(Kind.DONE, 0, frame.request, Span(span.segment, span.offset, 64 + y.nbytes))

@@ -183,6 +183,11 @@ class Arena:
         inside = address + size <= start + self._entries[number].segment.size
         return Span(number, address - start, size) if inside else None
 
+    @property
+    def has_removed(self) -> bool:
+        """Whether there are segments that were removed and not yet told of."""
+        return bool(self._removed)
+
     def take_removed(self) -> list[int]:
         """Returns the numbers of segments that were removed since this was last asked."""
         removed, self._removed = self._removed, []

@@ -22,9 +22,9 @@ from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.arena import Arena, ArenaUse, Block, NoRoomError
 from pipeline.runtime.pool.leases import Lease
 from pipeline.runtime.pool.ledger import Ledger, Request
-from pipeline.runtime.pool.requests import Layout, Signature, check_inputs, plan_layout, write_request
+from pipeline.runtime.pool.requests import Layout, LayoutPlanner, Signature, check_inputs, write_request
 from pipeline.runtime.pool.segments import view_tensor
-from pipeline.runtime.pool.tensor_headers import TAKEN_AT, TensorHeader, decode_headers
+from pipeline.runtime.pool.tensor_headers import HERE, TAKEN_AT, HeaderReader, TensorHeader
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
 
 Answer = dict[str, Array]
@@ -63,6 +63,42 @@ class PoolFuture(Future[Answer]):
         return True
 
 
+class Waiter:
+    """What a thread waits on that wants nothing else: a future without its machinery."""
+
+    __slots__ = ("_answer", "_error", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._answer: Answer = {}
+        self._error: BaseException | None = None
+
+    def set_result(self, answer: Answer) -> None:
+        """Ends the wait with an answer."""
+        self._answer = answer
+        self._lock.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Ends the wait with an error."""
+        self._error = error
+        self._lock.release()
+
+    def result(self) -> Answer:
+        """Waits, once, and returns the answer.
+
+        Raises:
+            BaseException: What it failed with.
+        """
+        self._lock.acquire()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # else error and traceback would hold each other
+        return self._answer
+
+
 @dataclass(slots=True)
 class Order:
     """How a request is to be served.
@@ -84,7 +120,7 @@ class Order:
 class _Pending:
     number: int
     model: str
-    future: PoolFuture
+    future: PoolFuture | Waiter
     message: Block
     request: Span
     answer: Span
@@ -100,7 +136,7 @@ class _Pending:
 class Outcome:
     """A future and what becomes of it, to be told outside of the lock."""
 
-    future: PoolFuture
+    future: PoolFuture | Waiter
     error: PipelineError | None
     answer: Answer | None = None
 
@@ -171,11 +207,38 @@ class Exchange:
         self._closed_by: PipelineError | None = None
         self._stranded: dict[str, PipelineError] = {}
         self._waiting_for_memory: OrderedDict[int, int] = OrderedDict()
+        self._planner = LayoutPlanner(self.arena)
+        self._readers = {name: AnswerReader(signature) for name, signature in self.signatures.items()}
+        self._outputs = {name: tuple(signature.outputs) for name, signature in self.signatures.items()}
         self.supervisor: threading.Thread | None = None
 
     # What callers do.
 
     def submit(self, model: str, inputs: Mapping[str, Any], order: Order) -> PoolFuture:
+        """Takes a request, hands it to a worker if one has room, and returns its future.
+
+        Raises:
+            PoolError: As `run`.
+            WouldBlock: It would have to wait, and may not.
+        """
+        number = next(self._numbers)
+        future = PoolFuture(lambda: self._withdraw(number))
+        self._send(number, future, model, inputs, order)
+        return future
+
+    def run(self, model: str, inputs: Mapping[str, Any], order: Order) -> Answer:
+        """Takes a request and waits for its answer.
+
+        Raises:
+            PoolError: As `SessionPool.run`.
+        """
+        waiter = Waiter()
+        self._send(next(self._numbers), waiter, model, inputs, order)
+        return waiter.result()
+
+    def _send(
+        self, number: int, future: PoolFuture | Waiter, model: str, inputs: Mapping[str, Any], order: Order
+    ) -> None:
         """Takes a request, and hands it to a worker if one has room.
 
         Raises:
@@ -192,14 +255,28 @@ class Exchange:
             self._wait_for_turn(model, deadline, order)
             self._reserved += 1
             try:
-                layout = plan_layout(arrays, self.arena)
+                layout = self._planner.plan(arrays, shapes)
                 message, answer_block = self._allocate(layout, shapes, deadline, order)
             except BaseException:
                 self._reserved -= 1
                 self.changed.notify_all()
                 raise
             self._coming += 1
-        pending = self._describe(model, layout, message, answer_block, arrays, shapes, order, begun)
+        segment, offset, size = message.span
+        rest = Span(segment, offset + layout.size, size - layout.size)
+        pending = _Pending(
+            number=number,
+            model=model,
+            future=future,
+            message=message,
+            request=Span(segment, offset, layout.size),
+            answer=rest if answer_block is None else answer_block.span,
+            answer_block=answer_block,
+            arrays=arrays,
+            shapes=shapes,
+            copies=order.copies,
+            begun=begun,
+        )
         try:
             copied = write_request(layout, arrays, message)
         except BaseException:
@@ -213,7 +290,6 @@ class Exchange:
             self._coming -= 1
             self.copied.in_bytes += copied
             self._admit(pending, deadline, order)
-        return pending.future
 
     def _admit(self, pending: _Pending, deadline: float, order: Order) -> None:
         try:
@@ -302,8 +378,7 @@ class Exchange:
             self._check_open(shapes[0])
 
     def _try_allocate(self, size: int, *, leave_some: bool = False) -> Block | None:
-        used = self.arena.use.used_bytes
-        if leave_some and used and used + size > self.arena.max_bytes * _SHARE_OF_MESSAGES:
+        if leave_some:
             self.arena.collect()
             used = self.arena.use.used_bytes
             if used and used + size > self.arena.max_bytes * _SHARE_OF_MESSAGES:
@@ -315,7 +390,8 @@ class Exchange:
                 raise
             return None
         finally:
-            self._tell_removed()
+            if self.arena.has_removed:
+                self._tell_removed()
 
     def _tell_removed(self) -> None:
         removed = self.arena.take_removed()
@@ -324,34 +400,6 @@ class Exchange:
             for worker in self._places:
                 if self.ledger.seat(worker).is_open:
                     self.send(worker, frames)
-
-    def _describe(
-        self,
-        model: str,
-        layout: Layout,
-        message: Block,
-        answer_block: Block | None,
-        arrays: list[Array],
-        shapes: tuple[Any, ...],
-        order: Order,
-        begun: float,
-    ) -> _Pending:
-        number = next(self._numbers)
-        segment, offset, size = message.span
-        rest = Span(segment, offset + layout.size, size - layout.size)
-        return _Pending(
-            number=number,
-            model=model,
-            future=PoolFuture(lambda: self._withdraw(number)),
-            message=message,
-            request=Span(segment, offset, layout.size),
-            answer=rest if answer_block is None else answer_block.span,
-            answer_block=answer_block,
-            arrays=arrays,
-            shapes=shapes,
-            copies=order.copies,
-            begun=begun,
-        )
 
     def _withdraw(self, number: int) -> bool:
         with self.changed:
@@ -428,38 +476,47 @@ class Exchange:
 
     def done(self, worker: int, frames: list[Frame]) -> Answered:
         """Takes the answers of a worker, up to the first that is to none of its requests."""
-        ready: list[tuple[Request, _Pending, Frame]] = []
         answered = Answered([], [], None)
+        large: list[tuple[_Pending, Frame]] = []
         with self.changed:
             now = time.monotonic()
             try:
                 for frame in frames:
                     request = self.ledger.answer(worker, frame.request, now, service_s=frame.extra / 1e9)
-                    self._waiting_for_memory.pop(frame.request, None)
-                    ready.append((request, self._pending.pop(frame.request), frame))
+                    pending = self._pending.pop(frame.request)
+                    answered.waited_s.append(now - pending.begun)
+                    self.copied.out_bytes += frame.second.size
+                    if request.is_abandoned:
+                        self._free(pending)
+                    elif pending.copies and frame.first.size > _SMALL_ANSWER:
+                        large.append((pending, frame))
+                    else:
+                        self._read_answer(pending, frame, answered)
+                        self._settle(pending)
             except PoolError as wrong:
                 answered.error = wrong
-            self._coming += len(ready)
+            self._coming += len(large)
             self._assign()
-        for request, pending, frame in ready:
-            answered.waited_s.append(now - pending.begun)
-            self._read_answer(request, pending, frame, answered)
-        with self.changed:
-            self._coming -= len(ready)
-            for _, pending, frame in ready:
-                self.copied.out_bytes += frame.second.size
-                if pending.is_lent:
-                    self.arena.release(pending.message)  # the answer's own block is its holder's now
-                    pending.arrays = []
-                else:
-                    self._free(pending)
-            self._serve_memory()
+            if self._waiting_for_memory:
+                self._serve_memory()
             self.changed.notify_all()
+        for pending, frame in large:  # copies that take long, without keeping the others from the lock
+            self._read_answer(pending, frame, answered)
+            with self.changed:
+                self._coming -= 1
+                self._settle(pending)
+                self._serve_memory()
+                self.changed.notify_all()
         return answered
 
-    def _read_answer(self, request: Request, pending: _Pending, frame: Frame, answered: Answered) -> None:
-        if request.is_abandoned:
-            return
+    def _settle(self, pending: _Pending) -> None:
+        if pending.is_lent:
+            self.arena.release(pending.message)  # the answer's own block is its holder's now
+            pending.arrays = []
+        else:
+            self._free(pending)
+
+    def _read_answer(self, pending: _Pending, frame: Frame, answered: Answered) -> None:
         try:
             outcome = Outcome(pending.future, None, self._collect(pending, frame))
         except MemoryError:  # this process's own trouble
@@ -475,13 +532,11 @@ class Exchange:
         size = frame.first.size
         if self._sizes.get(pending.shapes) != size:
             self._remember(pending.shapes, size)
-        names = tuple(self.signatures[pending.model].outputs)
-        block = pending.answer_block or pending.message
+        names = self._outputs[pending.model]
+        block, begin = pending.answer_block or pending.message, frame.first.offset
         views = {
-            names[header.position]: view_tensor(
-                block.part(header.offset, header.size_bytes), header.dtype, header.shape
-            )
-            for header in headers
+            name: view_tensor(block.part(begin + header.offset, header.size), header.dtype, header.shape)
+            for name, header in zip(names, headers, strict=True)
         }
         # Behind a request there is a small answer, for which its inputs are not to be held.
         if pending.answer_block is None or pending.copies or size <= _SMALL_ANSWER:
@@ -490,29 +545,19 @@ class Exchange:
             return {name: view.copy() for name, view in views.items()}
         lease = Lease(block, self.arena.notes)
         pending.is_lent = True
+        inside = begin - block.span.offset
         return {
-            names[header.position]: view_tensor(
-                lease.bytes(header.offset - block.span.offset, header.size_bytes), header.dtype, header.shape
-            )
-            for header in headers
+            name: view_tensor(lease.bytes(inside + header.offset, header.size), header.dtype, header.shape)
+            for name, header in zip(names, headers, strict=True)
         }
 
-    def _check_answer(self, pending: _Pending, frame: Frame) -> list[TensorHeader]:
+    def _check_answer(self, pending: _Pending, frame: Frame) -> tuple[TensorHeader, ...]:
         """Returns the headers of an answer; they were written by a process that may not be trusted."""
         _check_inside(frame.first, pending.answer)
         block = pending.answer_block or pending.message
-        headers = decode_headers(block.part(frame.first.offset, frame.first.size).data)
-        expected = list(self.signatures[pending.model].outputs.values())
-        if [header.dtype for header in headers] != expected or any(
-            header.position != index for index, header in enumerate(headers)
-        ):
-            raise PoolError(
-                f"answer of {pending.model} has other outputs than the model\n"
-                f"  expected {len(expected)}, got {[str(header.dtype) for header in headers]}"
-            )
-        for header in headers:
-            if header.size_bytes:
-                _check_inside(Span(header.segment, header.offset, header.size_bytes), pending.answer)
+        headers = self._readers[pending.model].read(block.part(frame.first.offset, frame.first.size))
+        if any(header.offset + header.size > frame.first.size for header in headers):
+            raise PoolError(f"answer of {pending.model} lies outside of its memory")
         return headers
 
     def _remember(self, shapes: tuple[Any, ...], size: int) -> None:
@@ -656,6 +701,35 @@ class Exchange:
         """How many requests are not answered yet, and how many of those no worker has."""
         with self.changed:
             return len(self._pending), self.ledger.waiting
+
+
+class AnswerReader(HeaderReader):
+    """Reads the headers of a model's answers.
+
+    Args:
+        signature: Of the model.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__()
+        self._signature = signature
+
+    def decode(self, text: bytes) -> tuple[TensorHeader, ...]:
+        """Returns headers that are those of the model's outputs.
+
+        Raises:
+            PoolError: They are others.
+        """
+        headers = super().decode(text)
+        expected = list(enumerate(self._signature.outputs.values()))
+        if [(header.position, header.dtype) for header in headers] != expected or any(
+            header.segment != HERE for header in headers
+        ):
+            raise PoolError(
+                f"answer of {self._signature.model} has other outputs than the model\n"
+                f"  expected {len(expected)}, got {[str(header.dtype) for header in headers]}"
+            )
+        return headers
 
 
 def _renew(error: PipelineError) -> PipelineError:

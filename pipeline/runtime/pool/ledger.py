@@ -150,6 +150,10 @@ class Ledger:
 
     def _next(self, names: tuple[str, ...]) -> tuple[int, str, int] | None:
         """Returns the oldest request that heads a queue and can be sent, its model, and where to."""
+        if len(names) == 1:
+            queue = self._queues[names[0]]
+            worker = self._roomiest(names[0]) if queue else None
+            return None if worker is None else (next(iter(queue)), names[0], worker)
         heads = sorted((next(iter(self._queues[name])), name) for name in names if self._queues[name])
         for number, name in heads:
             worker = self._roomiest(name)

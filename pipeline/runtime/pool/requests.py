@@ -14,6 +14,7 @@ from pipeline.runtime.element_types import Array, ElementType, find_element_type
 from pipeline.runtime.pool.arena import Arena, Block
 from pipeline.runtime.pool.segments import view_tensor
 from pipeline.runtime.pool.tensor_headers import (
+    HERE,
     TensorHeader,
     align,
     encode_headers,
@@ -22,6 +23,7 @@ from pipeline.runtime.pool.tensor_headers import (
 )
 from pipeline.runtime.pool.wire import Span
 
+_REMEMBERED = 1024
 IN_PLACE_BYTES = 16 * 1024
 """Smaller arrays are copied even where they lie in shared memory already; looking costs as much."""
 
@@ -132,53 +134,76 @@ def _as_bits(array: Array, kind: ElementType) -> Array | None:
     return np.ascontiguousarray(array).view(kind.dtype).reshape(array.shape) if is_same else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where the parts of a request go.
 
     Attributes:
         size: Bytes that headers and copied arrays take together.
-        headers: Of the arrays; offsets of those to be copied count from the block's begin.
-        copies: Positions of the arrays to be copied.
+        text: The headers.
+        copies: Those of the arrays that are copied into the block.
     """
 
     size: int
-    headers: list[TensorHeader]
-    copies: list[int]
+    text: bytes
+    copies: tuple[TensorHeader, ...]
 
 
-def plan_layout(arrays: list[Array], arena: Arena) -> Layout:
-    """Decides which arrays are copied, and where to; those in the arena stay where they are."""
-    position = measure_headers([array.ndim for array in arrays])
-    headers, copies = [], []
-    for index, array in enumerate(arrays):
-        place = _place_of(array, arena) if array.nbytes >= IN_PLACE_BYTES else None
+class LayoutPlanner:
+    """Decides what is copied and where to, and remembers it: batch after batch it is the same.
+
+    Args:
+        arena: Arrays that lie there stay where they are.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._known: dict[tuple[Any, ...], Layout] = {}
+
+    def plan(self, arrays: list[Array], shapes: tuple[Any, ...]) -> Layout:
+        """Returns where arrays go.
+
+        Args:
+            arrays: In the model's order.
+            shapes: The model and their shapes.
+        """
+        places = [self._find(array) if array.nbytes >= IN_PLACE_BYTES else None for array in arrays]
+        if any(places):
+            return _plan(arrays, places)
+        known = self._known.get(shapes)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            known = self._known[shapes] = _plan(arrays, places)
+        return known
+
+    def _find(self, array: Array) -> Span | None:
+        if not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
+            return None
+        return self._arena.find(array.__array_interface__["data"][0], array.nbytes)
+
+
+def _plan(arrays: list[Array], places: list[Span | None]) -> Layout:
+    offset = measure_headers(array.ndim for array in arrays)
+    headers = []
+    for position, (array, place) in enumerate(zip(arrays, places, strict=True)):
+        segment, start = (HERE, offset) if place is None else (place.segment, place.offset)
+        dtype = array.dtype.newbyteorder("=")
+        headers.append(TensorHeader(position, dtype, array.shape, segment, start, array.nbytes))
         if place is None:
-            headers.append(TensorHeader(index, array.dtype, array.shape, 0, position))
-            copies.append(index)
-            position = align(position + array.nbytes)
-        else:
-            headers.append(TensorHeader(index, array.dtype, array.shape, place.segment, place.offset))
-    return Layout(position, headers, copies)
-
-
-def _place_of(array: Array, arena: Arena) -> Span | None:
-    if not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
-        return None
-    return arena.find(array.__array_interface__["data"][0], array.nbytes)
+            offset = align(offset + array.nbytes)
+    copies = tuple(header for header in headers if header.segment == HERE)
+    return Layout(offset, encode_headers(headers), copies)
 
 
 def write_request(layout: Layout, arrays: list[Array], block: Block) -> int:
     """Writes headers and arrays into a block and returns how many bytes of arrays were copied."""
-    copied, headers, (segment, begin, _) = 0, layout.headers, block.span
-    for index in layout.copies:
-        array, (_, dtype, shape, _, offset) = arrays[index], headers[index]
-        native = dtype.newbyteorder("=")
-        headers[index] = TensorHeader(index, native, shape, segment, begin + offset)
-        if array.nbytes:
-            view_tensor(block.part(begin + offset, array.nbytes), native, shape)[...] = array
-            copied += array.nbytes
-    text = encode_headers(headers)
+    copied, begin = 0, block.span.offset
+    for position, dtype, shape, _, offset, size in layout.copies:
+        if size:
+            view_tensor(block.part(begin + offset, size), dtype, shape)[...] = arrays[position]
+            copied += size
+    text = layout.text
     block.part(begin, len(text))[:] = np.frombuffer(text, np.uint8)
     return copied
 

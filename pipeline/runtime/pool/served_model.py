@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.bundle.codec import encode
 from pipeline.errors import LoadError, PoolError, RunError
@@ -25,13 +26,7 @@ from pipeline.runtime.golden import check_answers
 from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
 from pipeline.runtime.pool.requests import read_signature
 from pipeline.runtime.pool.segments import AttachedSegments, view_tensor
-from pipeline.runtime.pool.tensor_headers import (
-    TensorHeader,
-    align,
-    decode_headers,
-    encode_headers,
-    measure_headers,
-)
+from pipeline.runtime.pool.tensor_headers import HERE, HeaderReader, TensorHeader, encode_headers, lay_out
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
 from pipeline.runtime.pool.workplaces import limit_threads
 from pipeline.runtime.selection import needs_gpu
@@ -106,7 +101,9 @@ class ServedModel:
         kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
         output_types = [value.type for value in opened.session.get_outputs()]
         self._is_native = not any(kinds) and all(map(_is_native, output_types))
-        self._layouts: OrderedDict[Shapes, Outputs | None] = OrderedDict()
+        self._reader = HeaderReader()
+        self._layouts: OrderedDict[Shapes, AnswerLayout | None] = OrderedDict()
+        self._answers: dict[Outputs, AnswerLayout] = {}
         self._bound: tuple[Shapes, BoundRun | None] | None = None
         self._errors = onnxruntime_errors()
 
@@ -137,37 +134,40 @@ class ServedModel:
             RunError: ONNX Runtime refused the request.
             PoolError: The request is unreadable, or there is no memory for the answer.
         """
-        headers = decode_headers(segments.bytes_of(frame.first).data)
+        block = segments.bytes_of(frame.first)
+        headers = self._reader.read(block)
         if len(headers) != len(self._inputs):
             raise PoolError(f"unreadable request\n  expected {len(self._inputs)} inputs, got {len(headers)}")
-        feeds = {self._inputs[header.position]: _read(header, segments) for header in headers}
+        feeds = {self._inputs[header.position]: _read(header, block, segments) for header in headers}
         shapes = tuple(header.shape for header in headers)
         started = time.perf_counter_ns()
         known = self._layouts.get(shapes)
-        in_place = known is not None and lay_out(known, frame.second)[1] <= frame.second.size
+        in_place = known is not None and known.size <= frame.second.size
         try:
-            answer = self._run_in_place(feeds, known, frame.second, segments) if known and in_place else None
-            if answer is not None:
-                return answer, 0, time.perf_counter_ns() - started
+            if known is not None and in_place:
+                answer = self._run_in_place(feeds, known, frame.second, segments)
+                if answer is not None:
+                    return answer, 0, time.perf_counter_ns() - started
             outputs = self._run(feeds, shapes)
         except self._errors as error:
             raise RunError(
                 f"ONNX Runtime cannot run {self.name}\n  {type(error).__name__}: {error}"
             ) from None
         elapsed = time.perf_counter_ns() - started
-        self._learn(shapes, outputs, was_refused=in_place)
+        layout = self._lay_out(outputs)
+        self._learn(shapes, layout, was_refused=in_place)
         span = frame.second
-        size = measure_answer(tuple((array.dtype, array.shape) for array in outputs))
-        if size > span.size:
-            write(encode_frame(Frame(Kind.NEED, frame.model, frame.request, NOWHERE, Span(0, 0, size))))
+        if layout.size > span.size:
+            need = Span(0, 0, layout.size)
+            write(encode_frame(Frame(Kind.NEED, frame.model, frame.request, NOWHERE, need)))
             granted = wait_for_memory(frame.request)
             if granted is None:
                 raise PoolError(
-                    f"no shared memory for an answer of {self.name}\n  expected {size} bytes free",
-                    hint=f"SessionPool(…, max_shared_bytes={4 * size})",
+                    f"no shared memory for an answer of {self.name}\n  expected {layout.size} bytes free",
+                    hint=f"SessionPool(…, max_shared_bytes={4 * layout.size})",
                 )
             span = granted
-        return (*_write(outputs, span, segments), elapsed)
+        return layout.write(outputs, span, segments), sum(array.nbytes for array in outputs), elapsed
 
     def _run(self, feeds: dict[str, Array], shapes: Shapes) -> list[Array]:
         if self._opened.variant.io_binding:
@@ -198,49 +198,69 @@ class ServedModel:
             return run_once(self._session, feeds, io_binding=True)
         return run.outputs()
 
-    def _learn(self, shapes: Shapes, outputs: list[Array], *, was_refused: bool) -> None:
+    def _lay_out(self, outputs: list[Array]) -> AnswerLayout:
+        kinds = tuple((array.dtype, array.shape) for array in outputs)
+        layout = self._answers.get(kinds)
+        if layout is None:
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            layout = self._answers[kinds] = AnswerLayout(kinds)
+        return layout
+
+    def _learn(self, shapes: Shapes, layout: AnswerLayout, *, was_refused: bool) -> None:
         """Remembers what comes out for inputs of some shapes; None where that is no use or not always so."""
-        known: Outputs | None = tuple((array.dtype, array.shape) for array in outputs)
-        is_large = sum(array.nbytes for array in outputs) >= _LEAST_BOUND_BYTES
-        is_bindable = self._is_native and not self._opened.variant.io_binding
-        if was_refused or not (is_bindable and is_large and all(array.nbytes for array in outputs)):
-            known = None
-        if self._layouts.setdefault(shapes, known) != known:
-            self._layouts[shapes] = None
+        known = self._layouts.get(shapes, layout)
+        is_bindable = self._is_native and not self._opened.variant.io_binding and layout.is_bindable
+        self._layouts[shapes] = layout if known is layout and is_bindable and not was_refused else None
         if len(self._layouts) > _REMEMBERED:
             self._layouts.popitem(last=False)
 
     def _run_in_place(
-        self, feeds: dict[str, Array], known: Outputs, span: Span, segments: AttachedSegments
+        self, feeds: dict[str, Array], known: AnswerLayout, span: Span, segments: AttachedSegments
     ) -> Span | None:
         """Runs with the outputs where they are wanted; None if they turn out to be of other shapes."""
-        headers, size = lay_out(known, span)
         binding = self._session.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        views = [_read(header, segments) for header in headers]
+        block = segments.bytes_of(span)
+        views = [_read(header, block, segments) for header in known.headers]
         for name, view in zip(self._outputs, views, strict=True):
             binding.bind_output(name, "cpu", 0, view.dtype, list(view.shape), view.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
         except self._errors:
             return None  # the run that follows says whether it was the shapes or the inputs
-        return _write_headers(headers, span, size, segments)
+        return known.write_headers(span, block)
 
 
-def measure_answer(outputs: Outputs) -> int:
-    """Returns how many bytes outputs take in shared memory, headers included."""
-    return lay_out(outputs, Span())[1]
+class AnswerLayout:
+    """Where outputs of some types and shapes go.
 
+    Args:
+        kinds: Types and shapes, in the model's order.
+    """
 
-def lay_out(outputs: Outputs, span: Span) -> tuple[list[TensorHeader], int]:
-    """Returns where outputs go, headers first, and how many bytes that takes."""
-    position = measure_headers([len(shape) for _, shape in outputs])
-    headers = []
-    for index, (dtype, shape) in enumerate(outputs):
-        headers.append(TensorHeader(index, dtype, shape, span.segment, span.offset + position))
-        position = align(position + headers[-1].size_bytes)
-    return headers, position
+    def __init__(self, kinds: Outputs) -> None:
+        self.headers, self.size = lay_out(kinds)
+        self._text = np.frombuffer(encode_headers(self.headers), np.uint8)
+
+    @property
+    def is_bindable(self) -> bool:
+        """Whether it is worth while, and possible, to have ONNX Runtime write there."""
+        return self.size >= _LEAST_BOUND_BYTES and all(header.size for header in self.headers)
+
+    def write(self, outputs: list[Array], span: Span, segments: AttachedSegments) -> Span:
+        """Writes outputs and headers, and returns where."""
+        block = segments.bytes_of(span)
+        for header, array in zip(self.headers, outputs, strict=True):
+            if header.size:
+                _read(header, block, segments)[...] = array
+        return self.write_headers(span, block)
+
+    def write_headers(self, span: Span, block: NDArray[np.uint8]) -> Span:
+        """Writes headers, and returns where all of the answer is."""
+        block[: len(self._text)] = self._text
+        return Span(span.segment, span.offset, self.size)
 
 
 def _is_native(type_name: str) -> bool:
@@ -254,22 +274,12 @@ _NATIVE_TYPES = frozenset(
 )
 
 
-def _read(header: TensorHeader, segments: AttachedSegments) -> Array:
-    if header.size_bytes == 0:
-        return np.empty(header.shape, header.dtype)
-    whole = segments.bytes_of(Span(header.segment, header.offset, header.size_bytes))
-    return view_tensor(whole, header.dtype, header.shape)
-
-
-def _write(outputs: list[Array], span: Span, segments: AttachedSegments) -> tuple[Span, int]:
-    headers, size = lay_out(tuple((array.dtype, array.shape) for array in outputs), span)
-    for header, array in zip(headers, outputs, strict=True):
-        if array.nbytes:
-            _read(header, segments)[...] = array
-    return _write_headers(headers, span, size, segments), sum(array.nbytes for array in outputs)
-
-
-def _write_headers(headers: list[TensorHeader], span: Span, size: int, segments: AttachedSegments) -> Span:
-    text = encode_headers(headers)
-    segments.bytes_of(Span(span.segment, span.offset, len(text)))[:] = np.frombuffer(text, np.uint8)
-    return Span(span.segment, span.offset, size)
+def _read(header: TensorHeader, block: NDArray[np.uint8], segments: AttachedSegments) -> Array:
+    _, dtype, shape, segment, offset, size = header
+    if size == 0:
+        return np.empty(shape, dtype)
+    if segment != HERE:
+        return view_tensor(segments.bytes_of(Span(segment, offset, size)), dtype, shape)
+    if offset + size > len(block):
+        raise PoolError(f"tensor leaves its block\n  expected at most {len(block)} bytes, got {header}")
+    return view_tensor(block[offset : offset + size], dtype, shape)

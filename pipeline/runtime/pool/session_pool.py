@@ -168,7 +168,8 @@ class SessionPool:
             PoolClosedError: The pool was closed.
             PoolError: There is no worker left for the model, or no shared memory.
         """
-        return self.submit(inputs, model=model, timeout_s=timeout_s, retries=retries, copy=copy).result()
+        order = Order(timeout_s=timeout_s, retries=retries, copies=copy)
+        return self._exchange.run(self._model(model), inputs, order)
 
     def submit(
         self,

@@ -140,11 +140,12 @@ class Supervisor:
         self._rules = rules
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
-        self._selector.register(self._bell.descriptor, selectors.EVENT_READ, self._bell.hush)
+        self._selector.register(self._bell.descriptor, selectors.EVENT_READ, self._hear_bell)
         self._lives: dict[int, Life] = {}
         self._checks: list[Check] = []
         self._check_numbers = itertools.count(1)
         self._planned = 0.0
+        self._is_stale = True  # whether more has happened than answers, so that `_planned` may be too late
         self._stop_at: float | None = None
         self._is_over = False
         self.exchange = make_exchange(self._send, self._watch)
@@ -273,15 +274,22 @@ class Supervisor:
             self._end()
 
     def _turn(self) -> None:
-        self._start_due()
-        self._register_writers()
-        with self._lock:
-            self._planned = self._next_s()
-        ready = self._selector.select(max(0.0, min(_LONGEST_WAIT_S, self._planned - time.monotonic())))
-        for key, _ in ready:
+        if self._is_stale or time.monotonic() >= self._planned:
+            self._is_stale = False
+            self._look_at_clock()
+            self._start_due()
+            self._register_writers()
+            with self._lock:
+                self._planned = self._next_s()
+            if self._is_over:
+                return
+        for key, _ in self._selector.select(max(0.0, self._planned - time.monotonic())):
             if key.fd in self._selector.get_map():  # else one before it ended the worker
                 key.data()
-        self._look_at_clock()
+
+    def _hear_bell(self) -> None:
+        self._bell.hush()
+        self._is_stale = True
 
     def _register_writers(self) -> None:
         for life in self._lives.values():
@@ -300,11 +308,15 @@ class Supervisor:
     def _next_s(self) -> float:
         """Returns when the clock has to be looked at next.
 
-        Never later than a run may take from now, so that whoever sends a request need not wake this thread.
+        Never later than a run may take from now, so that whoever sends a request need not wake this thread,
+        and never further than the kernel can wait.
         """
         ledger = self.exchange.ledger
         times = [ledger.next_deadline(), ledger.next_stuck(self._rules.run_timeout_s)]
-        times += [time.monotonic() + self._rules.run_timeout_s, *(check.until for check in self._checks)]
+        times += [
+            time.monotonic() + min(self._rules.run_timeout_s, _LONGEST_WAIT_S),
+            *(check.until for check in self._checks),
+        ]
         if self._stop_at is not None:
             if any(not life.is_killed for life in self._lives.values()) or not self._lives:
                 times.append(self._stop_at)
@@ -427,6 +439,7 @@ class Supervisor:
         if frame.kind is Kind.NEED:
             self.exchange.need(member.number, frame.request, frame.second.size)
             return
+        self._is_stale = True
         content = decode_content(payload, member.name)
         if frame.kind is Kind.FAILED:
             outcome = self.exchange.failed(member.number, frame.request, _error_of(content))
@@ -486,6 +499,7 @@ class Supervisor:
     # How they end.
 
     def _kill(self, member: Member, reason: PipelineError, *, is_blamed: bool = True) -> None:
+        self._is_stale = True
         life = self._lives.get(member.number)
         if life is not None and not life.is_killed:
             with self._lock:
@@ -494,6 +508,7 @@ class Supervisor:
             life.process.kill()
 
     def _has_ended(self, member: Member, life: Life) -> None:
+        self._is_stale = True
         self._drain(member, life)
         channels = life.channels
         for descriptor in (channels.requests, channels.replies, channels.errors, life.process.sentinel):

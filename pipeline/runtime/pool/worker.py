@@ -7,6 +7,7 @@ the pool knows what to do.
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pipeline.runtime.pool.served_model import ServedModel
 
 _READ_BYTES = FRAME_BYTES * 64
+_SPIN_S = 0.0002
+_TAKEN_AT = 4  # `tensor_headers.TAKEN_AT`; this module is imported before numpy may be
 
 
 class Line:
@@ -37,21 +40,37 @@ class Line:
     Args:
         requests: Descriptor to read frames from.
         replies: Descriptor to write frames to.
+        may_spin: Whether to look for the next frame for a moment before sleeping, where nobody else needs the
+            core: waking up, and running on cold caches, takes longer than most small requests.
     """
 
-    def __init__(self, requests: int, replies: int) -> None:
+    def __init__(self, requests: int, replies: int, *, may_spin: bool = False) -> None:
         self._requests, self._replies = requests, replies
+        self._spin_s = _SPIN_S if may_spin else 0.0
+        self._poll = select.poll()
+        self._poll.register(requests, select.POLLIN)
+        os.set_blocking(requests, False)
         self._reader = FrameReader("the pool")
         self._waiting: deque[Frame] = deque()
 
     def read(self) -> Frame:
         """Returns the next frame; `STOP` where the pool has closed the pipe."""
         while not self._waiting:
-            data = os.read(self._requests, _READ_BYTES)
+            data = self._read()
             if not data:
                 return Frame(Kind.STOP)
-            self._waiting.extend(frame for frame, _ in self._reader.read(data))
+            self._waiting.extend([frame for frame, _ in self._reader.read(data)])
         return self._waiting.popleft()
+
+    def _read(self) -> bytes:
+        """Returns what is in the pipe, as soon as something is; b"" if the pool has closed it."""
+        until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
+        while True:
+            try:
+                return os.read(self._requests, _READ_BYTES)
+            except BlockingIOError:
+                if time.perf_counter() >= until:
+                    self._poll.poll()
 
     def wait_for_memory(self, request: int) -> Span | None:
         """Returns the memory that was asked for, None if there is none; other frames wait meanwhile."""
@@ -83,7 +102,7 @@ def main(job: Mapping[str, Any]) -> None:
             `digests`, `descriptors`.
     """
     begun = time.perf_counter()
-    line = Line(job["descriptors"][0], job["descriptors"][1])
+    line = Line(job["descriptors"][0], job["descriptors"][1], may_spin=job["may_spin"])
     if job["processors"]:
         with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
             os.sched_setaffinity(0, job["processors"])
@@ -141,10 +160,8 @@ def serve(line: Line, models: list[ServedModel], prefix: str) -> None:
 
 
 def _run(frame: Frame, model: ServedModel, segments: Any, line: Line) -> bytes:
-    from pipeline.runtime.pool.tensor_headers import TAKEN_AT
-
     try:
-        segments.bytes_of(frame.first)[TAKEN_AT] = 1
+        segments.bytes_of(frame.first)[_TAKEN_AT] = 1
         answer, copied, nanoseconds = model.run(frame, segments, line.write, line.wait_for_memory)
     except (PipelineError, MemoryError) as error:
         return encode_message(Frame(Kind.FAILED, frame.model, frame.request), describe_error(error))
