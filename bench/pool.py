@@ -358,8 +358,14 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         executor_of(trivial, WORKERS) as executor,
     ):
         big = measure_large(pool, executor, rounds)
+        small_full = measure_small(pool, executor, rounds)
+        overhead_full = measure_overhead(pool, trivial, rounds)
+    few = max(1, CORES - 1)
+    with (
+        SessionPool(trivial, devices="cpu", workers_per_device=few) as pool,
+        executor_of(trivial, few) as executor,
+    ):
         small = measure_small(pool, executor, rounds)
-        shared = measure_overhead(pool, trivial, rounds)
     with SessionPool(trivial, devices="cpu") as pool:
         overhead = measure_overhead(pool, trivial, rounds)
     start = measure_start(large, rounds)
@@ -383,7 +389,8 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         "large": big,
         "small": small,
         "overhead": overhead,
-        "overhead_with_a_worker_per_core": shared,
+        "small_with_a_worker_per_core": small_full,
+        "overhead_with_a_worker_per_core": overhead_full,
         "start": start,
         "storm": storms,
     }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
-from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture
+from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture, Wires
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.tensor_headers import (
     HERE,
@@ -53,7 +53,10 @@ class Office:
         self.watched: list[float] = []
         signature = Signature("double", {"x": _FLOAT}, {"y": _FLOAT})
         self.exchange = Exchange(
-            {"double": signature}, Arena(self.create, max_bytes), self.send, self.watched.append, max_pending
+            {"double": signature},
+            Arena(self.create, max_bytes),
+            Wires(self.send, lambda: None, self.watched.append),
+            max_pending,
         )
         for worker in range(workers):
             self.exchange.add_worker(worker, ("double",))

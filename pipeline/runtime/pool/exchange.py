@@ -168,6 +168,21 @@ class Answered:
     is_told: bool = False
 
 
+@dataclass(frozen=True)
+class Wires:
+    """How an exchange reaches workers and their supervisor.
+
+    Attributes:
+        send: Puts frames down for a worker; called with the lock held, which makes their order.
+        flush: Writes what was put down; called without the lock.
+        watch: Makes the supervisor wake up at a deadline, if it would not anyway.
+    """
+
+    send: Callable[[int, bytes], None]
+    flush: Callable[[], None]
+    watch: Callable[[float], None]
+
+
 @dataclass
 class Copied:
     """Bytes of tensors that were copied on the way in and out."""
@@ -183,15 +198,13 @@ class Exchange:
     Args:
         signatures: What the models take and give, by name.
         arena: The shared memory.
-        send: Writes to a worker's pipe; called with the lock held.
-        watch: Makes the supervisor wake up at a deadline, if it would not anyway.
+        wires: How it reaches workers.
         max_pending: Most requests that are not answered yet; who brings another waits.
     """
 
     signatures: Mapping[str, Signature]
     arena: Arena
-    send: Callable[[int, bytes], None]
-    watch: Callable[[float], None]
+    wires: Wires
     max_pending: int
     copied: Copied = field(default_factory=Copied)
     ledger: Ledger = field(default_factory=Ledger)
@@ -290,6 +303,7 @@ class Exchange:
             self._coming -= 1
             self.copied.in_bytes += copied
             self._admit(pending, deadline, order)
+        self.wires.flush()
 
     def _admit(self, pending: _Pending, deadline: float, order: Order) -> None:
         try:
@@ -302,7 +316,7 @@ class Exchange:
         self.ledger.admit(Request(pending.number, pending.model, deadline, order.retries))
         self._assign(pending.model)
         if is_next:
-            self.watch(deadline)
+            self.wires.watch(deadline)
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], order: Order) -> Array:
         """Returns an array in shared memory, for a producer to fill.
@@ -319,6 +333,7 @@ class Exchange:
             while (block := self._try_allocate(max(size, 1))) is None:
                 self._wait_for_memory(size, deadline, order)
                 self._check_open(model)
+        self.wires.flush()
         return view_tensor(Lease(block, self.arena.notes).bytes(0, size), dtype, shape)
 
     def _check_open(self, model: str) -> None:
@@ -399,14 +414,15 @@ class Exchange:
             frames = b"".join(encode_frame(Frame(Kind.FORGET, request=number)) for number in removed)
             for worker in self._places:
                 if self.ledger.seat(worker).is_open:
-                    self.send(worker, frames)
+                    self.wires.send(worker, frames)
 
     def _withdraw(self, number: int) -> bool:
         with self.changed:
             if self.ledger.withdraw(number) is None:
                 return False
             self._give_back(self._pending.pop(number))
-            return True
+        self.wires.flush()
+        return True
 
     # With the lock held.
 
@@ -416,7 +432,7 @@ class Exchange:
             pending = self._pending[request.number]
             position = self._places[worker][request.model]
             frame = Frame(Kind.RUN, position, request.number, pending.request, pending.answer)
-            self.send(worker, encode_frame(frame))
+            self.wires.send(worker, encode_frame(frame))
 
     def _give_back(self, pending: _Pending) -> None:
         """Takes a request's memory back, and lets those know who wait for some."""
@@ -444,7 +460,7 @@ class Exchange:
             if block is not None:
                 self._grant(pending, request.worker, block)
             elif is_hopeless:
-                self.send(request.worker, encode_frame(Frame(Kind.DENY, request=number)))
+                self.wires.send(request.worker, encode_frame(Frame(Kind.DENY, request=number)))
             else:
                 continue
             del self._waiting_for_memory[number]
@@ -453,7 +469,7 @@ class Exchange:
         if pending.answer_block is not None:
             self.arena.release(pending.answer_block)
         pending.answer_block, pending.answer = block, block.span
-        self.send(worker, encode_frame(Frame(Kind.GRANT, 0, pending.number, NOWHERE, block.span)))
+        self.wires.send(worker, encode_frame(Frame(Kind.GRANT, 0, pending.number, NOWHERE, block.span)))
 
     def _nobody_runs(self) -> bool:
         """Whether every worker that has something to do waits for memory, so that none will be freed."""
@@ -473,6 +489,7 @@ class Exchange:
             self.ledger.open_worker(worker)
             self._assign()
             self.changed.notify_all()
+        self.wires.flush()
 
     def done(self, worker: int, frames: list[Frame]) -> Answered:
         """Takes the answers of a worker, up to the first that is to none of its requests."""
@@ -500,6 +517,7 @@ class Exchange:
             if self._waiting_for_memory:
                 self._serve_memory()
             self.changed.notify_all()
+        self.wires.flush()
         for pending, frame in large:  # copies that take long, without keeping the others from the lock
             self._read_answer(pending, frame, answered)
             with self.changed:
@@ -507,6 +525,7 @@ class Exchange:
                 self._settle(pending)
                 self._serve_memory()
                 self.changed.notify_all()
+            self.wires.flush()
         return answered
 
     def _settle(self, pending: _Pending) -> None:
@@ -578,6 +597,7 @@ class Exchange:
             self._waiting_for_memory.pop(number, None)
             self._assign()
             self._give_back(pending)
+        self.wires.flush()
         return None if request.is_abandoned else Outcome(pending.future, error)
 
     def need(self, worker: int, number: int, size: int) -> None:
@@ -592,6 +612,7 @@ class Exchange:
                 raise PoolError(f"memory wanted for a request of another\n  got {number}")
             self._waiting_for_memory[number] = size
             self._serve_memory()
+        self.wires.flush()
 
     def lose(self, worker: int, error: PipelineError, *, is_blamed: bool) -> list[Outcome]:
         """Takes back what a dead worker had, and returns whom to tell.
@@ -619,6 +640,7 @@ class Exchange:
             self._assign()
             self._serve_memory()
             self.changed.notify_all()
+        self.wires.flush()
         return outcomes
 
     def _was_begun(self, pending: _Pending) -> bool:
@@ -636,6 +658,7 @@ class Exchange:
                 self._free(pending)
             self._serve_memory()
             self.changed.notify_all()
+        self.wires.flush()
         return [Outcome(pending.future, _renew(error)) for pending in pendings]
 
     def expire(self) -> list[Outcome]:
@@ -657,6 +680,7 @@ class Exchange:
                 outcomes.append(Outcome(pending.future, error))
             if outcomes:
                 self.changed.notify_all()
+        self.wires.flush()
         return outcomes
 
     def close(self, error: PipelineError) -> None:

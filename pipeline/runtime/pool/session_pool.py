@@ -23,7 +23,7 @@ from pipeline.runtime.loading import DigestPolicy
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
 from pipeline.runtime.pool.devices import Device, resolve_devices
-from pipeline.runtime.pool.exchange import Answer, Exchange, Order, PoolFuture, WouldBlock
+from pipeline.runtime.pool.exchange import Answer, Exchange, Order, PoolFuture, Wires, WouldBlock
 from pipeline.runtime.pool.loads import place_bundles
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.process import StartMethod
@@ -116,9 +116,9 @@ class SessionPool:
         def create(number: int, size: int) -> Segment:
             return OwnSegment(segment_name(prefix, number), size)
 
-        def make_exchange(send: Callable[[int, bytes], None], watch: Callable[[float], None]) -> Exchange:
+        def make_exchange(wires: Wires) -> Exchange:
             arena = Arena(create, _default_shared_bytes() if max_shared_bytes is None else max_shared_bytes)
-            return Exchange(self._signatures, arena, send, watch, max_pending)
+            return Exchange(self._signatures, arena, wires, max_pending)
 
         rules = Rules(
             job={"entry": worker, "prefix": prefix, "digests": digests},

@@ -30,7 +30,8 @@ from pipeline.errors import (
     error_named,
 )
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
-from pipeline.runtime.pool.exchange import Exchange, Outcome
+from pipeline.runtime.pool.exchange import Exchange, Outcome, Wires
+from pipeline.runtime.pool.outbox import Outbox
 from pipeline.runtime.pool.process import Channels, Process, StartMethod, start_process
 from pipeline.runtime.pool.wire import Frame, FrameReader, Kind, decode_content, encode_frame
 
@@ -53,7 +54,7 @@ class Life:
         process: The process.
         channels: Its pipes.
         reader: Makes frames of what it writes.
-        outgoing: What its pipe had no room for yet.
+        outbox: What is to be written to it.
         is_told: Whether it was told to end.
         is_killed: Whether it was ended at once.
         is_blamed: Whether, if it ends, that is for the request it was at.
@@ -64,7 +65,7 @@ class Life:
     process: Process
     channels: Channels
     reader: FrameReader
-    outgoing: bytearray = field(default_factory=bytearray)
+    outbox: Outbox
     is_told: bool = False
     is_killed: bool = False
     is_blamed: bool = True
@@ -127,14 +128,14 @@ class Supervisor:
     Args:
         members: The workers.
         rules: How to go about it.
-        make_exchange: Makes the exchange, given how to write to a worker and how to have this thread woken.
+        make_exchange: Makes the exchange, given its wires to this.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
         rules: Rules,
-        make_exchange: Callable[[Callable[[int, bytes], None], Callable[[float], None]], Exchange],
+        make_exchange: Callable[[Wires], Exchange],
     ) -> None:
         self.members = tuple(members)
         self._rules = rules
@@ -148,7 +149,7 @@ class Supervisor:
         self._is_stale = True  # whether more has happened than answers, so that `_planned` may be too late
         self._stop_at: float | None = None
         self._is_over = False
-        self.exchange = make_exchange(self._send, self._watch)
+        self.exchange = make_exchange(Wires(self._send, self.flush, self._watch))
         self._lock = self.exchange.changed
         for member in self.members:
             self.exchange.add_worker(member.number, member.models)
@@ -225,6 +226,7 @@ class Supervisor:
             for worker in ready:
                 self._send(worker, encode_frame(Frame(Kind.CHECK, request=check.number)))
             check.hear(-1, None)
+        self.flush()
         self._watch(until)
         return check
 
@@ -250,17 +252,16 @@ class Supervisor:
         return [member.number for member in self.members if member.state == "ready"]
 
     def _send(self, worker: int, data: bytes) -> None:
-        """Writes to a worker's pipe, with the lock held; what it has no room for goes later."""
+        """Puts frames down for a worker, with the lock held; `flush` writes them, without."""
         life = self._lives.get(worker)
-        if life is None:
-            return
-        if life.outgoing:
-            life.outgoing += data
-            return
-        written = _write(life.channels.requests, data)
-        if written < len(data):
-            life.outgoing += data[written:]
-            self._bell.ring()
+        if life is not None:
+            life.outbox.add(data)
+
+    def flush(self) -> None:
+        """Writes what was put down for workers."""
+        for life in tuple(self._lives.values()):
+            if not life.outbox.flush():
+                self._bell.ring()  # this thread's loop then waits for room
 
     # The thread.
 
@@ -293,17 +294,15 @@ class Supervisor:
 
     def _register_writers(self) -> None:
         for life in self._lives.values():
-            descriptor = life.channels.requests
-            if life.outgoing and descriptor not in self._selector.get_map():
+            descriptor = life.outbox.descriptor
+            if descriptor not in self._selector.get_map() and not life.outbox.flush():
                 self._selector.register(
-                    descriptor, selectors.EVENT_WRITE, functools.partial(self._flush, life)
+                    descriptor, selectors.EVENT_WRITE, functools.partial(self._go_on_writing, life)
                 )
 
-    def _flush(self, life: Life) -> None:
-        with self._lock:
-            del life.outgoing[: _write(life.channels.requests, bytes(life.outgoing))]
-            if not life.outgoing:
-                self._selector.unregister(life.channels.requests)
+    def _go_on_writing(self, life: Life) -> None:
+        if life.outbox.flush():
+            self._selector.unregister(life.outbox.descriptor)
 
     def _next_s(self) -> float:
         """Returns when the clock has to be looked at next.
@@ -359,7 +358,7 @@ class Supervisor:
             reason = PoolError(f"cannot start {member.name}\n  {type(error).__name__}: {error}")
             self._bury(member, reason, is_hopeless=False, is_blamed=False)
             return
-        life = Life(process, channels, FrameReader(member.name))
+        life = Life(process, channels, FrameReader(member.name), Outbox(channels.requests))
         with self._lock:
             self._lives[member.number] = life
             member.pid = process.pid
@@ -519,7 +518,8 @@ class Supervisor:
         with self._lock:
             self.exchange.ledger.close_worker(member.number)
             del self._lives[member.number]
-            channels.close()
+        life.outbox.close()
+        channels.close()
         error = self._describe_end(member, life, pid, exit_code)
         is_hopeless = life.broken is not None and not member.was_ready
         self._bury(member, error, is_hopeless=is_hopeless, is_blamed=life.is_blamed)
@@ -600,6 +600,7 @@ class Supervisor:
                     self.exchange.ledger.excuse(number)
                     life.is_killed = True
                     life.process.kill()
+        self.flush()
         if not self._lives or now >= self._stop_at + _LAST_WAIT_S:
             self._end()
 
@@ -611,6 +612,7 @@ class Supervisor:
                 log.error("process %d does not end; leaving it behind", life.process.pid)
                 with suppress(Exception):
                     life.process.kill()
+                life.outbox.close()
                 life.channels.close()
             self._lives.clear()
             outcomes = self.exchange.abort()
@@ -677,19 +679,6 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, _READ_BYTES)
     except BlockingIOError:
         return None
-
-
-def _write(descriptor: int, data: bytes) -> int:
-    """Writes as much as there is room for and returns how much; all, where nobody reads any more."""
-    written = 0
-    while written < len(data):
-        try:
-            written += os.write(descriptor, data[written:])
-        except BlockingIOError:
-            break
-        except OSError:
-            return len(data)
-    return written
 
 
 def _has_more(descriptor: int) -> bool:
