@@ -49,6 +49,7 @@ GOALS = {
 LARGE = (16, 1024, 1024)
 SMALL = (1, 1024)
 WORKERS = 2
+REQUESTS = 8000
 START_WORKERS = 4
 CORES = len(os.sched_getaffinity(0))
 START_BYTES = 512 * 2**20
@@ -195,15 +196,15 @@ def measure_small(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int)
     """Requests of 4 KB: by one thread with many in flight, and by 16 threads that wait for each."""
     x: Array = np.ones(SMALL, np.float32)
     ways: dict[str, Callable[[], float]] = {
-        "pool_window": lambda: windowed(lambda: pool.submit({"x": x}), 4000, 64),
-        "executor_window": lambda: windowed(lambda: executor.submit(run_session, x), 4000, 64),
-        "pool_threads": lambda: blocking(lambda: pool.run({"x": x}), 4000, 16),
-        "executor_threads": lambda: blocking(lambda: executor.submit(run_session, x).result(), 4000, 16),
+        "pool_window": lambda: windowed(lambda: pool.submit({"x": x}), REQUESTS, 64),
+        "executor_window": lambda: windowed(lambda: executor.submit(run_session, x), REQUESTS, 64),
+        "pool_threads": lambda: blocking(lambda: pool.run({"x": x}), REQUESTS, 16),
+        "executor_threads": lambda: blocking(lambda: executor.submit(run_session, x).result(), REQUESTS, 16),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            seconds[name].append(way() / 4000)
+            seconds[name].append(way() / REQUESTS)
     return {
         "seconds_per_request": seconds,
         "window_ratio": _ratio(seconds["executor_window"], seconds["pool_window"]),

@@ -7,6 +7,7 @@ called with the pool's lock held, but for what the garbage collector does: it on
 from __future__ import annotations
 
 import bisect
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class ArenaUse:
     used_bytes: int
 
 
+@functools.lru_cache(1024)
 def size_class(size: int) -> int:
     """Returns the size of the blocks that serve a request of some size: at most an eighth larger, or 4096."""
     if size <= _SMALLEST:

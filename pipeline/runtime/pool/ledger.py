@@ -51,6 +51,7 @@ class Seat:
         sent: Numbers of the requests it has, the oldest first.
         since: When the oldest became the oldest.
         service_s: What a request takes it, a moving average; None before the first.
+        depth: How many requests it may have at once.
     """
 
     models: frozenset[str]
@@ -58,6 +59,7 @@ class Seat:
     sent: deque[int] = field(default_factory=deque)
     since: float = math.inf
     service_s: float | None = None
+    depth: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Ledger:
         best, fewest = None, _DEEPEST + 1
         for number, seat in self._seats.items():
             count = len(seat.sent)
-            if seat.is_open and count < fewest and model in seat.models and count < depth_for(seat.service_s):
+            if count < fewest and count < seat.depth and seat.is_open and model in seat.models:
                 best, fewest = number, count
         return best
 
@@ -191,6 +193,7 @@ class Ledger:
         if service_s is not None:
             old = seat.service_s
             seat.service_s = service_s if old is None else old + (service_s - old) / 8
+            seat.depth = depth_for(seat.service_s)
         return self._requests.pop(number)
 
     def withdraw(self, number: int) -> Request | None:
@@ -241,7 +244,7 @@ class Ledger:
         seat = self._seats[worker]
         numbers = tuple(seat.sent)
         seat.sent.clear()
-        seat.is_open, seat.since, seat.service_s = False, math.inf, None
+        seat.is_open, seat.since, seat.service_s, seat.depth = False, math.inf, None, depth_for(None)
         abandoned = tuple(n for n in numbers if self._requests[n].is_abandoned)
         failed = retried = None
         if numbers and blames_oldest and numbers[0] not in abandoned:
