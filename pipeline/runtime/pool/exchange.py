@@ -689,6 +689,17 @@ class Exchange:
             self._closed_by = self._closed_by or error
             self.changed.notify_all()
 
+    def forget(self, error: PipelineError) -> threading.Condition:
+        """Becomes a closed exchange without requests, in a fork of its process; returns its new lock.
+
+        The old one may be held by a thread that was not forked.
+        """
+        self.changed = threading.Condition()
+        self.ledger, self._pending, self._closed_by = Ledger(), {}, error
+        self._reserved = self._coming = 0
+        self.arena.notes.close()
+        return self.changed
+
     @property
     def closed_error(self) -> PipelineError:
         """What requests of a closed pool fail with; a new one each time."""

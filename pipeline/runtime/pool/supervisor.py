@@ -9,6 +9,7 @@ import atexit
 import functools
 import itertools
 import logging
+import math
 import os
 import select
 import selectors
@@ -186,12 +187,10 @@ class Supervisor:
     def forget(self) -> None:
         """Makes this a closed pool without workers, in a process that was forked from the pool's."""
         self._is_over = True
-        self.exchange.changed = self._lock = threading.Condition()
-        self.exchange.close(PoolClosedError("a pool cannot be used in a fork of its process"))
+        self._lock = self.exchange.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
         for life in self._lives.values():
             life.channels.close()
         self._lives = {}
-        self.exchange.arena.notes.close()
 
     def _watch(self, deadline: float) -> None:
         """Makes the thread wake up at a deadline if it would not anyway."""
@@ -376,6 +375,7 @@ class Supervisor:
             self._kill(self.members[number], self._took_too_long(number))
         for check in self._checks:
             if now >= check.until:
+                check.until = math.inf  # once; they are heard as dead
                 for worker in tuple(check.waiting):
                     self._kill(self.members[worker], self._took_too_long(worker))
         for member in self.members:

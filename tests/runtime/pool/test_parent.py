@@ -36,11 +36,13 @@ if __name__ == "__main__":
     if ending in ("sleep", "hang"):
         time.sleep(60)
     if ending == "fork":
+        pending = pool.submit({"x": x})
         child = os.fork()
         if child == 0:
             try:
                 pool.run({"x": x})
             except PoolClosedError:
+                pool.close()
                 sys.exit(17)
             sys.exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
