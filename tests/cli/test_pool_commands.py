@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +67,15 @@ def test_what_is_not_there_is_an_error_with_a_command(project: Project) -> None:
     done = project.run("serve-check", "linear", "--devices", "cuda:99")
     assert done.code == 1
     assert "no such device" in done.err
+
+
+def test_an_interrupt_ends_it_at_once(project: Project) -> None:
+    write_bundle(project.root / "artifacts" / "linear")
+    process = project.start(
+        "-m", "pipeline", "serve-check", "linear", "--devices", "cpu", "--requests", "100000000"
+    )
+    assert process.stderr is not None
+    assert any("ready" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    process.communicate()

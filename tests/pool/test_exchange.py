@@ -55,7 +55,7 @@ class Office:
         self.exchange = Exchange(
             {"double": signature},
             Arena(self.create, max_bytes),
-            Wires(self.send, lambda: None, self.watched.append),
+            Wires(self.send, lambda: None, self.watched.append, lambda: None),
             max_pending,
         )
         for worker in range(workers):

@@ -30,16 +30,25 @@ class NoRoomError(PoolError):
 
 
 class Notes:
-    """Where the garbage collector leaves blocks whose arrays are gone; that takes no lock."""
+    """Where the garbage collector leaves blocks whose arrays are gone; that takes no lock.
+
+    Attributes:
+        awaited_by: Called, once, when the next block is left; takes no lock either.
+    """
 
     def __init__(self) -> None:
         self._blocks: deque[Block] = deque()
         self._is_open = True
+        self.awaited_by: Callable[[], None] | None = None
 
     def leave(self, block: Block) -> None:
         """Leaves a block to be taken back."""
-        if self._is_open:
-            self._blocks.append(block)
+        if not self._is_open:
+            return
+        self._blocks.append(block)
+        awaited_by, self.awaited_by = self.awaited_by, None
+        if awaited_by is not None:
+            awaited_by()
 
     def take(self) -> Block | None:
         """Returns a block that was left, None if there is none."""
@@ -171,10 +180,13 @@ class Arena:
         self._used -= block.span.size
         self._free.setdefault(block.span.size, []).append(block)
 
-    def collect(self) -> None:
-        """Takes back the blocks whose arrays are gone."""
+    def collect(self) -> bool:
+        """Takes back the blocks whose arrays are gone, and says whether there were any."""
+        found = False
         while (block := self.notes.take()) is not None:
             self.release(block)
+            found = True
+        return found
 
     def find(self, address: int, size: int) -> Span | None:
         """Returns where in the arena some bytes of this process lie, None if they are elsewhere."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.bundle.loader_config import read_loader_config
+from pipeline.errors import PoolClosedError
 from pipeline.runtime.element_types import Array
 
 if TYPE_CHECKING:
@@ -110,13 +111,16 @@ def drive(
         while is_one_left():
             try:
                 problems = check(pool.run(inputs, retries=retries))
+            except PoolClosedError:
+                return  # whoever closed it wants no more
             except Exception as error:  # noqa: BLE001 - whatever it is, the request has failed
                 note("failed", [f"{type(error).__name__}: {error}"])
                 continue
             if problems:
                 note("wrong", problems)
 
-    threads = [threading.Thread(target=work, name=f"client-{n}") for n in range(clients)]
+    # Daemons: an interrupt ends the program, and not only the wait for them.
+    threads = [threading.Thread(target=work, name=f"client-{n}", daemon=True) for n in range(clients)]
     started = time.perf_counter()
     for thread in threads:
         thread.start()

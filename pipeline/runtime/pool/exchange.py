@@ -176,11 +176,13 @@ class Wires:
         send: Puts frames down for a worker; called with the lock held, which makes their order.
         flush: Writes what was put down; called without the lock.
         watch: Makes the supervisor wake up at a deadline, if it would not anyway.
+        ring: Makes it wake up now; takes no lock.
     """
 
     send: Callable[[int, bytes], None]
     flush: Callable[[], None]
     watch: Callable[[float], None]
+    ring: Callable[[], None]
 
 
 @dataclass
@@ -369,6 +371,9 @@ class Exchange:
                 f"  expected {size} bytes free of {self.arena.max_bytes}, got the rest held by arrays in use",
                 hint="let go of answers, or ask for copies: run(…, copy=True)",
             )
+        self.arena.notes.awaited_by = self.wires.ring
+        if self.arena.collect():
+            return  # some was left just before
         self._wait(deadline, order, "no shared memory free")
 
     def _allocate(
@@ -393,7 +398,7 @@ class Exchange:
             self._check_open(shapes[0])
 
     def _try_allocate(self, size: int, *, leave_some: bool = False) -> Block | None:
-        if leave_some:
+        if leave_some and (self._pending or self._coming):
             self.arena.collect()
             used = self.arena.use.used_bytes
             if used and used + size > self.arena.max_bytes * _SHARE_OF_MESSAGES:
@@ -662,9 +667,12 @@ class Exchange:
         return [Outcome(pending.future, _renew(error)) for pending in pendings]
 
     def expire(self) -> list[Outcome]:
-        """Returns whom to tell that their deadline has passed."""
+        """Returns whom to tell that their deadline has passed; and takes back memory that was let go."""
         outcomes = []
         with self.changed:
+            if self.arena.collect():
+                self._serve_memory()
+                self.changed.notify_all()
             for request in self.ledger.expire(time.monotonic()):
                 pending = self._pending[request.number]
                 where = (

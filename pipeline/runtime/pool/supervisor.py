@@ -150,7 +150,7 @@ class Supervisor:
         self._is_stale = True  # whether more has happened than answers, so that `_planned` may be too late
         self._stop_at: float | None = None
         self._is_over = False
-        self.exchange = make_exchange(Wires(self._send, self.flush, self._watch))
+        self.exchange = make_exchange(Wires(self._send, self.flush, self._watch, self._bell.ring))
         self._lock = self.exchange.changed
         for member in self.members:
             self.exchange.add_worker(member.number, member.models)

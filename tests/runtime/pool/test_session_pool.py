@@ -122,6 +122,23 @@ def test_answers_that_are_held_fill_the_memory_and_say_so(bundle: Path) -> None:
             pool.run({"x": np.ones((4096, 1024), np.float32)})
 
 
+def test_who_waits_for_memory_gets_it_when_an_array_is_let_go(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD, max_shared_bytes=2**20) as pool:
+        held = [pool.empty("x", (220, 1024))]
+        hanging = pool.submit(batch(bad_workers.HANG))
+        threading.Timer(0.2, held.clear).start()
+        assert pool.empty("x", (200, 1024), timeout_s=20).shape == (200, 1024)
+        assert not hanging.done()
+        pool.close(drain=False)
+
+
+def test_a_request_is_taken_as_long_as_there_is_room(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", max_shared_bytes=2**20) as pool:
+        held = pool.empty("x", (220, 1024))
+        assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+        assert held.nbytes > 0.8 * 2**20
+
+
 def test_shapes_that_depend_on_values_are_answered_too(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     with SessionPool(write_finding(tmp_path / "finding"), devices="cpu") as pool:
