@@ -292,7 +292,11 @@ def place(
     from pipeline.runtime.pool.devices import resolve_devices
     from pipeline.runtime.pool.loads import place_bundles
 
-    paths = {Path(name).name: _find_bundle(name, artifacts) for name in bundles}
+    found = [_find_bundle(name, artifacts) for name in bundles]
+    names = [path.resolve().name for path in found]
+    paths = {
+        name if names.count(name) == 1 else str(path): path for name, path in zip(names, found, strict=True)
+    }
     loads, placement = place_bundles(paths, resolve_devices(devices or "all", read_hardware()))
     if json:
         write_json({"loads": encode(loads), "placement": encode(placement)})

@@ -55,7 +55,7 @@ class Office:
         self.exchange = Exchange(
             {"double": signature},
             Arena(self.create, max_bytes),
-            Wires(self.send, lambda: None, self.watched.append, lambda: None),
+            Wires(self.send, lambda: None, self.watched.append, lambda: None, lambda: None),
             max_pending,
         )
         for worker in range(workers):
@@ -328,6 +328,16 @@ def test_many_requests_of_unknown_answers_leave_room_for_one() -> None:
     for thread in threads:
         thread.join()
     assert futures == []
+
+
+def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:
+    office = Office()
+    futures = [office.submit(n) for n in range(5)]
+    office.begin()
+    office.exchange.close(PoolClosedError("closed"))
+    office.tell(*office.exchange.abort())
+    assert all(isinstance(future.exception(0), PoolClosedError) for future in futures)
+    assert office.exchange.wait_idle(0)
 
 
 def test_stranded_models_fail_what_waits_and_what_comes() -> None:

@@ -94,7 +94,7 @@ def test_a_worker_has_no_more_than_its_depth() -> None:
     assert [number for number, _ in admit(ledger, 1, 2, 3)] == [1, 2]
     ledger.answer(0, 1, 1.0, service_s=1e-5)
     assert [request.number for request, _ in ledger.assign(1.0)] == [3]
-    assert depth_for(1e-5) == 32
+    assert depth_for(1e-5) == 16
     assert depth_for(0.0005) == 4
     assert depth_for(10.0) == depth_for(None) == 2
 

@@ -24,6 +24,7 @@ def names(devices: tuple[Device, ...]) -> list[str]:
 def test_all_means_every_gpu_or_else_the_cpu() -> None:
     assert names(resolve_devices("all", machine(3))) == ["cuda:0", "cuda:1", "cuda:2"]
     assert names(resolve_devices("all", machine(0))) == ["cpu"]
+    assert names(resolve_devices(["all"], machine(1))) == ["cuda:0"]
     assert names(resolve_devices(["cpu", "cuda:1"], machine(2))) == ["cpu", "cuda:1"]
     assert names(resolve_devices("cuda:1", machine(2))) == ["cuda:1"]
 

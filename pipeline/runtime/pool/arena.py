@@ -244,13 +244,12 @@ class Arena:
         return True
 
     def _add(self, size: int, block_bytes: int) -> None:
-        number = self._last + 1
+        number = self._last = self._last + 1
         try:
             segment = self.create(number, size)
         except OSError:
             self._evict(until=0)
             segment = self._create_or_explain(number, size)
-        self._last = number
         self._entries[number] = _Entry(segment, block_bytes)
         place = bisect.bisect(self._addresses, segment.address)
         self._addresses.insert(place, segment.address)

@@ -45,9 +45,9 @@ def resolve_devices(wanted: str | Sequence[str], hardware: Hardware) -> tuple[De
     """
     gpus = tuple(Device("cuda", n, gpu.memory_bytes) for n, gpu in enumerate(hardware.gpus))
     cpu = Device("cpu", 0, hardware.memory_bytes)
-    if wanted == "all":
-        return gpus or (cpu,)
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    if names == ("all",):
+        return gpus or (cpu,)
     known = {device.name: device for device in (cpu, *gpus)}
     offered = ", ".join(known)
     if not names or len(set(names)) != len(names):

@@ -12,8 +12,9 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ Answer = dict[str, Array]
 _SMALL_ANSWER = 16 * 1024
 _REMEMBERED = 1024
 _SHARE_OF_MESSAGES = 0.75
+_LETTING_GO_S = 1.0
+"""Seconds to wait for arrays to be let go of, where nothing else can make room."""
 
 log = logging.getLogger(__name__)
 
@@ -108,12 +111,16 @@ class Order:
         retries: How often it may be tried on another worker.
         copies: Whether its answer is to be arrays of their own, and no views of shared memory.
         may_wait: Whether to wait for room, or to raise `WouldBlock`.
+        begun: When its caller began to wait; None for now.
+        gives_up_at: When it stops waiting for arrays to be let go of.
     """
 
     timeout_s: float | None = None
     retries: int = 0
     copies: bool = False
     may_wait: bool = True
+    begun: float | None = None
+    gives_up_at: float = math.inf
 
 
 @dataclass(slots=True)
@@ -129,6 +136,7 @@ class _Pending:
     shapes: tuple[Any, ...]
     copies: bool
     begun: float
+    is_unsized: bool
     is_lent: bool = False
 
 
@@ -177,12 +185,14 @@ class Wires:
         flush: Writes what was put down; called without the lock.
         watch: Makes the supervisor wake up at a deadline, if it would not anyway.
         ring: Makes it wake up now; takes no lock.
+        stop: Makes it end the pool; takes no lock.
     """
 
     send: Callable[[int, bytes], None]
     flush: Callable[[], None]
     watch: Callable[[float], None]
     ring: Callable[[], None]
+    stop: Callable[[], None]
 
 
 @dataclass
@@ -216,6 +226,7 @@ class Exchange:
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)
         self._reserved = 0  # requests that have their turn and are not in the books yet
+        self._unsized = 0  # requests whose answers' sizes were not known when they came
         self._coming = 0  # those of them that are being written, and answers that are being read
         self._sizes: OrderedDict[tuple[Any, ...], int] = OrderedDict()
         self._places: dict[int, dict[str, int]] = {}
@@ -247,6 +258,7 @@ class Exchange:
         Raises:
             PoolError: As `SessionPool.run`.
         """
+        self.refuse_in_callback("run()")
         waiter = Waiter()
         self._send(next(self._numbers), waiter, model, inputs, order)
         return waiter.result()
@@ -262,7 +274,7 @@ class Exchange:
             RequestTimeoutError: The deadline passed before there was room for the request.
             WouldBlock: It would have to wait, and may not.
         """
-        begun = time.monotonic()
+        begun = time.monotonic() if order.begun is None else order.begun
         deadline = math.inf if order.timeout_s is None else begun + order.timeout_s
         arrays = check_inputs(self.signatures[model], inputs)
         shapes = (model, *(array.shape for array in arrays))
@@ -277,6 +289,8 @@ class Exchange:
                 self.changed.notify_all()
                 raise
             self._coming += 1
+            is_unsized = shapes not in self._sizes
+            self._unsized += is_unsized
         segment, offset, size = message.span
         rest = Span(segment, offset + layout.size, size - layout.size)
         pending = _Pending(
@@ -291,6 +305,7 @@ class Exchange:
             shapes=shapes,
             copies=order.copies,
             begun=begun,
+            is_unsized=is_unsized,
         )
         try:
             copied = write_request(layout, arrays, message)
@@ -300,12 +315,28 @@ class Exchange:
                 self._coming -= 1
                 self._give_back(pending)
             raise
-        with self.changed:
+        with self.changed, self._whole():
             self._reserved -= 1
             self._coming -= 1
             self.copied.in_bytes += copied
             self._admit(pending, deadline, order)
         self.wires.flush()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Gives the pool up if what is inside is broken off: the books could contradict each other.
+
+        A signal's handler may raise anywhere in the main thread. That is rare here, a few microseconds for a
+        request; then every request fails with this as its reason, and none is left unanswered.
+        """
+        try:
+            yield
+        except (PipelineError, WouldBlock, MemoryError):
+            raise
+        except BaseException as error:
+            self.close(PoolError(f"pool was interrupted at its books\n  got {type(error).__name__}"))
+            self.wires.stop()
+            raise
 
     def _admit(self, pending: _Pending, deadline: float, order: Order) -> None:
         try:
@@ -352,11 +383,7 @@ class Exchange:
     def _wait(self, deadline: float, order: Order, reason: str) -> None:
         if not order.may_wait:
             raise WouldBlock
-        if threading.current_thread() is self.supervisor:
-            raise PoolError(
-                f"a future's callback would have to wait for its own pool\n  got {reason}",
-                hint="submit from another thread",
-            )
+        self.refuse_in_callback(reason)
         remaining_s = None if deadline == math.inf else deadline - time.monotonic()
         if remaining_s is not None and remaining_s <= 0:
             raise RequestTimeoutError(
@@ -364,17 +391,40 @@ class Exchange:
             )
         self.changed.wait(None if remaining_s is None else min(remaining_s, threading.TIMEOUT_MAX))
 
+    def refuse_in_callback(self, reason: str) -> None:
+        """Raises if this is the thread that answers, which would wait for itself.
+
+        Raises:
+            PoolError: It is.
+        """
+        if threading.current_thread() is self.supervisor:
+            raise PoolError(
+                f"a future's callback would have to wait for its own pool\n  got {reason}",
+                hint="call it from another thread",
+            )
+
     def _wait_for_memory(self, size: int, deadline: float, order: Order) -> None:
-        if not self._pending and not self._coming:
+        """Waits until there may be more; where no answer is to come, a moment for arrays that are let go."""
+        self.arena.notes.awaited_by = self.wires.ring
+        if self.arena.collect():
+            return  # some was left just before
+        if self._pending or self._coming:
+            order.gives_up_at = math.inf
+            self._wait(deadline, order, "no shared memory free")
+            return
+        now = time.monotonic()
+        if order.gives_up_at == math.inf:
+            order.gives_up_at = now + _LETTING_GO_S
+        if now >= order.gives_up_at or not order.may_wait:
             raise NoRoomError(
                 f"shared memory is full\n"
                 f"  expected {size} bytes free of {self.arena.max_bytes}, got the rest held by arrays in use",
                 hint="let go of answers, or ask for copies: run(…, copy=True)",
             )
-        self.arena.notes.awaited_by = self.wires.ring
-        if self.arena.collect():
-            return  # some was left just before
-        self._wait(deadline, order, "no shared memory free")
+        self.refuse_in_callback("no shared memory free")
+        self.changed.wait(max(0.0, min(order.gives_up_at, deadline) - now))
+        if time.monotonic() >= deadline:
+            self._wait(deadline, order, "no shared memory free")
 
     def _allocate(
         self, layout: Layout, shapes: tuple[Any, ...], deadline: float, order: Order
@@ -383,12 +433,13 @@ class Exchange:
         expected = self._sizes.get(shapes)
         inline = 0 if expected is None or expected > _SMALL_ANSWER else expected
         while True:
-            # Where the answer's size is not known yet, some memory is left for when it is.
-            message = self._try_allocate(layout.size + inline, leave_some=expected is None)
+            # While there are requests whose answers' sizes are not known, some memory is left for those.
+            leave_some = expected is None or self._unsized > 0
+            message = self._try_allocate(layout.size + inline, leave_some=leave_some)
             if message is not None:
                 if expected is None or inline:
                     return message, None
-                answer = self._try_allocate(expected)
+                answer = self._try_allocate(expected, leave_some=self._unsized > 0)
                 if answer is not None:
                     return message, answer
                 # Not held while this waits: two that wait for each other would wait for ever.
@@ -450,6 +501,8 @@ class Exchange:
         if pending.answer_block is not None:
             self.arena.release(pending.answer_block)
         pending.arrays = []
+        self._unsized -= pending.is_unsized
+        pending.is_unsized = False
 
     def _serve_memory(self) -> None:
         """Answers the workers that need memory for an answer, as far as there is some or never will be."""
@@ -535,10 +588,8 @@ class Exchange:
 
     def _settle(self, pending: _Pending) -> None:
         if pending.is_lent:
-            self.arena.release(pending.message)  # the answer's own block is its holder's now
-            pending.arrays = []
-        else:
-            self._free(pending)
+            pending.answer_block = None  # it is its holder's now
+        self._free(pending)
 
     def _read_answer(self, pending: _Pending, frame: Frame, answered: Answered) -> None:
         try:
@@ -638,10 +689,12 @@ class Exchange:
                 if number == loss.retried or number in loss.requeued:
                     self._mark_new(self._pending[number])
                     continue
-                pending = self._pending.pop(number)
-                self._free(pending)
+                lost = self._pending.pop(number, None)
+                if lost is None:
+                    continue
+                self._free(lost)
                 if number == loss.failed:
-                    outcomes.append(Outcome(pending.future, error))
+                    outcomes.append(Outcome(lost.future, error))
             self._assign()
             self._serve_memory()
             self.changed.notify_all()
@@ -722,6 +775,8 @@ class Exchange:
                 self._free(pending)
                 if request is None or not request.is_abandoned:
                     outcomes.append(Outcome(pending.future, self.closed_error))
+            self.ledger.clear()
+            self._waiting_for_memory.clear()
             self.changed.notify_all()
         return outcomes
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import PoolError
 
-_DEEPEST = 32
+_DEEPEST = 16
 _COVERED_S = 0.002
 
 
@@ -272,6 +272,16 @@ class Ledger:
         for number in numbers:
             self.withdraw(number)
         return numbers
+
+    def clear(self) -> None:
+        """Takes every request out of the books."""
+        self._requests.clear()
+        self._deadlines.clear()
+        for queue in self._queues.values():
+            queue.clear()
+        for seat in self._seats.values():
+            seat.sent.clear()
+            seat.is_open, seat.since = False, math.inf
 
     def is_idle(self) -> bool:
         """Says whether nobody waits for an answer."""

@@ -44,14 +44,17 @@ class Outbox:
 
     def _write(self) -> bool:
         data = bytes(self._frames)
+        # Taken out before they are written: broken off by a signal, frames are lost, which shows, and never
+        # written twice, which would have a worker write to memory that is somebody else's by then.
+        del self._frames[: len(data)]
         try:
             written = len(data) if self._is_closed else os.write(self.descriptor, data)
         except BlockingIOError:
-            return False
+            written = 0
         except OSError:
             written = len(data)  # nobody reads any more, which is noticed elsewhere
-        del self._frames[:written]
-        return True
+        self._frames[:0] = data[written:]
+        return written > 0
 
     def close(self) -> None:
         """Writes nothing more; only then may the pipe be closed."""

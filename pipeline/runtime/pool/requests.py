@@ -15,6 +15,7 @@ from pipeline.runtime.pool.arena import Arena, Block
 from pipeline.runtime.pool.segments import view_tensor
 from pipeline.runtime.pool.tensor_headers import (
     HERE,
+    MAX_RANK,
     TensorHeader,
     align,
     encode_headers,
@@ -103,6 +104,11 @@ def _wrong_names(signature: Signature, inputs: Mapping[str, Any]) -> InvalidRequ
 
 def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
     array = value if type(value) is np.ndarray else _as_array(signature, name, value)
+    if array.ndim > MAX_RANK:
+        raise InvalidRequestError(
+            f"input {name!r} of {signature.model} has too many axes\n"
+            f"  expected at most {MAX_RANK}, got {array.ndim}"
+        )
     if array.dtype == dtype:
         return array
     kind = find_element_type(dtype.names[0]) if dtype.names else None

@@ -49,7 +49,7 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
     """Opens a bundle as the worker's job says, and runs its golden sample.
 
     Args:
-        model: `name`, `bundle`, `target`, and `inputs` and `outputs` as the pool read them.
+        model: `name`, `bundle`, `target`, and `config`, the loader config as the pool read it.
         job: `device`, `device_id`, `threads`, `may_spin`, `digests`.
 
     Raises:
@@ -68,10 +68,10 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
         adapt=adapt,
     )
     opened = open_bundle(Path(model["bundle"]), wishes, BackgroundImport())
-    if encode(opened.config.inputs) != model["inputs"] or encode(opened.config.outputs) != model["outputs"]:
+    if encode(opened.config) != model["config"]:
         raise LoadError(
-            f"bundle was replaced by one of another model: {model['bundle']}\n"
-            f"  expected the inputs and outputs that the pool began with",
+            f"bundle was replaced by another build: {model['bundle']}\n"
+            f"  expected the one that the pool began with, whose answers it would mix with this one's",
             hint="make a new pool",
         )
     if model["target"] is None and needs_gpu(opened.variant.requirements) != (job["device_id"] is not None):
@@ -230,6 +230,10 @@ class ServedModel:
             self._session.run_with_iobinding(binding)
         except self._errors:
             return None  # the run that follows says whether it was the shapes or the inputs
+        # An output that is an input as well, or an initializer, is handed back and not written.
+        given = zip(binding.get_outputs(), views, strict=True)
+        if any(value.data_ptr() != view.ctypes.data for value, view in given):
+            return None
         return known.write_headers(span, block)
 
 

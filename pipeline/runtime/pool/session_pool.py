@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
 from pipeline.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import DigestPolicy
+from pipeline.runtime.loading import DigestPolicy, check_choice
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
 from pipeline.runtime.pool.devices import Device, resolve_devices
@@ -110,6 +111,8 @@ class SessionPool:
         wanted = len(members) if min_ready is None else min_ready
         if not 0 <= wanted <= len(members):
             raise PoolError(f"bad min_ready\n  expected 0 to {len(members)}, got {min_ready}")
+        check_choice("start_method", start_method, ("spawn", "forkserver"))
+        check_choice("digests", digests, ("changed", "full", "off"))
         sweep_segments()
         prefix = segment_prefix()
 
@@ -209,7 +212,7 @@ class SessionPool:
             PoolError: As `run`.
         """
         name = self._model(model)
-        order = Order(timeout_s=timeout_s, retries=retries, copies=copy, may_wait=False)
+        order = Order(timeout_s, retries, copies=copy, may_wait=False, begun=time.monotonic())
         is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
         try:
             future = self._exchange.submit(name, inputs, order) if is_small else None
@@ -406,6 +409,7 @@ class SessionPool:
         Raises:
             RequestTimeoutError: Some had not said by then.
         """
+        self._exchange.refuse_in_callback("check()")
         check = self._supervisor.begin_check()
         if not check.done.wait(timeout_s):
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
@@ -437,6 +441,8 @@ class SessionPool:
             drain: Whether requests that were taken are answered first; otherwise they fail.
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
+        if drain:
+            self._exchange.refuse_in_callback("close()")
         self._exchange.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
         try:
             is_idle = drain and self._exchange.wait_idle(timeout_s)
@@ -499,8 +505,7 @@ def _describe(name: str, path: Path, config: LoaderConfig, target: str | None) -
         "name": name,
         "bundle": str(path),
         "target": target,
-        "inputs": encode(config.inputs),
-        "outputs": encode(config.outputs),
+        "config": encode(config),
     }
 
 

@@ -150,7 +150,9 @@ class Supervisor:
         self._is_stale = True  # whether more has happened than answers, so that `_planned` may be too late
         self._stop_at: float | None = None
         self._is_over = False
-        self.exchange = make_exchange(Wires(self._send, self.flush, self._watch, self._bell.ring))
+        self.exchange = make_exchange(
+            Wires(self._send, self.flush, self._watch, self._bell.ring, self.stop_soon)
+        )
         self._lock = self.exchange.changed
         for member in self.members:
             self.exchange.add_worker(member.number, member.models)
@@ -203,6 +205,8 @@ class Supervisor:
         Raises:
             PipelineError: They never will be; what the first of those that failed said.
         """
+        if not 0 <= count <= len(self.members):
+            raise PoolError(f"bad number of workers\n  expected 0 to {len(self.members)}, got {count}")
         with self._lock:
             while not self._is_over:
                 failed = [member for member in self.members if member.state == "failed"]
@@ -213,13 +217,22 @@ class Supervisor:
                 self._lock.wait()
         raise self.exchange.closed_error
 
-    def begin_check(self) -> Check:
-        """Has every worker that is ready run its golden samples."""
+    def begin_check(self, workers: Sequence[int] | None = None) -> Check:
+        """Has workers that are ready run their golden samples.
+
+        Args:
+            workers: Which; None for all.
+
+        Raises:
+            PoolError: The pool is closed.
+        """
         with self._lock:
             if self._is_over or self._stop_at is not None:
                 raise self.exchange.closed_error
-            ready = self._ready()
-            until = time.monotonic() + self._rules.run_timeout_s
+            ready = [number for number in self._ready() if workers is None or number in workers]
+            # Each has its turn behind the requests it has.
+            before = max((len(self.exchange.ledger.seat(number).sent) for number in ready), default=0)
+            until = time.monotonic() + self._rules.run_timeout_s * (before + 1)
             check = Check(next(self._check_numbers), until, set(ready))
             self._checks.append(check)
             for worker in ready:
@@ -355,7 +368,8 @@ class Supervisor:
             process, channels = start_process(job, self._rules.method)
         except Exception as error:  # noqa: BLE001 - multiprocessing raises many things where it cannot start
             reason = PoolError(f"cannot start {member.name}\n  {type(error).__name__}: {error}")
-            self._bury(member, reason, is_hopeless=False, is_blamed=False)
+            # RuntimeError: multiprocessing's word for a program that has no `if __name__ == "__main__":`.
+            self._bury(member, reason, is_hopeless=isinstance(error, RuntimeError), is_blamed=False)
             return
         life = Life(process, channels, FrameReader(member.name), Outbox(channels.requests))
         with self._lock:
@@ -377,7 +391,7 @@ class Supervisor:
             if now >= check.until:
                 check.until = math.inf  # once; they are heard as dead
                 for worker in tuple(check.waiting):
-                    self._kill(self.members[worker], self._took_too_long(worker))
+                    self._kill(self.members[worker], self._took_too_long(worker), is_blamed=False)
         for member in self.members:
             if member.state == "starting" and now - member.started_at >= self._rules.start_timeout_s:
                 error = LoadTimeoutError(
@@ -443,8 +457,8 @@ class Supervisor:
         if frame.kind is Kind.FAILED:
             outcome = self.exchange.failed(member.number, frame.request, _error_of(content))
             member.served += 1
-            self._count_refusal(member)
             _tell([outcome] if outcome is not None else [])
+            self._count_refusal(member)
         elif frame.kind is Kind.PHASE:
             phase, seconds = str(content.get("phase")), _number(content.get("seconds"))
             member.phases_s[phase] = seconds
@@ -462,7 +476,8 @@ class Supervisor:
         """Has a worker that refuses one request after the other run its golden samples."""
         member.refusals += 1
         if member.refusals % _REFUSALS == 0:
-            self.begin_check()
+            with suppress(PoolError):  # it is closed
+                self.begin_check((member.number,))
 
     def _has_become_ready(self, member: Member, content: Mapping[str, Any]) -> None:
         with self._lock:
@@ -559,9 +574,11 @@ class Supervisor:
             told = self.exchange.closed_error if stopping else error
             outcomes = self.exchange.lose(member.number, told, is_blamed=is_blamed or stopping)
             self._lock.notify_all()
-        if not stopping:
-            self._report_end(member, error)
-        _tell(outcomes)
+        try:
+            if not stopping:
+                self._report_end(member, error)
+        finally:
+            _tell(outcomes)
 
     def _report_end(self, member: Member, error: PipelineError) -> None:
         self._observe(member, error=error)
@@ -582,7 +599,7 @@ class Supervisor:
             event = WorkerEvent(member.number, member.name, member.state, phase, seconds, error)
             try:
                 self._rules.observer(event)
-            except Exception:  # whoever watches must not be able to stop the pool
+            except BaseException:  # whoever watches must not be able to stop the pool
                 log.exception("the pool's observer failed")
 
     # The end of it all.

@@ -31,7 +31,8 @@ HERE = 0
 
 _VERSION = 1
 _ORDER_C = ord("C")
-_MAX_TENSORS, _MAX_RANK = 4096, 32
+MAX_RANK = 32
+_MAX_TENSORS = 4096
 _TOP = struct.Struct("<HHB3xI4x")
 _FIXED = struct.Struct("<HBxHHIQQ")
 _REMEMBERED = 1024
@@ -147,7 +148,7 @@ def decode_headers(text: bytes) -> tuple[TensorHeader, ...]:
 def _decode(text: bytes, position: int) -> tuple[TensorHeader, int]:
     index, order, code, rank, segment, offset, size = _FIXED.unpack_from(text, position)
     dtype = _DTYPES.get(code)
-    if order != _ORDER_C or dtype is None or rank > _MAX_RANK:
+    if order != _ORDER_C or dtype is None or rank > MAX_RANK:
         raise PoolError(f"unreadable tensor header\n  got order {order}, element type {code}, rank {rank}")
     shape = struct.unpack_from(f"<{rank}Q", text, position + _FIXED.size)
     if size_of(dtype, shape) != size or (size == 0 and math.prod(shape) != 0):

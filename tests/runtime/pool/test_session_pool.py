@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pipeline.errors import (
     PoolError,
     RequestTimeoutError,
     RunError,
+    WorkerDiedError,
 )
 from pipeline.runtime import SessionPool, WorkerEvent
 from pipeline.runtime.pool.process import StartMethod
@@ -374,3 +376,107 @@ def test_plans_that_need_binding_are_served(tmp_path: Path) -> None:
     with SessionPool(path, devices="cpu") as pool:
         for n, size in itertools.product(range(5), (4, 9, 100_000)):
             assert (pool.run(batch(n, size))["y"] == 2 * batch(n, size)["x"]).all()
+
+
+def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path: Path) -> None:
+    x = np.ones((2, 2), np.float32)
+    both = ("float32", ("a", "b"))
+    path = write_model_bundle(
+        tmp_path / "passing",
+        {"y": ("Add", ("x", "x"))},
+        {"x": both},
+        {"x": both, "y": both},
+        {"input:x": x, "output:x": x, "output:y": x + x},
+    )
+    with SessionPool(path, devices="cpu") as pool:
+        for n in range(8):
+            answer = pool.run({"x": np.full((200, 300), n, np.float32)})
+            assert (answer["x"] == n).all()
+            assert (answer["y"] == 2 * n).all()
+
+
+def test_a_pool_can_be_closed_again_after_a_hard_stop(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD) as pool:
+        futures = [pool.submit(batch(bad_workers.HANG)) for _ in range(4)]
+        pool.close(drain=False)
+        pool.close()
+    assert all(isinstance(future.exception(0), PoolClosedError) for future in futures)
+
+
+def test_refused_requests_are_told_even_while_the_pool_is_stopped(bundle: Path) -> None:
+    for _ in range(3):
+        pool = SessionPool(bundle, devices="cpu")
+        futures = [pool.submit({"x": np.ones(3, np.float32)}) for _ in range(200)]
+        pool.close(drain=False)
+        assert all(future.exception(5) is not None for future in futures)
+
+
+def test_an_observer_that_exits_stops_nothing(bundle: Path) -> None:
+    def leave(event: WorkerEvent) -> None:
+        if event.error is not None:
+            raise SystemExit
+
+    with SessionPool(bundle, devices="cpu", worker=BAD, observer=leave) as pool:
+        with pytest.raises(WorkerDiedError):
+            pool.run(batch(bad_workers.EXIT))
+        assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+
+
+def test_a_check_waits_its_turn(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", worker=BAD, run_timeout_s=0.5) as pool:
+        futures = [pool.submit(batch(bad_workers.SLOW)) for _ in range(4)]
+        assert pool.check(timeout_s=20) == {}
+        assert all(future.exception(20) is None for future in futures)
+        assert pool.stats().workers[0].restarts == 0
+
+
+def test_who_would_wait_for_themselves_are_told(bundle: Path) -> None:
+    told: list[BaseException] = []
+    done = threading.Event()
+    with SessionPool(bundle, devices="cpu", worker=BAD) as pool:
+
+        def misbehave(_: object) -> None:
+            for call in (pool.close, pool.check, lambda: pool.run(batch())):
+                try:
+                    call()
+                except PoolError as error:
+                    told.append(error)
+            done.set()
+
+        pool.submit(batch(bad_workers.SLOW)).add_done_callback(misbehave)
+        assert done.wait(10)
+        assert len(told) == 3
+        assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+        with pytest.raises(PoolError, match="bad number of workers"):
+            pool.wait_ready(2)
+
+
+def test_signals_that_raise_in_the_middle_leave_no_request_unanswered(bundle: Path) -> None:
+    class InterruptedByTest(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedByTest
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    pool = SessionPool(bundle, devices="cpu")
+    others = ThreadPoolExecutor(2)
+    try:
+        background = [others.submit(lambda: [pool.run(batch()) for _ in range(200)]) for _ in range(2)]
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.003)
+                for n in range(50):
+                    assert pool.run(batch(n))["y"][0, 0] == 2 * n
+            except InterruptedByTest:
+                continue
+            except PoolError:
+                break  # it was interrupted at its books, and says so
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    for future in background:
+        assert future.exception(20) is None or isinstance(future.exception(0), PoolError)
+    others.shutdown()
+    pool.close(timeout_s=20)
