@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is under nohup and in background jobs; commands under test would ignore Ctrl-C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("hypothesis") is not None:  # the runtime's tests go without it
     from hypothesis import HealthCheck, settings

@@ -77,5 +77,8 @@ def test_an_interrupt_ends_it_at_once(project: Project) -> None:
     assert process.stderr is not None
     assert any("ready" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    process.communicate()
+    try:
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.communicate()
