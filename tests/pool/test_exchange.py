@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
-from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture, Wires
+from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture, Wires, WouldBlock
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.tensor_headers import (
     HERE,
@@ -307,27 +307,19 @@ def test_memory_held_by_answers_in_use_is_an_error_at_once() -> None:
 
 def test_many_requests_of_unknown_answers_leave_room_for_one() -> None:
     office = Office(max_bytes=2**20)
-    futures, threads = [], []
+    futures: list[PoolFuture] = []
 
-    def submit() -> None:
-        futures.append(office.submit(1, 50_000, timeout_s=20, copies=True))
+    def fill() -> None:
+        for _ in range(10):
+            futures.append(office.submit(1, 50_000, copies=True, may_wait=False))
 
-    for _ in range(6):
-        threads.append(threading.Thread(target=submit))
-        threads[-1].start()
-    for _ in range(400):
-        if office.frames[0]:
-            office.answer()
-            for future in futures:
-                if future.done():
-                    assert future.result(0)["y"][0] == 2
-        if not any(thread.is_alive() for thread in threads) and not office.frames[0]:
-            break
-        threading.Event().wait(0.005)
-        futures = [future for future in futures if not future.done()]
-    for thread in threads:
-        thread.join()
-    assert futures == []
+    with pytest.raises(WouldBlock):
+        fill()
+    assert 1 < len(futures) < 10
+    while office.frames[0]:
+        office.answer()
+    assert [float(future.result(0)["y"][0]) for future in futures] == [2.0] * len(futures)
+    assert office.used == 0
 
 
 def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:

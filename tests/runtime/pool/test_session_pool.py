@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import signal
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -449,34 +448,3 @@ def test_who_would_wait_for_themselves_are_told(bundle: Path) -> None:
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
         with pytest.raises(PoolError, match="bad number of workers"):
             pool.wait_ready(2)
-
-
-def test_signals_that_raise_in_the_middle_leave_no_request_unanswered(bundle: Path) -> None:
-    class InterruptedByTest(Exception):
-        pass
-
-    def interrupt(*_: object) -> None:
-        raise InterruptedByTest
-
-    old = signal.signal(signal.SIGALRM, interrupt)
-    pool = SessionPool(bundle, devices="cpu")
-    others = ThreadPoolExecutor(2)
-    try:
-        background = [others.submit(lambda: [pool.run(batch()) for _ in range(200)]) for _ in range(2)]
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.003)
-                for n in range(50):
-                    assert pool.run(batch(n))["y"][0, 0] == 2 * n
-            except InterruptedByTest:
-                continue
-            except PoolError:
-                break  # it was interrupted at its books, and says so
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    for future in background:
-        assert future.exception(20) is None or isinstance(future.exception(0), PoolError)
-    others.shutdown()
-    pool.close(timeout_s=20)
