@@ -15,6 +15,9 @@ class Outbox:
 
     Args:
         descriptor: The pipe's end, which does not block.
+
+    Attributes:
+        is_torn: Whether frames may have been lost, so that the worker has to be replaced.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -22,6 +25,7 @@ class Outbox:
         self._frames = bytearray()
         self._writing = threading.Lock()
         self._is_closed = False
+        self.is_torn = False
 
     def add(self, data: bytes) -> None:
         """Puts frames down; the caller holds the pool's lock, which makes the order."""
@@ -53,6 +57,9 @@ class Outbox:
             written = 0
         except OSError:
             written = len(data)  # nobody reads any more, which is noticed elsewhere
+        except BaseException:
+            self.is_torn = True
+            raise
         self._frames[:0] = data[written:]
         return written > 0
 

@@ -271,9 +271,14 @@ class Supervisor:
 
     def flush(self) -> None:
         """Writes what was put down for workers."""
-        for life in tuple(self._lives.values()):
-            if not life.outbox.flush():
-                self._bell.ring()  # this thread's loop then waits for room
+        is_done = False
+        try:
+            # A list, so that one that has no room does not keep the others from being written.
+            written = [life.outbox.flush() for life in tuple(self._lives.values())]
+            is_done = all(written)
+        finally:
+            if not is_done:
+                self._bell.ring()  # the thread then waits for room, or sees what was broken off
 
     # The thread.
 
@@ -305,7 +310,11 @@ class Supervisor:
         self._is_stale = True
 
     def _register_writers(self) -> None:
-        for life in self._lives.values():
+        for number, life in self._lives.items():
+            if life.outbox.is_torn:
+                reason = PoolError(f"a request to {self.members[number].name} was broken off by a signal")
+                self._kill(self.members[number], reason, is_blamed=False)
+                continue
             descriptor = life.outbox.descriptor
             if descriptor not in self._selector.get_map() and not life.outbox.flush():
                 self._selector.register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -242,7 +243,7 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method:
         is_over = threading.Event()
 
         def kill() -> None:
-            while not is_over.wait(0.25):
+            while not is_over.wait(0.1):
                 ready = [worker for worker in pool.stats().workers if worker.state == "ready"]
                 for worker in ready[:1]:
                     with suppress(ProcessLookupError):
@@ -250,7 +251,9 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method:
                         kills.append(worker.pid)
 
         def ask(seed: int) -> None:
-            for n in range(each):
+            for n in itertools.count():
+                if n >= each and (len(kills) >= 3 or wrong):
+                    return
                 x = np.full((2, 500), seed * each + n, np.float32)
                 try:
                     y = pool.run({"x": x}, retries=10, timeout_s=60)["y"]
@@ -270,7 +273,7 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method:
         is_over.set()
         killer.join()
         assert wrong == []
-        assert kills
+        assert len(kills) >= 3
         assert pool.stats().used_bytes == 0
 
 
