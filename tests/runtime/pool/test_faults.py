@@ -154,7 +154,7 @@ def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle: Path, wi
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(bundle: Path, method: StartMethod) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, run_timeout_s=0.5, start_method=method) as pool:
+    with SessionPool(bundle, **SOON, worker=BAD, run_timeout_s=1.5, start_method=method) as pool:
         with pytest.raises(WorkerDiedError, match=r"one request for too long(?s:.)*SIGKILL"):
             pool.run(batch(bad_workers.HANG))
         assert is_right(pool.submit(batch()))
@@ -230,7 +230,7 @@ def test_close_ends_a_worker_that_does_not_listen(bundle: Path, method: StartMet
     future = pool.submit(batch(bad_workers.HANG))
     begun = time.monotonic()
     pool.close(timeout_s=0.2)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8
     assert future.exception(0) is not None
 
 
