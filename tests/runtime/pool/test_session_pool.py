@@ -21,6 +21,7 @@ from pipeline.errors import (
 )
 from pipeline.runtime import SessionPool, WorkerEvent
 from pipeline.runtime.pool.process import StartMethod
+from pipeline.runtime.pool.segments import start_ticks
 from tests.runtime.pool import bad_workers
 from tests.runtime.pool.conftest import batch
 from tests.runtime.pool.pool_bundles import write_doubling, write_finding, write_model_bundle
@@ -325,8 +326,15 @@ def test_close_gives_up_waiting_when_told_to(bundle: Path) -> None:
 def test_a_pool_that_is_forgotten_ends_its_workers(bundle: Path) -> None:
     pool = SessionPool(bundle, devices="cpu")
     pool.run(batch())
+    (worker,) = pool.stats().workers
+    assert worker.pid is not None
+    ticks = start_ticks(worker.pid)
     del pool
     gc.collect()
+    until = time.monotonic() + 10
+    while start_ticks(worker.pid) == ticks and time.monotonic() < until:
+        time.sleep(0.01)
+    assert start_ticks(worker.pid) != ticks
 
 
 def test_an_exception_in_the_block_stops_at_once(bundle: Path) -> None:
