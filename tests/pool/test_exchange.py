@@ -322,6 +322,36 @@ def test_many_requests_of_unknown_answers_leave_room_for_one() -> None:
     assert office.used == 0
 
 
+def test_who_waits_for_memory_does_not_wake_others_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(max_bytes=2**20)
+    known = office.submit(1, 50_000, copies=True)
+    office.answer()
+    assert known.result(0)["y"][0] == 2
+    futures = [office.submit(n, 50_000, copies=True) for n in range(2)]
+    tries, allocate = [0], office.exchange.arena.allocate
+
+    def count(size: int) -> Any:
+        tries[0] += 1
+        return allocate(size)
+
+    monkeypatch.setattr(office.exchange.arena, "allocate", count)
+
+    def submit() -> None:
+        futures.append(office.submit(7, 50_000, copies=True, timeout_s=20))
+
+    threads = [threading.Thread(target=submit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    threading.Event().wait(0.3)
+    assert tries[0] <= 8
+    for thread in threads:
+        while thread.is_alive() or office.frames[0]:
+            if office.frames[0]:
+                office.answer()
+            thread.join(0.01)
+    assert all(future.done() for future in futures)
+
+
 def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:
     office = Office()
     futures = [office.submit(n) for n in range(5)]

@@ -442,9 +442,9 @@ class Exchange:
                 answer = self._try_allocate(expected, leave_some=self._unsized > 0)
                 if answer is not None:
                     return message, answer
-                # Not held while this waits: two that wait for each other would wait for ever.
+                # Not held while this waits: two that wait for each other would wait for ever. Nobody saw it
+                # taken, so nobody is woken: two that wait would wake each other without end.
                 self.arena.release(message)
-                self.changed.notify_all()
             self._wait_for_memory(layout.size + (expected or 0), deadline, order)
             self._check_open(shapes[0])
 
