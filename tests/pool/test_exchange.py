@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
+from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment, size_class
 from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture, Wires, WouldBlock
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.tensor_headers import (
@@ -323,7 +323,8 @@ def test_many_requests_of_unknown_answers_leave_room_for_one() -> None:
 
 
 def test_who_waits_for_memory_does_not_wake_others_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    office = Office(max_bytes=2**20)
+    # Room for two requests with their answers, and for one more without.
+    office = Office(max_bytes=5 * size_class(200_064))
     known = office.submit(1, 50_000, copies=True)
     office.answer()
     assert known.result(0)["y"][0] == 2
