@@ -147,6 +147,45 @@ class WorkerDiedError(PoolError):
         )
 
 
+class RegistryError(PipelineError):
+    """A registry cannot do what it was asked for."""
+
+    exit_code = 5
+
+
+class RegistryUnavailableError(RegistryError):
+    """A registry cannot be reached, is overloaded, or stops in the middle of an answer; later it may do.
+
+    Attributes:
+        retry_after_s: Seconds it asked to be left alone for; 0 if it did not say.
+    """
+
+    retry_after_s: float = 0.0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (*super().__reduce__(), {"retry_after_s": self.retry_after_s})
+
+
+class AccessDeniedError(RegistryError):
+    """A registry wants other credentials than those it was given, or knows them and says no."""
+
+
+class NotPublishedError(RegistryError):
+    """A registry has no model, version, label or alias of that name."""
+
+
+class ConflictError(RegistryError):
+    """Somebody else changed the same thing in a registry, again and again."""
+
+
+class PromotionRefusedError(RegistryError):
+    """A version does not pass the gate between it and an alias."""
+
+
+class SignatureError(IntegrityError):
+    """A bundle that has to be signed is not, or not by the key that was asked for."""
+
+
 class MissingExtraError(PipelineError):
     """A feature was used whose optional dependency is not installed."""
 

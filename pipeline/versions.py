@@ -1,8 +1,11 @@
-"""Versions of ONNX Runtime, compared by their numbers."""
+"""Versions of ONNX Runtime: the installed one, and their order by number."""
 
 from __future__ import annotations
 
+import functools
 import re
+
+_DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
 
 # Bounded, so that a hostile file cannot ask for numbers of thousands of digits.
 _NUMBERS = re.compile(r"[0-9]{1,9}+(?![0-9])(?:\.[0-9]{1,9}+(?![0-9])){0,9}")
@@ -20,3 +23,17 @@ def parse_version(text: str) -> tuple[int, ...] | None:
     while len(parts) > 1 and parts[-1] == 0:
         parts.pop()
     return tuple(parts)
+
+
+@functools.cache
+def installed_onnxruntime() -> str | None:
+    """Returns the version of the installed ONNX Runtime without importing it, None if there is none."""
+    # Imported here: a job that loads from a folder has no use for it, and it takes milliseconds.
+    from importlib import metadata
+
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

@@ -85,11 +85,16 @@ def sync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(destination: Path) -> Iterator[Path]:
+def new_folder(destination: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields an empty temporary folder that becomes `destination` when the block ends without an error.
 
     An existing `destination` is exchanged with it in one system call and then removed, so that at any instant
     one of the two, whole, stands there.
+
+    Args:
+        destination: The folder.
+        durable: Whether to wait until the disk has all of it; what can be fetched again, and is checked
+            before it is used, need not.
 
     Raises:
         OSError: The file system is read-only or full; `destination` is then untouched.
@@ -99,7 +104,8 @@ def new_folder(destination: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        sync_tree(temporary)
+        if durable:
+            sync_tree(temporary)
         _put_in_place(temporary, destination)
     finally:
         _remove_tree(temporary)

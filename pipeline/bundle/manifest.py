@@ -14,7 +14,7 @@ from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import TuningRecord
 
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA_VERSION = "1.1"
+MANIFEST_SCHEMA_VERSION = "1.2"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
 
 
@@ -223,6 +223,40 @@ class MissingTarget:
 
 
 @dataclass(frozen=True)
+class GitState:
+    """The commit of the repository that the spec lies in.
+
+    Attributes:
+        commit: Its full hash.
+        modified: Whether files of the repository differed from it.
+    """
+
+    commit: str
+    modified: bool
+
+
+@dataclass(frozen=True)
+class PartOrigin:
+    """One of the bundles that a bundle from a registry was put together from.
+
+    Attributes:
+        digest: Of its record in the registry.
+        variants: Names here of the variants that are from it.
+        created_at: When it was prepared, ISO 8601, UTC.
+        pipeline_version: Of ortprep.
+        environment: Versions and hardware it was made with.
+        git: Where its spec was from, None if that is not known.
+    """
+
+    digest: str
+    variants: tuple[str, ...]
+    created_at: str
+    pipeline_version: str
+    environment: Mapping[str, Any]
+    git: GitState | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`.
 
@@ -237,6 +271,8 @@ class Manifest:
         variants: One record per variant of `loader.json`, in the same order.
         missing_targets: Targets that were skipped.
         files: Every file of the bundle except this one.
+        git: Where the spec was from, None if it lies in no repository.
+        parts: What the bundle was put together from, if from several that were published apart.
     """
 
     schema_version: str
@@ -249,6 +285,8 @@ class Manifest:
     variants: tuple[VariantRecord, ...]
     files: tuple[FileEntry, ...]
     missing_targets: tuple[MissingTarget, ...] = field(default=())
+    git: GitState | None = None
+    parts: tuple[PartOrigin, ...] = ()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

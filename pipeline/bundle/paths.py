@@ -11,6 +11,9 @@ from pipeline.errors import IntegrityError
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Names of models, targets and variants: one path component on every file system, no `..`, no hidden file."""
 
+RECEIPT_FOLDER = ".registry"
+"""Where a bundle that was pulled keeps where it is from; no session reads what is in it."""
+
 _NAME = re.compile(NAME_PATTERN)
 
 

@@ -26,11 +26,16 @@ def write_record(path: Path, record: object, *, max_bytes: int) -> None:
         BundleError: It is larger than readers accept.
         OSError: The folder is read-only or full.
     """
-    data = encode(record)
-    text = format_json(data | {_SELF_DIGEST: digest_json(data)})
+    text = format_record(record)
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes, got {len(text)}")
     write_bytes_atomic(path, text)
+
+
+def format_record(record: object) -> bytes:
+    """Returns the bytes that `write_record` writes."""
+    data = encode(record)
+    return format_json(data | {_SELF_DIGEST: digest_json(data)})
 
 
 def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) -> T:

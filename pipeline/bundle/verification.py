@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import FileEntry, listed_files, read_loader_config
-from pipeline.bundle.paths import resolve_inside
-from pipeline.errors import BundleError, IntegrityError
+from pipeline.bundle.loader_config import LOADER_FILE, FileEntry, listed_files, read_loader_config
+from pipeline.bundle.paths import RECEIPT_FOLDER, resolve_inside
+from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
 
 Digester = Callable[[Path], str]
 
@@ -119,6 +119,18 @@ def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[Differen
     return (*compare_files(root, manifest.files, digest), *extra)
 
 
+def find_added(root: Path) -> frozenset[str]:
+    """Returns the files below a bundle's folder that are neither listed nor a registry's receipt.
+
+    Raises:
+        BundleError: There is no manifest that can be read.
+    """
+    from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+
+    recorded = {entry.path for entry in read_manifest(root).files} | {MANIFEST_FILE}
+    return frozenset(_present(root) - recorded)
+
+
 def check_bundle(root: Path, digest: Digester = digest_file) -> None:
     """Raises unless the bundle is exactly what was written.
 
@@ -129,6 +141,26 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
     name = Path(os.path.realpath(root)).name
     hint = f"ortprep prepare {shlex.quote(name)}  (or copy the bundle again, if it is a copy)"
     raise_differences(root, compare_bundle(root, digest), hint=hint)
+
+
+def may_be_replaced(folder: Path) -> bool:
+    """Says whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
+    from pipeline.bundle.manifest import read_manifest
+
+    if not os.path.lexists(folder):
+        return True
+    if not folder.is_dir():
+        return False
+    if not any(folder.iterdir()) or (folder / LOADER_FILE).is_file():
+        return True
+    # Other programs call a file manifest.json too.
+    try:
+        read_manifest(folder)
+    except UnsupportedVersionError:
+        return True
+    except BundleError:
+        return False
+    return True
 
 
 def raise_differences(root: Path, differences: tuple[Difference, ...], *, hint: str | None = None) -> None:
@@ -151,10 +183,12 @@ def raise_differences(root: Path, differences: tuple[Difference, ...], *, hint: 
 
 
 def _present(root: Path) -> set[str]:
-    """Returns every file below `root`, links that lead to folders included."""
+    """Returns every file below `root`, links that lead to folders included, a registry's receipt left out."""
     found: set[str] = set()
     for folder, subfolders, files in os.walk(root, onerror=_refuse_unreadable):
         here = Path(folder)
+        if here == root and RECEIPT_FOLDER in subfolders and not (root / RECEIPT_FOLDER).is_symlink():
+            subfolders.remove(RECEIPT_FOLDER)
         links = [name for name in subfolders if (here / name).is_symlink()]
         found.update((here / name).relative_to(root).as_posix() for name in (*files, *links))
     return found

@@ -60,6 +60,9 @@ ARTIFACTS = Path("artifacts")
 
 def run() -> int:
     """Runs the command line and returns the exit code; the border where errors become messages."""
+    # Imported here, since its commands are put on the app that this module makes.
+    from pipeline.cli import registry_commands  # noqa: F401
+
     start_streams()
     try:
         app(standalone_mode=True)
@@ -68,7 +71,9 @@ def run() -> int:
     return 0
 
 
-def _command(function: Callable[P, None]) -> Callable[P, None]:
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """Makes a function a command: what it raises becomes a message and an exit code."""
+
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -86,7 +91,7 @@ def _command(function: Callable[P, None]) -> Callable[P, None]:
             say(INTERRUPTED)
             raise typer.Exit(130) from None
 
-    return app.command(name=function.__name__.replace("_", "-"))(guarded)
+    return app.command(name=function.__name__.strip("_").replace("_", "-"))(guarded)
 
 
 def _version(wanted: bool) -> None:
@@ -106,7 +111,7 @@ def _options(
     start_logging(log)
 
 
-@_command
+@command
 def prepare(
     names: Names = None,
     configs: Configs = CONFIGS,
@@ -133,7 +138,7 @@ def _exit_code_of(errors: Sequence[PipelineError]) -> int:
     return kinds.pop() if len(kinds) == 1 else 1
 
 
-@_command
+@command
 def explain(
     names: Names = None,
     configs: Configs = CONFIGS,
@@ -160,7 +165,7 @@ def explain(
             write_line(format_explanation(explanation))
 
 
-@_command
+@command
 def tune(
     names: Names = None,
     configs: Configs = CONFIGS,
@@ -192,7 +197,7 @@ def tune(
             write_line(line)
 
 
-@_command
+@command
 def trial(
     name: Annotated[str, typer.Argument(help="Model.")],
     number: Annotated[int, typer.Argument(help="Number of the trial, as `ortprep tune` shows it.")],
@@ -216,14 +221,14 @@ def trial(
     write_table(build_again_table(record.trials[number], again, title=f"{name}/{task.id.variant}"))
 
 
-@_command
+@command
 def show(
     name: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
     """Show what a bundle is and what it achieves."""
-    manifest = read_manifest(_find_bundle(name, artifacts))
+    manifest = read_manifest(find_bundle(name, artifacts))
     if json:
         write_json(encode(manifest))
         return
@@ -234,7 +239,7 @@ def show(
             write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
 
 
-@_command
+@command
 def check(
     bundle: Annotated[Path, typer.Argument(help="Path of a bundle.")],
     golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
@@ -247,7 +252,7 @@ def check(
             say(f"{bundle}: {checked}")
 
 
-@_command
+@command
 def schema() -> None:
     """Write the JSON Schema of a spec, for editors."""
     from pipeline.spec.schema import spec_schema
@@ -255,7 +260,7 @@ def schema() -> None:
     write_json(spec_schema())
 
 
-@_command
+@command
 def options(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Part of the names to list.")] = "",
     provider: Annotated[
@@ -280,7 +285,7 @@ def options(
         write_table(table)
 
 
-@_command
+@command
 def place(
     bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")],
     artifacts: Artifacts = ARTIFACTS,
@@ -292,7 +297,7 @@ def place(
     from pipeline.runtime.pool.devices import resolve_devices
     from pipeline.runtime.pool.loads import place_bundles
 
-    found = [_find_bundle(name, artifacts) for name in bundles]
+    found = [find_bundle(name, artifacts) for name in bundles]
     names = [path.resolve().name for path in found]
     paths = {
         name if names.count(name) == 1 else str(path): path for name, path in zip(names, found, strict=True)
@@ -306,7 +311,7 @@ def place(
         write_line(reason)
 
 
-@_command
+@command
 def serve_check(
     bundle: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
     artifacts: Artifacts = ARTIFACTS,
@@ -321,7 +326,7 @@ def serve_check(
     from pipeline.runtime.pool.driving import drive_bundle
 
     result, stats = drive_bundle(
-        _find_bundle(bundle, artifacts),
+        find_bundle(bundle, artifacts),
         devices=devices or "all",
         workers_per_device=workers_per_device,
         requests=requests,
@@ -338,7 +343,12 @@ def serve_check(
         raise typer.Exit(1)
 
 
-def _find_bundle(name: str, artifacts: Path) -> Path:
+def find_bundle(name: str, artifacts: Path) -> Path:
+    """Returns the bundle at a path, or of a model.
+
+    Raises:
+        BundleError: There is neither.
+    """
     for path in (Path(name), artifacts / name):
         if (path / MANIFEST_FILE).is_file():
             return path

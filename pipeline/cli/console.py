@@ -18,10 +18,13 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as RichProgress
 from rich.spinner import Spinner
 from rich.table import Table
 
 from pipeline.errors import PipelineError
+from pipeline.registry.progress import Progress
 
 _STDOUT, _STDERR = 1, 2
 
@@ -210,3 +213,31 @@ class BuildObserver:
             self._live = Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         self._live.update(spinner)
+
+
+class TransferBar:
+    """Shows a transfer's progress, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> TransferBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Takes how far the transfer is."""
+        if not self._stream.isatty():
+            return
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = RichProgress(*columns, console=Console(file=self._stream), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(progress.what, total=progress.total_bytes)
+        assert self._task is not None
+        self._bar.update(self._task, completed=progress.done_bytes, total=progress.total_bytes)

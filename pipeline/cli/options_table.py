@@ -23,7 +23,7 @@ from pipeline.options import (
     known_session_config,
     version_parts,
 )
-from pipeline.spec.session_options import installed_onnxruntime
+from pipeline.versions import installed_onnxruntime
 
 PROVIDERS = ("session", "cuda", "cpu")
 """What options may be asked for: those of the session itself, or of one execution provider."""

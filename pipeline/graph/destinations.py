@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipeline.bundle.loader_config import LOADER_FILE
-from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
-from pipeline.errors import BundleError, SourceError, SpecError, UnsupportedVersionError
+from pipeline.bundle.manifest import MANIFEST_FILE
+from pipeline.bundle.verification import may_be_replaced
+from pipeline.errors import SourceError, SpecError
 from pipeline.graph.receipts import model_folder
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.fetch.stage import local_source
@@ -36,7 +37,7 @@ def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
 
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
     bundle = artifacts / spec.name
-    if not _may_be_replaced(bundle):
+    if not may_be_replaced(bundle):
         aside = shlex.join(("mv", str(bundle), f"{bundle}.mine"))
         yield (
             f"  {spec.name}: expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
@@ -57,26 +58,6 @@ def _holds_source(folder: Path, spec: ModelSpec) -> bool:
         return False  # `fetch` says what is wrong with it
     # Not `Path.resolve`, which fails on links that lead in a circle.
     return source is not None and Path(os.path.realpath(source)).is_relative_to(os.path.realpath(folder))
-
-
-def _may_be_replaced(folder: Path) -> bool:
-    """Says whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
-    if not os.path.lexists(folder):
-        return True
-    if not folder.is_dir():
-        return False
-    return not any(folder.iterdir()) or (folder / LOADER_FILE).is_file() or _has_manifest(folder)
-
-
-def _has_manifest(folder: Path) -> bool:
-    # Other programs call a file manifest.json too.
-    try:
-        read_manifest(folder)
-    except UnsupportedVersionError:
-        return True
-    except BundleError:
-        return False
-    return True
 
 
 def _show(path: Path) -> str:

@@ -76,6 +76,8 @@ def build_doit_tasks(
         if stage in used:
             yield {"basename": stage, "name": None, "doc": doc}
     yield {"basename": "explain", "name": None, "doc": "say what prepare would do, and why"}
+    if any(tasks[-1].plan.spec.publish for tasks in builds):
+        yield {"basename": "publish", "name": None, "doc": "publish every bundle whose spec says where"}
     for tasks in builds:
         model = tasks[0].model
         by_id = {task.id: task for task in tasks}
@@ -95,6 +97,16 @@ def build_doit_tasks(
             "uptodate": [False],
             "doc": f"what prepare:{model} would do, and why",
         }
+        if tasks[-1].plan.spec.publish is not None:
+            yield {
+                "basename": "publish",
+                "name": model,
+                "actions": [functools.partial(_publish, tasks[-1], f"publish:{model}", observer, errors)],
+                "task_dep": [f"prepare:{model}"],
+                # The registry knows whether there is anything to do.
+                "uptodate": [False],
+                "doc": f"publish the bundle {model}, as publish: of its spec says",
+            }
         for task in tasks:
             requires = [doit_name(by_id[required]) for required in task.requires]
             yield _doit_task(task, requires, observer, cache, errors)
@@ -138,6 +150,19 @@ def _act(
     shared = {} if task.id.stage in ("tune", "measure") else {"shared": working}
     try:
         run_task(task, cache=cache, say=functools.partial(observer.said, name), **shared)
+    except PipelineError as error:
+        if errors is not None:
+            errors.append(error)
+        return TaskFailed(str(error))
+    return None
+
+
+def _publish(task: Task, name: str, observer: Observer, errors: Errors | None) -> TaskFailed | None:
+    # Imported here: whoever only builds need not have what registries need.
+    from pipeline.graph.publishing import publish_model
+
+    try:
+        publish_model(task, functools.partial(observer.said, name))
     except PipelineError as error:
         if errors is not None:
             errors.append(error)

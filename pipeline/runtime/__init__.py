@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.runtime.progressive_session import ProgressiveSession
     from pipeline.runtime.selection import Selection, select_variant
     from pipeline.runtime.session import SessionPlan, build_session
+    from pipeline.runtime.sources import locate
 
 __all__ = [
     "Hardware",
@@ -34,6 +35,7 @@ __all__ = [
     "build_session",
     "load",
     "load_progressive",
+    "locate",
     "open_bundle",
     "place_models",
     "read_hardware",
@@ -54,6 +56,7 @@ _HOMES = {
     "build_session": "session",
     "load": "loading",
     "load_progressive": "progressive",
+    "locate": "sources",
     "open_bundle": "loading",
     "place_models": "pool.placement",
     "read_hardware": "hardware",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numbers
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.errors import LoadError
 from pipeline.runtime.background_import import BackgroundImport
 from pipeline.runtime.deadline import Deadline
+from pipeline.runtime.sources import locate
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -41,6 +41,7 @@ def load(
     digests: DigestPolicy = "changed",
     check: CheckPolicy = "none",
     timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
@@ -48,15 +49,20 @@ def load(
     and that cannot be loaded all the same is an error, never passed over.
 
     Args:
-        bundle: The bundle's folder.
+        bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
+            into the local cache first.
         target: Load only what was prepared for this target (`cpu`, `cuda`), or the variant of this name;
             None for the bundle's first that fits.
         device_id: CUDA ordinal of the GPU; None for what the bundle records, else the first.
         digests: Which files are hashed and compared with their records before they are used.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
-        timeout_s: Seconds after which the load is given up.
+        timeout_s: Seconds after which the load is given up; pulling comes before.
+        require_signature: A public key's file, or what else `ortprep pull --verify` takes: a bundle that is
+            not signed so is refused.
 
     Raises:
+        SignatureError: The bundle is not signed as is required.
+        RegistryError: The registry has no such version, or failed.
         LoadError: No variant fits, ONNX Runtime refused one, or the golden sample was answered wrongly.
         LoadTimeoutError: The deadline passed.
         ProviderError: The session did not get its execution provider.
@@ -66,7 +72,13 @@ def load(
         MissingExtraError: ONNX Runtime is not installed.
     """
     return open_bundle(
-        bundle, target=target, device_id=device_id, digests=digests, check=check, timeout_s=timeout_s
+        bundle,
+        target=target,
+        device_id=device_id,
+        digests=digests,
+        check=check,
+        timeout_s=timeout_s,
+        require_signature=require_signature,
     ).session
 
 
@@ -78,6 +90,7 @@ def open_bundle(
     digests: DigestPolicy = "changed",
     check: CheckPolicy = "none",
     timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
     plan: PlanChoice = "steady",
 ) -> OpenedBundle:
     """Does what `load` does, with its arguments and errors, and also returns what was decided.
@@ -89,7 +102,7 @@ def open_bundle(
     check_choice("plan", plan, ("steady", "first"))
     _check_number("device_id", device_id, example=0, whole=True)
     _check_number("timeout_s", timeout_s, example=30)
-    path = _as_path(bundle)
+    path = locate(bundle, require_signature=require_signature)
     deadline = Deadline(timeout_s, bundle=path)
     importing = BackgroundImport()
     # Imported now, so that ONNX Runtime's thread does not have to wait for it.
@@ -97,22 +110,6 @@ def open_bundle(
 
     wishes = opening.Wishes(target, device_id, digests, check, deadline, plan)
     return opening.open_bundle(path, wishes, importing)
-
-
-def _as_path(bundle: object) -> Path:
-    """Returns the path a caller named.
-
-    Raises:
-        LoadError: That names none.
-    """
-    named = bundle if isinstance(bundle, str | os.PathLike) else None
-    path = None if named is None else os.fspath(named)
-    if not isinstance(path, str) or "\0" in path:
-        raise LoadError(
-            f"no path of a bundle: {bundle!r}\n  expected text or a pathlib.Path, without NUL",
-            hint='load("artifacts/NAME")',
-        )
-    return Path(path)
 
 
 def _check_number(name: str, value: object, *, example: int, whole: bool = False) -> None:

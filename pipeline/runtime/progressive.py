@@ -31,6 +31,7 @@ def load_progressive(
     digests: DigestPolicy = "changed",
     check: CheckPolicy = "none",
     timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
     steady_after: BuildStart = "first_run",
 ) -> ProgressiveSession:
     """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
@@ -39,13 +40,14 @@ def load_progressive(
     phase, it is made at once. If it cannot be made, the first stays in service, and why is logged at WARNING.
 
     Args:
-        bundle: The bundle's folder.
+        bundle: As for `load`.
         target: As for `load`.
         device_id: As for `load`, of both sessions.
         digests: As for `load`; the files must still be the same once the steady session is made.
         check: `golden` checks the first session before it is returned, the steady one before it takes over.
         timeout_s: Seconds after which the load of the first session is given up. The steady one may take as
             long as it needs.
+        require_signature: As for `load`.
         steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
             nothing from it, or `now`. `wait_steady` has it made in any case.
 
@@ -60,6 +62,7 @@ def load_progressive(
         digests=digests,
         check=check,
         timeout_s=timeout_s,
+        require_signature=require_signature,
         plan="first",
     )
     from pipeline.runtime.progressive_session import ProgressiveSession

@@ -64,17 +64,35 @@ def select_variant(
     for variant in config.variants:
         if not serves(variant, target):
             continue
-        needs = variant.requirements
-        reasons = (
-            *_version_reasons(needs.onnxruntime, onnxruntime_version),
-            *_provider_reasons(needs, available_providers),
-            *_processor_reasons(needs, hardware),
-            *_gpu_reasons(needs, hardware, _choose_device(variant, device_id)),
+        reasons = find_reasons(
+            variant,
+            hardware=hardware,
+            onnxruntime_version=onnxruntime_version,
+            available_providers=available_providers,
+            device_id=device_id,
         )
         if not reasons:
             return Selection(variant, tuple(passed_over))
         passed_over.append(PassedOver(variant.name, reasons))
     return Selection(None, tuple(passed_over))
+
+
+def find_reasons(
+    variant: Variant,
+    *,
+    hardware: Hardware,
+    onnxruntime_version: str | None,
+    available_providers: Sequence[str] | None,
+    device_id: int | None = None,
+) -> tuple[str, ...]:
+    """Returns everything this machine lacks for a variant; takes what `select_variant` takes."""
+    needs = variant.requirements
+    return (
+        *_version_reasons(needs.onnxruntime, onnxruntime_version),
+        *_provider_reasons(needs, available_providers),
+        *_processor_reasons(needs, hardware),
+        *_gpu_reasons(needs, hardware, _choose_device(variant, device_id)),
+    )
 
 
 def serves(variant: Variant, target: str | None) -> bool:

@@ -270,6 +270,39 @@ class Tune(_Section):
         return weights
 
 
+def _check_registry(registry: str) -> str:
+    if has_credentials(registry):
+        raise ValueError(
+            "expected a URL without user and password: each kind of registry takes them from its own place"
+        )
+    return _check_text(registry)
+
+
+class Publish(_Section):
+    """Where `doit publish` publishes the bundle."""
+
+    registry: Annotated[str, AfterValidator(_check_registry)] = Field(
+        description="A folder, relative to the spec; an fsspec URL; oci://HOST/PREFIX; mlflow+http://HOST:PORT."
+    )
+    label: Name | None = Field(
+        default=None, description="Human name of the version; the date and a number if not given."
+    )
+    alias: Name | None = Field(
+        default=None, description="Alias the version is promoted to, if the gate lets it pass."
+    )
+    sign: Text | None = Field(
+        default=None, description="Private key to sign with, relative to the spec; or KIND:option=value,…"
+    )
+    require_signature: Text | None = Field(
+        default=None,
+        description="Public key, relative to the spec, or KIND:option=value,…: what is not signed so is not "
+        "published.",
+    )
+    max_regression: Positive = Field(
+        default=1.10, description="How much longer init and steady runs may take than what alias names now."
+    )
+
+
 class ModelSpec(_Section):
     """One model and everything that is to be done with it."""
 
@@ -290,6 +323,9 @@ class ModelSpec(_Section):
     verify: Verify = Verify()
     tune: Tune = Tune()
     measure: Measure = Measure()
+    publish: Publish | None = Field(
+        default=None, description="Where `doit publish` publishes it; nothing that is built depends on it."
+    )
 
     _folder: Path = PrivateAttr(default=Path())
     _file: str | None = PrivateAttr(default=None)

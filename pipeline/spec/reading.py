@@ -12,9 +12,9 @@ from pipeline.bundle.regular_file import open_regular
 from pipeline.errors import SpecError
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.problems import Problem, build_error
-from pipeline.spec.session_options import installed_onnxruntime
 from pipeline.spec.validation import locate, validate
 from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
+from pipeline.versions import installed_onnxruntime
 
 DEFAULTS_FILE = "defaults.yaml"
 """Values for whatever the specs of the same folder leave out."""

@@ -5,26 +5,11 @@ ONNX Runtime itself accepts unknown session config keys and junk values silently
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 from pipeline.options import CUDA, Scalar, check_provider_options, check_session_config
 from pipeline.spec.problems import Place
-
-_DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
-
-
-@functools.cache
-def installed_onnxruntime() -> str | None:
-    """Returns the version of the installed ONNX Runtime without importing it, None if there is none."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def find_option_problems(runtime: object, *, version: str) -> Iterator[tuple[Place, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pipeline
 from pipeline.bundle.codec import decode
 from pipeline.bundle.digest import DigestCache, digest_json
+from pipeline.bundle.linking import link_or_copy, share_model
 from pipeline.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
@@ -34,8 +35,8 @@ from pipeline.runtime.checking import check_variants
 from pipeline.runtime.child import run_child
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.resolution import resolved_spec
+from pipeline.stages.commit import read_git_state
 from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
-from pipeline.stages.linking import link_or_copy, share_model
 from pipeline.stages.measure.contenders import PREPARED
 from pipeline.stages.measure.decision import DEFAULT
 from pipeline.stages.optimize.requirements import with_options
@@ -226,6 +227,7 @@ def _manifest(context: Context, fetched: FetchResult, prepared: tuple[_Prepared,
         missing_targets=tuple(
             MissingTarget(target, reason) for target, reason in context.plan.missing.items()
         ),
+        git=read_git_state(context.spec.folder),
     )
 
 

@@ -26,7 +26,7 @@ from pipeline.options import (
     known_session_config,
 )
 from pipeline.options.option import version_parts
-from pipeline.spec.session_options import installed_onnxruntime
+from pipeline.versions import installed_onnxruntime
 from tests.prepare.project import Project
 
 KNOWN: Mapping[str, Callable[[str], tuple[Option, ...]]] = {

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from pipeline.bundle.codec import read_json
+from pipeline.bundle.linking import link_or_copy
 from pipeline.runtime import load
 from pipeline.stages import package
-from pipeline.stages.linking import link_or_copy
 from tests import models
 from tests.models import write_external_model
 from tests.prepare.project import Project, all_tasks, answers, done, is_intact, source_answers

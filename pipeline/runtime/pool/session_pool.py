@@ -32,6 +32,7 @@ from pipeline.runtime.pool.requests import IN_PLACE_BYTES, check_inputs, iterate
 from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
 from pipeline.runtime.pool.supervisor import Rules, Supervisor
 from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
+from pipeline.runtime.sources import locate
 
 Bundle = str | os.PathLike[str]
 
@@ -51,7 +52,8 @@ class SessionPool:
     and those asked for with `copy=True` are ordinary arrays.
 
     Args:
-        bundles: A bundle's folder, or several by the name that requests call them by.
+        bundles: A bundle's folder or its place in a registry, as `load` takes it, or several by the name that
+            requests call them by.
         devices: `all` (every GPU, or the CPU where there is none), or some of `cpu`, `cuda:0`, ….
         workers_per_device: Processes on each.
         target: Take only variants prepared for this target; None for what fits the device.
@@ -64,6 +66,7 @@ class SessionPool:
             peace between its deaths, until it is given up.
         threads: Threads per worker; None divides the processors among them.
         digests: As `load` takes it.
+        require_signature: As `load` takes it, of every bundle.
         start_method: How processes are made.
         observer: Called with everything that happens to workers, on a thread of the pool.
         worker: The function that workers run, `module:function`.
@@ -90,11 +93,12 @@ class SessionPool:
         max_restarts: int = 5,
         threads: int | None = None,
         digests: DigestPolicy = "changed",
+        require_signature: str | os.PathLike[str] | None = None,
         start_method: StartMethod = "spawn",
         observer: Callable[[WorkerEvent], None] | None = None,
         worker: str = _WORKER,
     ) -> None:
-        self._paths = _name_bundles(bundles)
+        self._paths = _name_bundles(bundles, require_signature)
         configs = {name: read_loader_config(path) for name, path in self._paths.items()}
         self._signatures = {name: read_signature(name, config) for name, config in configs.items()}
         places = resolve_devices(devices, read_hardware())
@@ -491,12 +495,17 @@ def _join(model: str, output: str, parts: list[Array], slices: list[slice]) -> A
     return np.concatenate(parts)
 
 
-def _name_bundles(bundles: Bundle | Mapping[str, Bundle]) -> dict[str, Path]:
+def _name_bundles(
+    bundles: Bundle | Mapping[str, Bundle], signature: str | os.PathLike[str] | None
+) -> dict[str, Path]:
     if isinstance(bundles, Mapping):
         if not bundles:
             raise PoolError("no bundle for the pool\n  expected at least one")
-        return {str(name): Path(os.path.realpath(path)) for name, path in bundles.items()}
-    path = Path(os.path.realpath(bundles))
+        return {
+            str(name): Path(os.path.realpath(locate(path, require_signature=signature)))
+            for name, path in bundles.items()
+        }
+    path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
     return {read_loader_config(path).name: path}
 
 

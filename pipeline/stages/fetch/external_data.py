@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.atomic import write_bytes_atomic
 from pipeline.bundle.digest import DigestCache, default_cache_folder
+from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from pipeline.errors import SourceError
-from pipeline.stages.graphs.onnx_wire import WireError, external_locations, read_skeleton
 
 log = logging.getLogger(__name__)
 

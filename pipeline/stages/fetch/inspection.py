@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec
+from pipeline.bundle.onnx_wire import WireError, read_skeleton
 from pipeline.errors import SourceError
 from pipeline.runtime.child import run_child
-from pipeline.stages.graphs.onnx_wire import WireError, read_skeleton
 from pipeline.stages.results import ModelInterface
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import ProviderRecord, Requirements, SessionOptionsRecord
 from pipeline.bundle.manifest import Finding, LadderAttempt
 from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
@@ -17,7 +18,6 @@ from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import PORTABLE, Context, TaskId
-from pipeline.stages.linking import share_model
 from pipeline.stages.optimize.ladder import Step
 from pipeline.stages.optimize.lint import errors_of
 from pipeline.stages.optimize.reloading import run_reload

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import Finding
+from pipeline.bundle.onnx_wire import read_skeleton
 from pipeline.runtime.session import SessionPlan, build_session
-from pipeline.stages.graphs.onnx_wire import read_skeleton
 from pipeline.stages.optimize.graph_description import GraphDescription, describe_graph
 from pipeline.stages.optimize.lint import Surroundings, lint_graph
 

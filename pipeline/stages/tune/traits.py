@@ -44,8 +44,8 @@ def describe_traits(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of `read_traits`: `model` in, the traits that are in the graph out."""
     import onnx
 
+    from pipeline.bundle.onnx_wire import read_skeleton
     from pipeline.stages.graphs.graph_walk import walk_nodes
-    from pipeline.stages.graphs.onnx_wire import read_skeleton
     from pipeline.stages.optimize.lint import NCHWC_DOMAIN
 
     model = onnx.ModelProto.FromString(read_skeleton(Path(request["model"])))

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.digest import DigestCache
-from pipeline.stages.graphs.onnx_wire import WireError, read_skeleton, subgraph_locations
+from pipeline.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
 
 _FICLONE = 0x40049409  # linux/fs.h
 
@@ -30,7 +30,7 @@ def share_model(model: Path, destination: Path) -> None:
     Raises:
         OSError: The disk is full or read-only, or a file of that name is there.
     """
-    alone = _unlinkable_files(model)
+    alone = unlinkable_files(model)
     for path in sorted(model.parent.rglob("*")):
         if path.is_file():
             name = path.relative_to(model.parent)
@@ -38,7 +38,7 @@ def share_model(model: Path, destination: Path) -> None:
             place(path, destination if path == model else destination.parent / name)
 
 
-def _unlinkable_files(model: Path) -> frozenset[Path]:
+def unlinkable_files(model: Path) -> frozenset[Path]:
     """Returns the files, relative to the model's folder, that ONNX Runtime takes with one link only."""
     try:
         return frozenset(Path(PurePosixPath(name)) for name in subgraph_locations(read_skeleton(model)))

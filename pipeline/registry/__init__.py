@@ -1,0 +1,1 @@
+"""Bundles in model registries: publish, pull, promote; see docs/registry.md."""

@@ -1,0 +1,1 @@
+"""The kinds of registries: each stores records and files, and knows nothing of what they mean."""

@@ -1,0 +1,1 @@
+"""An MLflow tracking server with its model registry."""

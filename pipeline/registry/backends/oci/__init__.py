@@ -1,0 +1,1 @@
+"""Any registry that speaks the OCI distribution API."""

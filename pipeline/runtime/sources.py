@@ -1,0 +1,60 @@
+"""Where a bundle is: a folder, or in a registry, from which it is pulled first.
+
+A runtime job that loads from folders needs neither registries nor what they need. Who handles references is
+therefore looked up by name among the installed packages' entry points, in the group `ortprep.sources`; `pip
+install 'ortprep[registry]'` brings one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+from pipeline.errors import LoadError, MissingExtraError
+
+_GROUP, _NAME = "ortprep.sources", "registry"
+
+
+def locate(
+    bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
+) -> Path:
+    """Returns the folder of a bundle, pulled into the local cache if it is in a registry.
+
+    Args:
+        bundle: A folder; `registry://NAME@VERSION` in the registry that `$ORTPREP_REGISTRY` names; or
+            `REGISTRY/NAME@VERSION` with a registry's URL. VERSION is an alias, a label or a digest.
+        require_signature: A public key's file, or `KIND:option=value,…` as `ortprep pull --verify` takes it:
+            what is not signed so is refused.
+
+    Raises:
+        LoadError: `bundle` names no path.
+        MissingExtraError: Registries, or signatures, need packages that are not installed.
+        SignatureError: The bundle is not signed as is required.
+        RegistryError: The registry has no such version, failed, or cannot be reached and never was.
+        IntegrityError: The bytes are not those that were published.
+    """
+    path = _as_text(bundle)
+    if "://" not in path and require_signature is None:
+        return Path(path)
+    found = importlib.metadata.entry_points(group=_GROUP, name=_NAME)
+    if not found:
+        raise MissingExtraError(
+            "registries are not installed\n  expected them for bundles in one, and for signatures",
+            hint="pip install 'ortprep[registry]'",
+        )
+    open_source = next(iter(found)).load()
+    required = None if require_signature is None else os.fspath(require_signature)
+    located: Path = open_source(path, require_signature=required)
+    return located
+
+
+def _as_text(bundle: object) -> str:
+    named = bundle if isinstance(bundle, str | os.PathLike) else None
+    path = None if named is None else os.fspath(named)
+    if not isinstance(path, str) or "\0" in path:
+        raise LoadError(
+            f"no path of a bundle: {bundle!r}\n  expected text or a pathlib.Path, without NUL",
+            hint='load("artifacts/NAME")',
+        )
+    return path

@@ -1,0 +1,256 @@
+"""The commands around registries, as a user runs them, and what jobs then load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
+from pipeline.runtime import SessionPool, load, locate
+from tests.prepare.project import SHAPES, Project, folding_net, is_intact
+from tests.registry.bundles import Build, Made, write_bundle
+from tests.registry.keys import write_keys
+from tests.registry.oci_server import oci_server
+from tests.runtime.bundles import CPU_ONLY, CUDA_NEEDED, sample, weights_of
+from tests.runtime.bundles import write_bundle as write_linear_bundle
+
+SECRET = "hunter2-is-no-password"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def registry(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as registry, which commands and jobs find by the environment."""
+    folder = project.root / "registry"
+    monkeypatch.setenv("ORTPREP_REGISTRY", str(folder))
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(project.root / "cache"))
+    return folder
+
+
+def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
+    project: Project, registry: Path
+) -> None:
+    bundle = write_linear_bundle(
+        project.artifacts / "linear", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY}
+    )
+    published = project.run("publish", "linear", "--label", "1.0")
+    assert published.code == 0, published.err
+    assert published.out.startswith("linear@sha256:")
+    assert "linear@1.0" in published.err
+    assert project.run("promote", "linear@1.0", "production").code == 5, "it was never verified"
+    promoted = project.run("promote", "linear@1.0", "production", "--force", "--reason", "first")
+    assert promoted.code == 0, promoted.err
+    pulled = project.run("pull", "linear@production", "--out", "pulled")
+    assert pulled.code == 0, pulled.err
+    assert "left out cuda: expected CUDA device 0" in pulled.err
+    assert not (project.root / "pulled/cuda").exists()
+    assert is_intact(project.root / "pulled")
+    for place in (project.root / "pulled", "registry://linear@production", f"file://{registry}/linear@1.0"):
+        (answer,) = load(place).run(None, {"x": sample()})
+        np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
+    assert locate("registry://linear@production") != bundle
+
+
+def test_a_pool_takes_bundles_from_a_registry(project: Project, registry: Path) -> None:
+    write_linear_bundle(project.artifacts / "linear")
+    assert project.run("publish", "linear").code == 0
+    with SessionPool("registry://linear", devices=["cpu"]) as pool:
+        answer = pool.run({"x": sample()})["y"]
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_job_can_require_a_signature(project: Project, registry: Path) -> None:
+    private, public = write_keys(project.root / "keys")
+    _, other = write_keys(project.root / "other")
+    write_linear_bundle(project.artifacts / "linear")
+    assert project.run("publish", "linear", "--label", "a").code == 0
+    with pytest.raises(SignatureError):
+        load("registry://linear@a", require_signature=public)
+    signed = project.run("publish", "linear", "--sign", str(private), "--verify", str(public))
+    assert signed.code == 0, signed.err
+    load("registry://linear@a", require_signature=public)
+    with pytest.raises(SignatureError):
+        load("registry://linear@a", require_signature=other)
+    pulled = project.run("pull", "linear", "--out", "pulled", "--verify", str(public))
+    assert pulled.code == 0, pulled.err
+    assert project.run("verify", "pulled", "--key", str(public)).code == 0
+    wrong = project.run("verify", "pulled", "--key", str(other))
+    assert wrong.code == 3
+    assert "does not match" in wrong.err
+    (project.root / "pulled/golden.npz").unlink()
+    assert "golden.npz: missing" in project.run("verify", "pulled", "--key", str(public)).err
+
+
+def test_an_encrypted_key_takes_its_password_from_the_environment(
+    project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = write_keys(project.root / "keys", password=SECRET.encode())
+    write_bundle(project.artifacts / "net")
+    without = project.run("publish", "net", "--sign", str(private))
+    assert without.code == 3
+    assert "Traceback" not in without.err
+    monkeypatch.setenv("ORTPREP_SIGN_PASSWORD", SECRET)
+    done = project.run("--log", "debug", "publish", "net", "--sign", str(private), "--verify", str(public))
+    assert done.code == 0, done.err
+    assert SECRET not in done.err + done.out
+
+
+def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
+    for i in range(2):
+        build = Build((Made("portable", weights=bytes([i])),), spec=bytes([i]))
+        write_bundle(project.artifacts / f"net{i}", build)
+        assert project.run("publish", f"net{i}", "--label", f"v{i}", "--by", "Ada").code == 0
+        assert project.run("promote", f"net@v{i}", "production", "--by", "Ada").code == 0
+    listed = project.run("list")
+    assert "production → v1" in listed.out
+    (model,) = json.loads(project.run("list", "--json").out)
+    assert (model["model"], model["versions"]) == ("net", 2)
+    versions = project.run("versions", "net")
+    assert "Ada" in versions.out
+    assert "promote" in versions.out
+    state = json.loads(project.run("versions", "net", "--json").out)
+    assert state["latest"] == state["labels"]["v1"]
+    back = project.run("rollback", "net", "production", "--reason", "slow")
+    assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
+    planned = project.run("gc", "net", "--keep-latest", "0", "--keep-days", "0")
+    assert "would remove 1 versions (v1)" in planned.out
+    assert "nothing was removed" in planned.err
+    done = project.run("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
+    assert json.loads(done.out)[0]["labels"] == ["v1"]
+    assert list(json.loads(project.run("versions", "net", "--json").out)["labels"]) == ["v0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("publish", "nothing"), 3, "no such bundle"),
+        (("pull", "nothing", "--out", "x"), 5, "no such model: nothing"),
+        (("pull", "net@nothing", "--out", "x"), 5, "no such version: net@nothing"),
+        (("pull", "net", "--out", "x", "--variants", "cuda"), 5, "no such variant"),
+        (("pull", "../net", "--out", "x"), 5, "no reference"),
+        (("pull", "net", "--out", "mine"), 5, "would replace what is no bundle"),
+        (("promote", "net", "v0"), 5, "is a label"),
+        (("rollback", "net", "production"), 5, "nothing to roll back to"),
+        (("versions", "nothing"), 5, "no such model"),
+        (("gc", "nothing"), 5, "no such model"),
+        (("verify", "artifacts/net", "--key", "k.pub"), 3, "not from a registry"),
+        (("list", "--registry", "nosuch://x"), 5, "no such kind of registry"),
+        (("list", "--registry", "oci://user:" + SECRET + "@host/x"), 5, "credentials in a registry's URL"),
+        (("list", "--registry", "oci+http://127.0.0.1:9/x"), 5, "127.0.0.1:9"),
+        (("list", "--registry", "mlflow+http://127.0.0.1:9"), 5, "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_done_is_a_message_and_an_exit_code(
+    project: Project, registry: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    write_bundle(project.artifacts / "net")
+    (project.root / "mine").mkdir()
+    (project.root / "mine/file").write_text("mine")
+    assert project.call("publish", "net", "--label", "v0").code == 0
+    done = project.run(*arguments)
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+    assert SECRET not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_without_a_registry_the_error_says_where_to_name_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
+    done = project.run("list")
+    assert done.code == 5
+    assert "export ORTPREP_REGISTRY=" in done.err
+
+
+def test_doit_publishes_what_the_spec_says_after_building_it(project: Project) -> None:
+    _, public = write_keys(project.root / "keys")
+    subprocess.run(["git", "init", "-q", str(project.root)], check=True)
+    project.add(
+        folding_net(),
+        inputs=SHAPES,
+        publish={
+            "registry": "../registry",
+            "label": "1.0",
+            "alias": "candidate",
+            "sign": "../keys/key.pem",
+            "require_signature": "../keys/key.pub",
+        },
+    )
+    identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    for command in (["add", "configs"], [*identity, "commit", "-qm", "Add the spec"]):
+        subprocess.run(["git", "-C", str(project.root), *command], check=True)
+    published = project.doit("publish:net")
+    assert published.code == 0, published.err
+    assert "net@1.0: sha256:" in published.err
+    assert "net@candidate: sha256:" in published.err
+    again = project.doit("publish")
+    assert again.code == 0, again.err
+    assert "as it was" in again.err
+    url = str(project.root / "registry")
+    pulled = project.run("pull", "net@candidate", "--registry", url, "--out", "out", "--verify", str(public))
+    assert pulled.code == 0, pulled.err
+    assert is_intact(project.root / "out")
+    manifest = json.loads((project.root / "out/manifest.json").read_text())
+    head = ["git", "-C", str(project.root), "rev-parse", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    assert manifest["git"] == {"commit": commit, "modified": False}
+    assert "Ada" not in json.dumps(manifest)
+
+
+def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
+    with oci_server(tmp_path / "server", auth=True) as server:
+        docker = tmp_path / "docker"
+        docker.mkdir()
+        auth = {"auths": {server.host: {"auth": "dXNlcjpodW50ZXIyLXdyb25n"}}}
+        (docker / "config.json").write_text(json.dumps(auth))
+        write_bundle(project.artifacts / "net")
+        environment = {**project.environment(), "DOCKER_CONFIG": str(docker)}
+        url = f"oci+{server.url}/team"
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", "--log", "debug", "publish", "net", "--registry", url],
+            capture_output=True,
+            text=True,
+            cwd=project.root,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 5, done.stderr
+    assert "docker login" in done.stderr
+    assert "hunter2-wrong" not in done.stderr
+    assert "dXNlcjpodW50ZXIyLXdyb25n" not in done.stderr
+
+
+def test_a_job_without_the_registry_extra_is_told_which_to_install(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.metadata
+
+    none = importlib.metadata.EntryPoints(())
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: none)
+    with pytest.raises(MissingExtraError, match="registries are not installed") as raised:
+        locate("registry://net@production")
+    assert raised.value.hint == "pip install 'ortprep[registry]'"
+    assert locate(project.root) == project.root
+
+
+def test_a_reference_that_names_nothing_is_an_error_of_load(
+    project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotPublishedError):
+        load("registry://nothing@production")
+    with pytest.raises(RegistryError):
+        load("registry://")
+    assert os.environ["ORTPREP_REGISTRY"] == str(registry)

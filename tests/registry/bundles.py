@@ -1,0 +1,193 @@
+"""Bundles as several machines would prepare them; the files need not be models."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.loader_config import (
+    LOADER_SCHEMA_VERSION,
+    ComputeCapabilityRange,
+    FileEntry,
+    Golden,
+    LoaderConfig,
+    ProviderRecord,
+    Requirements,
+    SessionOptionsRecord,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    VersionRange,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import (
+    MANIFEST_SCHEMA_VERSION,
+    Decision,
+    Manifest,
+    MeasurementRecord,
+    OutputError,
+    PlanFigures,
+    SourceRecord,
+    VariantRecord,
+    VerificationRecord,
+    write_manifest,
+)
+from pipeline.bundle.summary import Summary
+from pipeline.runtime.hardware import Gpu, Hardware
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+ANY = Requirements(VersionRange("1.23"), (CPU,))
+HERE = Requirements(VersionRange("1.23"), (CPU,), machine=platform.machine())
+ELSEWHERE = Requirements(VersionRange("1.23"), (CPU,), machine="s390x", cpu_features=("vx",))
+
+
+def on_gpu(major: int, minor: int) -> Requirements:
+    capability = ComputeCapabilityRange((major, minor), (major, minor + 1))
+    return Requirements(VersionRange("1.23"), (CUDA, CPU), compute_capability=capability)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One variant that a machine prepared.
+
+    Attributes:
+        name: Of the variant.
+        needs: What it requires.
+        weights: Content of its weights.
+        init_ms: Median of its init, None for not measured.
+        steady_ms: Median of its steady run.
+        error: Largest error of an output, in units of its tolerance.
+    """
+
+    name: str
+    needs: Requirements = ANY
+    weights: bytes = b"weights"
+    init_ms: float | None = 10.0
+    steady_ms: float = 5.0
+    error: float = 0.1
+
+    @property
+    def target(self) -> str:
+        return "cuda" if CUDA in self.needs.providers else "cpu"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a machine prepared."""
+
+    made: Sequence[Made] = (Made("portable"),)
+    name: str = "net"
+    source: bytes = b"source"
+    spec: bytes = b"spec"
+    created_at: str = "2026-11-20T00:00:00+00:00"
+    onnxruntime: str = "1.31.1"
+    graph: bytes = b"graph"
+    extra: dict[str, bytes] = field(default_factory=dict)
+
+
+def write_bundle(folder: Path, build: Build | None = None, **changes: object) -> Path:
+    """Writes an intact bundle and returns its folder."""
+    build = dataclasses.replace(build or Build(), **changes)  # type: ignore[arg-type]
+    entries = [_write(folder, "golden.npz", b"golden")]
+    entries += [_write(folder, path, data) for path, data in build.extra.items()]
+    variants = []
+    for made in build.made:
+        files = (
+            _write(folder, f"{made.name}/{build.name}_optimized.onnx", build.graph),
+            _write(folder, f"{made.name}/{build.name}_optimized.onnx.data", made.weights),
+        )
+        entries += files
+        variants.append(_variant(made, files))
+    config = LoaderConfig(
+        schema_version=LOADER_SCHEMA_VERSION,
+        name=build.name,
+        inputs=(TensorSpec("x", "float32", ("batch", 3)),),
+        outputs=(TensorSpec("y", "float32", None),),
+        golden=Golden(entries[0], Tolerance(1e-3, 1e-5)),
+        variants=tuple(variants),
+    )
+    write_loader_config(folder, config)
+    loader = (folder / "loader.json").read_bytes()
+    entries.append(FileEntry("loader.json", len(loader), digest_bytes(loader)))
+    write_manifest(folder, _manifest(build, tuple(sorted(entries, key=lambda entry: entry.path))))
+    return folder
+
+
+def _write(folder: Path, path: str, data: bytes) -> FileEntry:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(data)
+    return FileEntry(path, len(data), digest_bytes(data))
+
+
+def _variant(made: Made, files: tuple[FileEntry, ...]) -> Variant:
+    return Variant(
+        name=made.name,
+        target=made.target,
+        model=files[0].path,
+        files=files,
+        session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
+        providers=tuple(ProviderRecord(name) for name in made.needs.providers),
+        requirements=made.needs,
+    )
+
+
+def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
+    return Manifest(
+        schema_version=MANIFEST_SCHEMA_VERSION,
+        name=build.name,
+        created_at=build.created_at,
+        pipeline_version="0.1.0",
+        spec_digest=digest_bytes(build.spec),
+        source=SourceRecord("path", "m.onnx", digest_bytes(build.source), (), {"": 17}, 8, {"Conv": 1}, 1024),
+        environment={"onnxruntime": build.onnxruntime},
+        variants=tuple(_record(made) for made in build.made),
+        files=files,
+    )
+
+
+def _record(made: Made) -> VariantRecord:
+    error = OutputError("y", "x=[1,3]", 1e-4, 1e-4, (0,), 1.0, 1.0, made.error)
+    measurements: tuple[MeasurementRecord, ...] = ()
+    if made.init_ms is not None:
+        plans = (_figures("default", 100.0, 5.0), _figures("prepared", made.init_ms, made.steady_ms))
+        measurements = (MeasurementRecord("warm", 3, "x=[1,3]", plans),)
+    return VariantRecord(
+        made.name,
+        made.target,
+        "all",
+        (),
+        VerificationRecord(1e-3, 1e-5, 1, "seeded", (error,), ()),
+        measurements=measurements,
+        decision=Decision("prepared", True, "sooner") if measurements else None,
+    )
+
+
+def _figures(plan: str, init_ms: float, steady_ms: float) -> PlanFigures:
+    init, steady = summary(init_ms), summary(steady_ms)
+    return PlanFigures(plan, summary(1.0), init, steady, summary(init_ms + steady_ms), steady, init, init)
+
+
+def summary(median: float) -> Summary:
+    return Summary(median, median, median, median, median, 3)
+
+
+def machine_with_gpu(capability: tuple[int, int]) -> Hardware:
+    """A machine with one GPU of that compute capability."""
+    return dataclasses.replace(BARE, gpus=(Gpu("GPU", capability, 80 << 30, "", "13.0", "GPU-0"),))
+
+
+BARE = Hardware(platform.machine(), "processor", (), 2, 8 << 30)
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Returns the content of every file that is part of a bundle."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".registry" not in path.parts
+    }

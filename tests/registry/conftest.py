@@ -1,0 +1,85 @@
+"""Registries for tests: each kind is the real thing, started once per session."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.registry.cache import Cache
+from pipeline.registry.catalogue import Catalogue, open_catalogue
+from tests.registry.mlflow_server import mlflow_server
+from tests.registry.oci_server import oci_server
+from tests.registry.s3_server import BUCKET, s3_server
+
+KINDS = ("directory", "s3", "oci", "mlflow")
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees what another one cached."""
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def oci_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with oci_server(tmp_path_factory.mktemp("oci")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def registry(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """URL of a registry of each kind, without models."""
+    return make_registry(kind, request, tmp_path, monkeypatch)
+
+
+def make_registry(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    if kind == "directory":
+        return str(tmp_path / "registry")
+    server: str = request.getfixturevalue(f"{kind}_url")
+    if kind == "oci":
+        return f"oci+http://{server.partition('://')[2]}/team{next(_numbers)}"
+    if kind == "mlflow":
+        return f"mlflow+{server}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    return f"s3://{BUCKET}/registry{next(_numbers)}"
+
+
+@pytest.fixture
+def model(kind: str) -> str:
+    """A name that no other test uses: an MLflow server keeps the models of all of them."""
+    return f"net{next(_numbers)}"
+
+
+@pytest.fixture
+def catalogue(registry: str, tmp_path: Path) -> Iterator[Catalogue]:
+    with open_catalogue(registry, cache=Cache(tmp_path / "records")) as opened:
+        yield opened

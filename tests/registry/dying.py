@@ -1,0 +1,79 @@
+"""Publishes or pulls in a process that kills itself.
+
+`python -m tests.registry.dying ACTION REGISTRY PATH NAME STEP`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.registry.backend import Backend
+from pipeline.registry.cache import Cache
+from pipeline.registry.catalogue import Catalogue
+from pipeline.registry.choosing import ALL, Wanted
+from pipeline.registry.collection import Policy, collect
+from pipeline.registry.progress import Progress
+from pipeline.registry.publishing import publish
+from pipeline.registry.pulling import pull
+from pipeline.registry.references import Reference, open_registry
+
+_COUNTED = frozenset(
+    {
+        "write_record",
+        "delete_record",
+        "upload_file",
+        "finish_part",
+        "mirror",
+        "delete_files",
+        "delete_part",
+        "open_file",
+    }
+)
+
+
+class Dying:
+    """A backend that ends the process with SIGKILL before its n-th change, as a machine that loses power."""
+
+    def __init__(self, backend: Backend, step: int) -> None:
+        self._backend = backend
+        self._left = step
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+        if name not in _COUNTED:
+            return value
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count()
+            return value(*args, **kwargs)
+
+        return counted
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(action: str, registry: str, path: str, name: str, step: str) -> None:
+    backend: Any = Dying(open_registry(registry), int(step))
+    catalogue = Catalogue(backend, Cache(Path(path).parent / "cache"))
+
+    def observe(progress: Progress) -> None:
+        backend.count()
+
+    actions: dict[str, Callable[[], object]] = {
+        "publish": lambda: publish(Path(path), catalogue, observer=observe),
+        "pull": lambda: pull(Wanted(Reference(name, None), ALL), catalogue, Path(path), observer=observe),
+        "collect": lambda: collect(name, catalogue, policy=Policy(0, 0), dry_run=False),
+    }
+    actions[action]()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,299 @@
+"""What is kept on this machine of what was pulled."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.verification import check_bundle
+from pipeline.errors import IntegrityError, RegistryError, RegistryUnavailableError
+from pipeline.registry.cache import Cache
+from pipeline.registry.catalogue import Catalogue, open_catalogue
+from pipeline.registry.choosing import ALL, Wanted
+from pipeline.registry.publishing import Note, publish
+from pipeline.registry.pulling import pull, pull_cached
+from pipeline.registry.receipt import verify_bundle
+from pipeline.registry.references import Reference
+from pipeline.registry.retries import with_retries
+from pipeline.registry.signatures import parse_signer, parse_verifier
+from tests.registry.bundles import BARE, Made, read_tree, write_bundle
+from tests.registry.fault_proxy import fault_proxy
+from tests.registry.keys import write_keys
+
+DATA = os.urandom(3_000_000)
+ENTRY = FileEntry("weights", len(DATA), digest_bytes(DATA))
+
+
+class Source:
+    """A file in a registry that may break off."""
+
+    def __init__(self, data: bytes = DATA, cut_at: int | None = None) -> None:
+        self.data, self.cut_at = data, cut_at
+        self.offsets: list[int] = []
+
+    @contextmanager
+    def open(self, offset: int) -> Iterator[Iterator[bytes]]:
+        self.offsets.append(offset)
+        yield self._blocks(offset)
+
+    def _blocks(self, offset: int) -> Iterator[bytes]:
+        for start in range(offset, len(self.data), 100_000):
+            if self.cut_at is not None and start >= self.cut_at:
+                self.cut_at = None
+                raise RegistryUnavailableError("cut")
+            yield self.data[start : start + 100_000]
+
+
+def ignore(_: int) -> None:
+    pass
+
+
+def test_a_download_that_was_cut_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    cache, source = Cache(tmp_path), Source(cut_at=1_000_000)
+    seen: list[int] = []
+    with pytest.raises(RegistryUnavailableError):
+        cache.fetch_file(ENTRY, source.open, seen.append)
+    assert sum(seen) == 0, "what has to be reported again is taken back"
+    path = cache.fetch_file(ENTRY, source.open, seen.append)
+    assert path.read_bytes() == DATA
+    assert source.offsets == [0, 1_000_000]
+    assert sum(seen) == ENTRY.size_bytes
+
+
+def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with pytest.raises(RegistryUnavailableError):
+        cache.fetch_file(ENTRY, Source(os.urandom(len(DATA)), cut_at=1_000_000).open, ignore)
+    with pytest.raises(IntegrityError):
+        cache.fetch_file(ENTRY, Source().open, ignore)
+    assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("data", [DATA[:-1], DATA + b"x", DATA * 400, b"", DATA[:-1] + b"?"])
+def test_other_bytes_are_never_kept(tmp_path: Path, data: bytes) -> None:
+    if data == DATA:
+        pytest.skip("the last byte is the same by chance")
+    with pytest.raises(IntegrityError):
+        Cache(tmp_path).fetch_file(ENTRY, Source(data).open, ignore)
+    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+
+
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    path = cache.fetch_file(ENTRY, Source().open, ignore)
+    path.write_bytes(b"?" + DATA[1:])
+    assert not cache.has_file(ENTRY)
+    assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
+
+
+def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit_bytes=2_500_000)
+    entries = []
+    for i in range(4):
+        data = bytes([i]) * 1_000_000
+        entries.append(FileEntry("x", len(data), digest_bytes(data)))
+        path = cache.fetch_file(entries[-1], Source(data).open, ignore)
+        os.utime(path, (time.time() - 1000 + i, time.time() - 1000 + i))
+    assert cache.trim() == 0, "what was just used stays"
+    assert cache.trim(grace_s=0) >= 2_000_000
+    assert [cache.has_file(entry) for entry in entries] == [False, False, True, True]
+
+
+def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RegistryError, match="no cache for what is pulled") as raised:
+        Cache(tmp_path / "file" / "cache")
+    assert "ORTPREP_CACHE_DIR" in str(raised.value.hint)
+
+
+def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    """In a child whose files may not grow past a megabyte: what a full disk does to a write."""
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "from pipeline.cli.app import run\n"
+        "sys.argv = ['ortprep', 'pull', 'net', '--registry', sys.argv[1], '--out', sys.argv[2]]\n"
+        "sys.exit(run())\n"
+    )
+    bundle = write_bundle(tmp_path / "bundle", made=(Made("portable", weights=DATA),))
+    registry, out = tmp_path / "registry", tmp_path / "out"
+    with open_catalogue(str(registry), cache=Cache(tmp_path / "c")) as catalogue:
+        publish(bundle, catalogue)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(registry), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    assert f"cannot write {out}" in done.stderr
+    assert os.strerror(errno.EFBIG) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("kind", ["oci"])
+def test_without_the_registry_a_reference_names_what_it_named_last(
+    registry: str, oci_url: str, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    said: list[str] = []
+    bundle = write_bundle(tmp_path / "bundle")
+    with fault_proxy(oci_url) as proxy:
+        url = registry.replace(oci_url.partition("://")[2], proxy.url.partition("://")[2])
+        with open_catalogue(url, cache=cache) as catalogue:
+            publish(bundle, catalogue, note=Note("v1"))
+            online = pull_cached(Wanted(Reference("net", "v1")), catalogue, hardware=BARE)
+    with open_catalogue(url, cache=cache) as catalogue:
+        offline = pull_cached(Wanted(Reference("net", "v1")), catalogue, hardware=BARE, say=said.append)
+        with pytest.raises(RegistryUnavailableError):
+            pull_cached(Wanted(Reference("net", "never-asked-for")), catalogue, hardware=BARE)
+    assert offline.path == online.path
+    assert read_tree(offline.path) == read_tree(bundle)
+    assert len(said) == 1
+    assert "using what net@v1 was at" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_version_named_by_its_digest_needs_no_registry(
+    registry: str, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    published = publish(write_bundle(tmp_path / "bundle"), catalogue)
+    wanted = Wanted(Reference("net", published.version.digest))
+    first = pull_cached(wanted, catalogue, hardware=BARE)
+    Path(registry).rename(tmp_path / "gone")
+    assert pull_cached(wanted, catalogue, hardware=BARE).path == first.path
+
+
+def test_what_is_unavailable_is_asked_again_and_told_in_the_end() -> None:
+    pauses: list[float] = []
+    errors = [RegistryUnavailableError("1"), RegistryUnavailableError("2"), None]
+    errors[1].retry_after_s = 7.0  # type: ignore[union-attr]
+
+    def action() -> str:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return "done"
+
+    assert with_retries(action, pause=pauses.append) == "done"
+    assert pauses[0] < 1
+    assert pauses[1] == 7.0
+    with pytest.raises(RegistryUnavailableError):
+        with_retries(lambda: (_ for _ in ()).throw(RegistryUnavailableError("always")), pause=pauses.append)
+    assert len(pauses) == 5
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path / "small", limit_bytes=1_500_000)
+    own = Catalogue(catalogue.backend, cache)
+    paths = []
+    for i in range(3):
+        weights = os.urandom(1_000_000)
+        made = (Made("portable", weights=weights),)
+        publish(write_bundle(tmp_path / str(i), made=made, spec=bytes([i])), catalogue, note=Note(f"v{i}"))
+        child = (
+            "import sys; from pathlib import Path\n"
+            "from pipeline.registry.cache import Cache\n"
+            "from pipeline.registry.catalogue import Catalogue\n"
+            "from pipeline.registry.choosing import *\n"
+            "from pipeline.registry.pulling import *\n"
+            "from pipeline.registry.references import *\n"
+            "own = Catalogue(open_registry(sys.argv[1]), Cache(Path(sys.argv[2])))\n"
+            "print(pull_cached(Wanted(Reference('net', sys.argv[3]), ALL), own).path)\n"
+        )
+        arguments = [sys.executable, "-c", child, catalogue.backend.url, str(cache.root), f"v{i}"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+        paths.append(Path(done.stdout.strip()))
+    (cache.root / "bundles/.tmp-left").mkdir()
+    kept = pull_cached(Wanted(Reference("net", "v0"), ALL), own, hardware=BARE).path
+    assert kept == paths[0]
+    for path in cache.root.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    cache.trim()
+    assert [path.exists() for path in paths] == [True, False, False]
+    assert not (cache.root / "bundles/.tmp-left").exists()
+    on_disk = {path.stat().st_ino: path.stat().st_size for path in cache.root.rglob("*") if path.is_file()}
+    assert sum(on_disk.values()) < 1_500_000
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalogue, tmp_path: Path) -> None:
+    private, public = write_keys(tmp_path / "keys")
+    bundle = write_bundle(tmp_path / "bundle")
+    publish(bundle, catalogue)
+    pull_cached(Wanted(Reference("net", None)), catalogue, hardware=BARE)
+    publish(bundle, catalogue, signer=parse_signer(str(private)))
+    verifier = parse_verifier(str(public))
+    path = pull_cached(Wanted(Reference("net", None), verifier=verifier), catalogue, hardware=BARE).path
+    verify_bundle(path, verifier)
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_damaged_record_in_the_cache_is_read_again(catalogue: Catalogue, tmp_path: Path) -> None:
+    published = publish(write_bundle(tmp_path / "bundle"), catalogue)
+    wanted = Wanted(Reference("net", published.version.digest))
+    pull_cached(wanted, catalogue, hardware=BARE)
+    for record in (catalogue.cache.root / "records").iterdir():
+        record.write_bytes(b"damaged")
+    again = pull_cached(wanted, catalogue, hardware=BARE)
+    assert again.version == published.version.digest
+    assert b"damaged" not in [record.read_bytes() for record in (catalogue.cache.root / "records").iterdir()]
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue: Catalogue, tmp_path: Path) -> None:
+    made = (Made("portable", weights=os.urandom(500_000)),)
+    publish(write_bundle(tmp_path / "bundle", made=made), catalogue)
+    out = tmp_path / "out"
+
+    def run(_: int) -> Path:
+        own = Catalogue(catalogue.backend, Cache(tmp_path / "shared"))
+        return pull(Wanted(Reference("net", None), ALL), own, out, hardware=BARE).path
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(run, range(12))) == {out}
+    check_bundle(out)
+
+
+def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        cache.keep(tmp_path / "bundles/one")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path: Path) -> None:
+    """Removing the bundle, which another process was at, took away the file that was locked."""
+    cache = Cache(tmp_path)
+    use = tmp_path / "locks/use-one"
+    with use.open("ab") as trimming:
+        fcntl.flock(trimming, fcntl.LOCK_EX)
+        thread = threading.Thread(target=cache.keep, args=(tmp_path / "bundles/one",))
+        thread.start()
+        time.sleep(0.2)
+        use.unlink()
+    thread.join(10)
+    with use.open("ab") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,119 @@
+"""SIGKILL at every step: what is visible afterwards is whole, and going on finishes the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.verification import check_bundle
+from pipeline.errors import NotPublishedError
+from pipeline.registry.catalogue import Catalogue
+from pipeline.registry.choosing import ALL, Wanted
+from pipeline.registry.promotion import promote
+from pipeline.registry.publishing import Note, publish
+from pipeline.registry.pulling import pull
+from pipeline.registry.references import Reference
+from tests.registry.bundles import BARE, HERE, Build, Made, read_tree, write_bundle
+
+MEGABYTE = 2**20
+
+
+def run_dying(action: str, registry: str, path: Path, name: str, step: int) -> bool:
+    """Says whether it was killed before it was done."""
+    command = [sys.executable, "-m", "tests.registry.dying", action, registry, str(path), name, str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def check_whole(catalogue: Catalogue, model: str, folder: Path) -> None:
+    for digest in catalogue.read_state(model).versions:
+        out = folder / digest[-8:]
+        pull(Wanted(Reference(model, digest), ALL), catalogue, out, hardware=BARE)
+        check_bundle(out)
+
+
+@pytest.mark.parametrize("kind", ["directory", "oci"])
+def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    old = write_bundle(tmp_path / "old", name=model, spec=b"old")
+    publish(old, catalogue, note=Note("old"))
+    made = (Made("cpu", HERE, os.urandom(2 * MEGABYTE)), Made("portable", weights=os.urandom(2 * MEGABYTE)))
+    bundle = write_bundle(tmp_path / "new", Build(made, name=model, created_at="2026-11-21T00:00:00+00:00"))
+    (tmp_path / "again").mkdir()
+    killed = 0
+    for step in [*range(60), 1000]:
+        if not run_dying("publish", registry, bundle, model, step):
+            break
+        killed += 1
+        check_whole(catalogue, model, tmp_path / f"out{step}")
+    assert killed > (3 if "oci" in registry else 8)
+    state = catalogue.read_state(model)
+    assert len(state.versions) == 2
+    pull(Wanted(Reference(model, None), ALL), catalogue, tmp_path / "out", hardware=BARE)
+    assert read_tree(tmp_path / "out") == read_tree(bundle)
+    again = publish(bundle, catalogue)
+    assert (again.uploaded_bytes, again.is_new) == (0, False)
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    made = tuple(Made(f"v{i}", HERE, os.urandom(MEGABYTE)) for i in range(6))
+    bundle = write_bundle(tmp_path / "new", Build(made, name=model))
+    assert run_dying("publish", registry, bundle, model, 14)
+    published = publish(bundle, catalogue)
+    assert 0 < published.uploaded_bytes < published.total_bytes
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    publish(write_bundle(tmp_path / "old", name=model, spec=b"old"), catalogue, note=Note("old"))
+    out = tmp_path / "out"
+    pull(Wanted(Reference(model, "old"), ALL), catalogue, out, hardware=BARE)
+    before = read_tree(out)
+    made = (Made("cpu", HERE, os.urandom(2 * MEGABYTE)), Made("portable", weights=os.urandom(2 * MEGABYTE)))
+    bundle = write_bundle(tmp_path / "new", Build(made, name=model, created_at="2026-11-21T00:00:00+00:00"))
+    publish(bundle, catalogue)
+    killed = 0
+    for step in [*range(0, 30, 2), 1000]:
+        was_killed = run_dying("pull", registry, out, model, step)
+        check_bundle(out)
+        assert read_tree(out) == (before if was_killed else read_tree(bundle))
+        killed += was_killed
+        if not was_killed:
+            break
+    assert killed > 3
+    assert not list(tmp_path.glob(".tmp-out*"))
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_collection_killed_at_any_step_leaves_every_version_whole(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    for i in range(4):
+        build = Build((Made("portable", weights=bytes([i]) * 1000),), name=model, spec=bytes([i]))
+        publish(write_bundle(tmp_path / str(i), build), catalogue, note=Note(f"v{i}"))
+    promote(Reference(model, "v3"), "production", catalogue)
+    for step in range(40):
+        killed = run_dying("collect", registry, tmp_path / "x", model, step)
+        check_whole(catalogue, model, tmp_path / f"out{step}")
+        if not killed:
+            break
+    assert step > 5
+    state = catalogue.read_state(model)
+    assert list(state.labels) == ["v3"]
+    assert len(catalogue.backend.list_files(model)) == len(
+        state.parts[state.versions[state.labels["v3"]].record.parts[0]].files
+    )
+    with pytest.raises(NotPublishedError):
+        pull(Wanted(Reference(model, "v0")), catalogue, tmp_path / "gone", hardware=BARE)
