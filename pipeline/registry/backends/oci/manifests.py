@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 _HALF_WRITTEN = frozenset({"DIGEST_INVALID"})
-"""What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own links
-while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
+"""What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
+links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
 
 
