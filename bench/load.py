@@ -23,12 +23,12 @@ from bench.models import REPORTED, SPECS, PreparedModel, prepare_models
 from pipeline.bundle.codec import encode
 from pipeline.bundle.summary import Summary
 from pipeline.errors import PipelineError, StageError
+from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
+from pipeline.measuring.device_lock import measuring
+from pipeline.measuring.rounds import run_rounds
 from pipeline.runtime.child import run_child
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.runtime.session import default_plan
-from pipeline.stages.device_lock import measuring
-from pipeline.stages.measure.rounds import run_rounds
-from pipeline.tuning.comparison import ratio_of_medians, separated, summarise
 
 SUMMARY = "Compares default ONNX Runtime, the plain recipe and the bundle."
 

@@ -23,10 +23,10 @@ from bench.models import SPECS, prepare_command
 from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import find_variant, read_loader_config
 from pipeline.errors import PipelineError, StageError
+from pipeline.measuring.comparison import summarise
+from pipeline.measuring.device_lock import measuring
+from pipeline.measuring.rounds import order_of_round
 from pipeline.runtime.child import run_child
-from pipeline.stages.device_lock import measuring
-from pipeline.tuning.comparison import summarise
-from pipeline.tuning.rounds import order_of_round
 
 FAST, STEADY, PROGRESSIVE = "fast plan alone", "steady plan alone", "load_progressive"
 GOAL_FIRST, GOAL_STEADY = 1.15, 1.02

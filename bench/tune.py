@@ -29,13 +29,13 @@ from pipeline.errors import PipelineError, StageError
 from pipeline.graph.build import plan_builds
 from pipeline.graph.execution import Task, open_context
 from pipeline.graph.tuning import read_search, tune_tasks
-from pipeline.stages.device_lock import measuring
+from pipeline.measuring.comparison import paired_ratio, standard_error, summarise
+from pipeline.measuring.device_lock import measuring
+from pipeline.measuring.rounds import order_of_round
 from pipeline.stages.measure.contenders import source_contender
 from pipeline.stages.tune.workbench import Workbench, build_workbench
-from pipeline.tuning.comparison import paired_ratio, standard_error, summarise
 from pipeline.tuning.final import rank
 from pipeline.tuning.objective import Figures, Objective, summary_values
-from pipeline.tuning.rounds import order_of_round
 from pipeline.tuning.space import DEFAULT, Choice, Space
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")

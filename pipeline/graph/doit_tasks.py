@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
 from pipeline.graph.explain import explain_tasks, format_explanation
 from pipeline.graph.observer import Observer
-from pipeline.stages.device_lock import working
+from pipeline.measuring.device_lock import working
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",

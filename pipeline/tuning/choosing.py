@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipeline.errors import TuningError
-from pipeline.tuning.comparison import LEAST_ROUNDS, is_below, paired_ratio
+from pipeline.measuring.comparison import LEAST_ROUNDS, is_below, paired_ratio
 from pipeline.tuning.final import ALIKE, Finals, rank
 from pipeline.tuning.objective import Figures, Objective
 from pipeline.tuning.search import Found

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipeline.errors import PipelineError
-from pipeline.tuning.comparison import FROM_MAD, LEAST_ROUNDS, PRECISION, centre, is_below, paired_ratio
+from pipeline.measuring.comparison import FROM_MAD, LEAST_ROUNDS, PRECISION, centre, is_below, paired_ratio
+from pipeline.measuring.rounds import order_of_round
 from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.rounds import order_of_round
 from pipeline.tuning.space import DEFAULT, Choice
 
 ALIKE = 1.01

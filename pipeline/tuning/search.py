@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from pipeline.errors import PipelineError, TuningError
-from pipeline.tuning.comparison import LEAST_ROUNDS
+from pipeline.measuring.comparison import LEAST_ROUNDS
+from pipeline.measuring.rounds import order_of_round
 from pipeline.tuning.final import Finals, compare_afresh, measure_leniently, pick_lanes
 from pipeline.tuning.objective import Figures, Objective, Trial
 from pipeline.tuning.prediction import Predictor, descend, fit
 from pipeline.tuning.race import Race
-from pipeline.tuning.rounds import order_of_round
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
 
 HOPELESS = 1.1

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
 from pipeline.stages.measure.decision import DEFAULT, decide
-from pipeline.tuning.comparison import ratio_of_medians, separated, summarise
 from pipeline.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)

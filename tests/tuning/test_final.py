@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import LoadError
-from pipeline.tuning.comparison import LEAST_ROUNDS, centre, paired_ratio
+from pipeline.measuring.comparison import LEAST_ROUNDS, centre, paired_ratio
 from pipeline.tuning.final import Lanes, compare_afresh, pick_lanes, rank
 from pipeline.tuning.objective import Figures, Objective
 from pipeline.tuning.space import DEFAULT, Choice

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ChildTimeoutError, TuningError
+from pipeline.measuring.comparison import LEAST_ROUNDS
 from pipeline.tuning.choosing import Verdict, choose
-from pipeline.tuning.comparison import LEAST_ROUNDS
 from pipeline.tuning.knobs import restrict
 from pipeline.tuning.objective import Figures, Objective, Trial
 from pipeline.tuning.search import BATCH, HOPELESS, Found, Limits, search

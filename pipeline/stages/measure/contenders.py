@@ -13,10 +13,10 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.onnx_wire import external_locations, read_skeleton
 from pipeline.errors import PipelineError, StageError
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import CUDA, SessionPlan, build_session
 from pipeline.stages.contract import PORTABLE, Context, TaskId
-from pipeline.stages.device_lock import CPU_DEVICE
 from pipeline.stages.measure.decision import DEFAULT
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
 from pipeline.stages.prepared import read_prepared, read_tuned

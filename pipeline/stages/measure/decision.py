@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.bundle.manifest import Decision
 from pipeline.bundle.summary import Summary
-from pipeline.tuning.comparison import paired_ratio, ratio_of_medians, separated, summarise
+from pipeline.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
+from pipeline.runtime.probe import ProbeResult
 from pipeline.tuning.objective import Figures, Objective
 
 DEFAULT = "default"
@@ -109,3 +110,18 @@ def _figures(figures: Sequence[Figures]) -> str:
 
 def _spread(summary: Summary) -> str:
     return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
+
+
+def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:
+    """Returns the figures that decide what is shipped."""
+    return tuple(
+        Figures(
+            init_ms=result.init_ms,
+            first_ms=result.first_ms,
+            steady_ms=result.steady_ms,
+            private_mb=result.private_mb,
+            peak_mb=result.peak_mb,
+            gpu_mb=result.gpu_mb,
+        )
+        for result in results
+    )

@@ -11,10 +11,11 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import Decision, MeasurementRecord
 from pipeline.errors import StageError
+from pipeline.measuring.device_lock import measuring
+from pipeline.measuring.rounds import Outcome, figures_of, join_outcomes, run_rounds
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
-from pipeline.stages.device_lock import measuring
 from pipeline.stages.inputs.samples import Sample
 from pipeline.stages.measure.contenders import (
     PREPARED,
@@ -24,8 +25,7 @@ from pipeline.stages.measure.contenders import (
     target_of,
     written_recipe,
 )
-from pipeline.stages.measure.decision import Samples, decide
-from pipeline.stages.measure.rounds import Outcome, figures_of, join_outcomes, run_rounds, samples_of
+from pipeline.stages.measure.decision import Samples, decide, samples_of
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.prepared import prepared_task
 from pipeline.stages.results import MeasureResult

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.errors import SpecError
+from pipeline.measuring.device_lock import measuring, working
+from pipeline.measuring.rounds import order_of_round
 from pipeline.runtime.session import SessionPlan
 from pipeline.stages.contract import Context
-from pipeline.stages.device_lock import measuring, working
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures
 from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
 from pipeline.tuning.knobs import FORM, LEVEL
 from pipeline.tuning.objective import Figures
-from pipeline.tuning.rounds import order_of_round
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice
 
 

@@ -13,10 +13,10 @@ from pipeline.bundle.tuning_record import (
     TuningRecord,
 )
 from pipeline.errors import PipelineError
+from pipeline.measuring.comparison import summarise
 from pipeline.runtime.session import SessionPlan
 from pipeline.stages.tune.workbench import Workbench
 from pipeline.tuning.choosing import Verdict
-from pipeline.tuning.comparison import summarise
 from pipeline.tuning.front import find_break_evens, find_front, points_of
 from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
 from pipeline.tuning.search import Found

@@ -15,9 +15,9 @@ from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import FirstPhase
 from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import StageError
+from pipeline.measuring.device_lock import measuring, working
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.stages.contract import Context, Plan, TaskId
-from pipeline.stages.device_lock import measuring, working
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.results import TuneResult

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError
-from pipeline.stages.device_lock import lock_folder, measuring, working
+from pipeline.measuring.device_lock import lock_folder, measuring, working
 
 PATIENCE_S = 120.0
 
 HOLDER = """
 import sys
-from pipeline.stages.device_lock import measuring, working
+from pipeline.measuring.device_lock import measuring, working
 block = working() if sys.argv[1] == "working" else measuring(sys.argv[1])
 with block:
     print("holding", flush=True)

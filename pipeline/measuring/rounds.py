@@ -1,16 +1,36 @@
-"""Rounds of measurements, and what became of each plan; no clock in here."""
+"""Rounds of measurements: which plan after which, and what became of each; no clock in here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pipeline.bundle.manifest import PlanFigures
 from pipeline.errors import PipelineError
+from pipeline.measuring.comparison import summarise
 from pipeline.runtime.probe import ProbeResult
-from pipeline.tuning.comparison import summarise
-from pipeline.tuning.objective import Figures
-from pipeline.tuning.rounds import order_of_round
+
+P = TypeVar("P")
+
+
+def order_of_round(plans: Sequence[P], index: int) -> tuple[P, ...]:
+    """Returns the order of the plans in one round, so that none always follows the same other one.
+
+    A plan may leave the machine in a state that helps or hinders the next (caches, clock speed, memory to be
+    given back). The orders are those of a Williams design, a Latin square whose rows hold every pair of
+    neighbours equally often: over as many rounds as there are plans, or twice as many if they are odd in
+    number.
+
+    Args:
+        plans: At least one.
+        index: Number of the round, from 0.
+    """
+    count = len(plans)
+    zigzag = [(step + 1) // 2 if step % 2 else (count - step // 2) % count for step in range(count)]
+    order = tuple(plans[(position + index) % count] for position in zigzag)
+    is_mirrored = count % 2 == 1 and index // count % 2 == 1
+    return order[::-1] if is_mirrored else order
 
 
 @dataclass(frozen=True)
@@ -74,19 +94,4 @@ def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
         private_mb=summarise([result.private_mb for result in results]),
         peak_mb=summarise([result.peak_mb for result in results]),
         gpu_mb=summarise(gpu_mb) if len(gpu_mb) == len(results) else None,
-    )
-
-
-def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:
-    """Returns the figures that decide what is shipped."""
-    return tuple(
-        Figures(
-            init_ms=result.init_ms,
-            first_ms=result.first_ms,
-            steady_ms=result.steady_ms,
-            private_mb=result.private_mb,
-            peak_mb=result.peak_mb,
-            gpu_mb=result.gpu_mb,
-        )
-        for result in results
     )

@@ -6,15 +6,15 @@ from collections import Counter
 import pytest
 
 from pipeline.errors import ChildError
-from pipeline.runtime.probe import ProbeResult
-from pipeline.stages.measure.rounds import (
+from pipeline.measuring.rounds import (
     Outcome,
     figures_of,
     join_outcomes,
+    order_of_round,
     run_rounds,
-    samples_of,
 )
-from pipeline.tuning.rounds import order_of_round
+from pipeline.runtime.probe import ProbeResult
+from pipeline.stages.measure.decision import samples_of
 
 PLANS = ("default", "recipe", "prepared", "portable")
 

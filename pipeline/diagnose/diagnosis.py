@@ -1,0 +1,87 @@
+"""What a check of `ortprep doctor` comes to: figures, tables of them, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Cell: TypeAlias = str | float | int | None
+"""A table's entry; None where there is no figure."""
+
+Severity: TypeAlias = Literal["good", "note", "advice", "problem"]
+"""`good`: as it should be; `note`: worth knowing; `advice`: something to gain; `problem`: something to mend."""
+
+SEVERITIES: tuple[Severity, ...] = ("good", "note", "advice", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a check found.
+
+    Attributes:
+        code: Stable name, for scripts: `both-wheels-installed`.
+        severity: How much it matters.
+        text: What was found, in a sentence that has the figure behind it.
+        hint: A command to run, or what to do; None where there is nothing to be done.
+    """
+
+    code: str
+    severity: Severity
+    text: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures for people; units are in the headings.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings.
+        rows: One cell per column.
+        bars: Column whose figures are also drawn, as a waterfall: each begins where the one before it ended.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    bars: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What one check came to.
+
+    Attributes:
+        check: Its name: `env`, `gil`, `init`, …
+        subject: The model or models it is of; "" for the machine.
+        findings: The most severe first.
+        tables: For people.
+        figures: The same and more for programs, as JSON types.
+    """
+
+    check: str
+    subject: str
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def diagnose(
+    check: str,
+    findings: Sequence[Finding],
+    *,
+    subject: str = "",
+    tables: Sequence[Table] = (),
+    figures: Mapping[str, Any] | None = None,
+) -> Diagnosis:
+    """Returns a diagnosis, its findings in order of severity."""
+    ordered = sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
+    return Diagnosis(check, subject, tuple(ordered), tuple(tables), dict(figures or {}))
+
+
+def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:
+    """Returns 1 if any check found a problem, else 0: what can merely be gained is no failure."""
+    found = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
+    return int("problem" in found)
