@@ -10,7 +10,7 @@ Cell: TypeAlias = str | float | int | None
 """A table's entry; None where there is no figure."""
 
 Severity: TypeAlias = Literal["good", "note", "advice", "problem"]
-"""`good`: as it should be; `note`: worth knowing; `advice`: there is something to gain; `problem`: mend it."""
+"""As it should be; worth knowing; something to gain; something to mend."""
 
 SEVERITIES: tuple[Severity, ...] = ("good", "note", "advice", "problem")
 

@@ -36,7 +36,7 @@ class Subject:
         """
         if self.source is None:
             raise LoadError(
-                f"no source model: {self.name}\n  expected the ONNX file it was prepared from, got a bundle alone",
+                f"no source model: {self.name}\n  expected the ONNX file it was prepared from, got a bundle",
                 hint="ortprep doctor … model.onnx",
             )
         return self.source
