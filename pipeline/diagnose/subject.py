@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import LoadError
 from pipeline.measuring.device_lock import CPU_DEVICE
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.opening import build_plan
+from pipeline.runtime.selection import find_reasons, needs_gpu
 from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
+from pipeline.versions import installed_onnxruntime
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,34 @@ def plan_on(
         return default_plan(model, CPU, level=level, config_entries=config_entries)
     options = {"device_id": device.removeprefix("cuda:"), **(provider_options or {})}
     return default_plan(model, CUDA, level=level, config_entries=config_entries, provider_options=options)
+
+
+def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
+    """Returns how a bundle's variant for a device is loaded.
+
+    Args:
+        bundle: Its folder.
+        device: `cpu` or `cuda:<ordinal>`.
+
+    Raises:
+        LoadError: None of its variants runs on the device.
+        BundleError: It cannot be read.
+    """
+    config = read_loader_config(bundle)
+    on_gpu = device != CPU_DEVICE
+    hardware = read_hardware()
+    ordinal = int(device.removeprefix("cuda:")) if on_gpu else None
+    for variant in config.variants:
+        fits = not find_reasons(
+            variant,
+            hardware=hardware,
+            onnxruntime_version=installed_onnxruntime(),
+            available_providers=None,
+            device_id=ordinal,
+        )
+        if fits and needs_gpu(variant.requirements) == on_gpu:
+            return build_plan(bundle, variant, device_id=ordinal)
+    raise LoadError(
+        f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
+        hint=f"ortprep check {bundle}",
+    )

@@ -10,21 +10,11 @@ from typing import Any
 from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import StageError
 from pipeline.options import format_option
+from pipeline.options.external_data import with_external_data
 from pipeline.runtime.session import CPU, CUDA, SessionPlan
 from pipeline.spec.models import Runtime
 from pipeline.stages.optimize.ladder import Step
 
-MIN_EXTERNAL_BYTES = 16 * 1024
-"""Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.
-
-Each external weight costs an open and a map at load, each inline one a copy. Measured on convolution nets of
-5 to 100 MB: 1 KiB to 64 KiB are alike within the noise, 256 KiB is slower and takes more memory. Zero is no
-choice at all: shape inference cannot read an external constant, so a graph whose `Reshape` shape is outside
-does not load. Offsets need no care: ONNX Runtime aligns them itself, and maps from any offset.
-"""
-
-_DATA_FILE = "session.optimized_model_external_initializers_file_name"
-_DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 _DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 _DISABLE_PREPACKING = "session.disable_prepacking"
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
@@ -106,12 +96,6 @@ def saving_plan(runtime: Runtime, variant: str, step: Step, *, source: Path, mod
         ),
         providers=tuple(_with_device_only(provider) for provider in loading_providers(runtime, variant)),
     )
-
-
-def with_external_data(model: Path) -> dict[str, str]:
-    """Returns the session entries that write large weights into a file beside the written model."""
-    # A name, not a path: it is taken as relative to the written model, and stands so in it.
-    return {_DATA_FILE: f"{model.name}.data", _DATA_MIN_BYTES: str(MIN_EXTERNAL_BYTES)}
 
 
 def _with_device_only(provider: ProviderRecord) -> ProviderRecord:

@@ -13,13 +13,14 @@ from pipeline.bundle.atomic import new_folder, write_json_atomic
 from pipeline.bundle.codec import decode, encode, read_json
 from pipeline.bundle.loader_config import SessionOptionsRecord, VersionRange
 from pipeline.errors import PipelineError, StageError
+from pipeline.options.external_data import with_external_data
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import SessionPlan, build_session
 from pipeline.stages.optimize.attempt import Job, describe_findings, save_and_describe, try_step
 from pipeline.stages.optimize.ladder import plan_ladder
 from pipeline.stages.optimize.lint import errors_of
 from pipeline.stages.optimize.saving import Saved
-from pipeline.stages.optimize.session_plans import loading_providers, with_external_data
+from pipeline.stages.optimize.session_plans import loading_providers
 from pipeline.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
 
 _DESCRIPTION = ".described"

@@ -1,0 +1,65 @@
+"""What all checks together come to, in plain words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
+
+_MOST = 6
+_NO_STEPS = frozenset({"phases-add-up", "trace-written"})
+
+
+def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
+    """Returns what dominates, what to do first and what it would save, each with the figure behind it.
+
+    Args:
+        diagnoses: What the checks came to.
+        subject: The model.
+    """
+    by_check = {one.check: one for one in diagnoses}
+    findings = (*_dominating(by_check), *_steps(diagnoses))
+    return Diagnosis(
+        "all", subject, findings or (Finding("nothing-found", "good", "nothing to mend or gain"),)
+    )
+
+
+def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
+    init = checks.get("init")
+    start: Mapping[str, Any] = (
+        init.figures.get("default") or init.figures.get("prepared") or {} if init else {}
+    )
+    if not start:
+        return
+    parts = {
+        "making the session": start["init_ms"],
+        "importing numpy and ONNX Runtime": start["numpy_ms"] + start["onnxruntime_ms"],
+        "what only the first run takes": start["first_extra_ms"],
+    }
+    name = max(parts, key=lambda part: parts[part])
+    text = f"what dominates: {name}, {parts[name]:.0f} ms of {start['total_ms']:.0f} ms to the first result"
+    saved = start["saved_by_ms"]
+    if name == "making the session" and saved:
+        most = max(saved, key=lambda code: saved[code])
+        text += f"; most of it is {most.replace('-', ' ')}, {saved[most]:.0f} ms"
+    yield Finding("what-dominates", "note", text)
+
+
+def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
+    """Yields what can be done, the most severe first and each hint once."""
+    steps = [
+        (finding, diagnosis.check)
+        for diagnosis in diagnoses
+        for finding in diagnosis.findings
+        if finding.hint is not None
+        and finding.severity in ("problem", "advice")
+        and finding.code not in _NO_STEPS
+    ]
+    steps.sort(key=lambda step: -SEVERITIES.index(step[0].severity))
+    seen: set[str] = set()
+    for finding, check in steps:
+        if finding.hint in seen or len(seen) == _MOST:
+            continue
+        seen.add(str(finding.hint))
+        yield Finding(f"step-{len(seen)}", finding.severity, f"{check}: {finding.text}", finding.hint)

@@ -1,0 +1,1 @@
+"""`doctor init`: where the time between starting a job and its first result goes."""

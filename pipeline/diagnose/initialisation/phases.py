@@ -1,0 +1,232 @@
+"""From the log of an initialisation to its phases. Pure.
+
+Every line that is understood closes the time since the one before it, and says what that time was spent on;
+time before lines that are not understood goes to the next that is. So the phases add up to the whole,
+whatever a version logs. The messages relied on are in 1.23 to 1.31 (recorded logs are among the tests);
+versions up to 1.27 do not announce a transformer, only tell when it is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from pipeline.diagnose.initialisation.log_lines import LogLine
+from pipeline.versions import parse_version
+
+PhaseName: TypeAlias = Literal[
+    "enter",
+    "parse",
+    "provider",
+    "inline",
+    "weights_out",
+    "optimise",
+    "assign",
+    "plan",
+    "weights_in",
+    "kernels",
+    "prepack",
+    "finish",
+]
+
+TITLES: dict[PhaseName, str] = {
+    "enter": "options, thread pools, libraries loaded ahead",
+    "parse": "parse the model file",
+    "provider": "execution provider: its library, device context",
+    "inline": "inline functions",
+    "weights_out": "copy weights out of the parsed file",
+    "optimise": "graph transformers",
+    "assign": "assign nodes to providers",
+    "plan": "plan execution and memory",
+    "weights_in": "weights to the device",
+    "kernels": "make kernels",
+    "prepack": "prepack weights",
+    "finish": "finish",
+}
+
+_TRANSFORMED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
+_ANNOUNCED = re.compile(r"Applying graph transformer (\S+) on step")
+_CLOSING: tuple[tuple[re.Pattern[str], PhaseName], ...] = (
+    (re.compile(r"AOT Inlining is not performed|AOT inlin", re.IGNORECASE), "inline"),
+    (re.compile(r"Running graph optimizations in loop"), "assign"),
+    (re.compile(r"Applying \d+ graph transformer|Graph transformer step|No graph transformers"), "optimise"),
+    (re.compile(r"Node placements"), "assign"),
+    (re.compile(r"Saving initialized tensors"), "plan"),
+    (re.compile(r"Done saving initialized tensors"), "weights_in"),
+    (re.compile(r"Session successfully initialized"), "kernels"),
+)
+_BEGINS = "Initializing session"
+# From 1.24 on ONNX Runtime takes the weights out of the parsed file before its first transformer; before, it
+# did so between the first level and the others, together with assigning nodes (seen on logs of 1.23.2 to
+# 1.31.1: the time grows with the weights, and is gone where they are mapped).
+_EARLY_WEIGHTS = (1, 24)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What the process that made the session noted; nanoseconds since 1970.
+
+    Attributes:
+        begin_ns: Before the session was asked for.
+        loaded_ns: When the model was parsed, by ONNX Runtime's profile; None if that is not known.
+        end_ns: When the session was there.
+        onnxruntime: Version.
+    """
+
+    begin_ns: int
+    loaded_ns: int | None
+    end_ns: int
+    onnxruntime: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of an initialisation."""
+
+    name: PhaseName
+    ms: float
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A graph transformer.
+
+    Attributes:
+        name: As ONNX Runtime calls it.
+        ms: All its passes together.
+        passes: How often it ran.
+        modified: Whether a pass changed the graph.
+    """
+
+    name: str
+    ms: float
+    passes: int
+    modified: bool
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """An initialisation, taken apart.
+
+    Attributes:
+        phases: In order; those without any time are left out.
+        transformers: The slowest first; their times add up to the phase `optimise`.
+    """
+
+    phases: tuple[Phase, ...]
+    transformers: tuple[Transformer, ...]
+
+    @property
+    def total_ms(self) -> float:
+        """All phases together."""
+        return sum(phase.ms for phase in self.phases)
+
+    def ms(self, *names: PhaseName) -> float:
+        """Returns the time of some phases."""
+        return sum(phase.ms for phase in self.phases if phase.name in names)
+
+
+@dataclass(frozen=True)
+class _Interval:
+    name: PhaseName
+    ns: int
+    transformer: str = ""
+    modified: bool = False
+
+
+def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
+    """Returns the phases of an initialisation; they add up to its whole time.
+
+    Args:
+        lines: Its log, by the clock of `timeline`.
+        timeline: What its process noted.
+    """
+    intervals = tuple(_intervals(lines, timeline))
+    totals = {name: sum(one.ns for one in intervals if one.name == name) for name in get_args(PhaseName)}
+    phases = tuple(Phase(name, ns / 1e6) for name, ns in totals.items() if ns > 0)
+    return Initialisation(phases, _transformers(intervals))
+
+
+def split_prepacking(whole: Initialisation, without: Initialisation) -> Initialisation:
+    """Returns `whole` with prepacking apart from making kernels, which the log does not separate.
+
+    Args:
+        whole: With prepacking.
+        without: The same model with `session.disable_prepacking`.
+    """
+    kernels_ms = whole.ms("kernels")
+    prepack_ms = max(kernels_ms - without.ms("kernels"), 0.0)
+    parts: list[Phase] = []
+    for phase in whole.phases:
+        if phase.name == "kernels":
+            parts += [Phase("kernels", kernels_ms - prepack_ms), Phase("prepack", prepack_ms)]
+        else:
+            parts.append(phase)
+    return Initialisation(tuple(parts), whole.transformers)
+
+
+def _intervals(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[_Interval]:
+    inner = [line for line in lines if timeline.begin_ns <= line.at_ns <= timeline.end_ns]
+    start = next((i for i, line in enumerate(inner) if line.message.startswith(_BEGINS)), None)
+    at_ns = timeline.begin_ns
+    if start is not None:
+        yield from _opening(inner[0].at_ns, inner[start].at_ns, timeline)
+        at_ns = inner[start].at_ns
+        for interval, closed_ns in _closings(inner[start + 1 :], at_ns, timeline.onnxruntime):
+            yield interval
+            at_ns = closed_ns
+    yield _Interval("finish", timeline.end_ns - at_ns)
+
+
+def _opening(first_ns: int, start_ns: int, timeline: Timeline) -> Iterator[_Interval]:
+    """Yields what is before the initialisation proper, where the log has next to nothing."""
+    loaded_ns = start_ns if timeline.loaded_ns is None else timeline.loaded_ns
+    loaded_ns = min(max(loaded_ns, first_ns), start_ns)
+    yield _Interval("enter", first_ns - timeline.begin_ns)
+    yield _Interval("parse", loaded_ns - first_ns)
+    yield _Interval("provider", start_ns - loaded_ns)
+
+
+def _closings(lines: Sequence[LogLine], at_ns: int, version: str) -> Iterator[tuple[_Interval, int]]:
+    """Yields every interval that a line closes, and when it closed."""
+    announced, transformed = "", False
+    for line in lines:
+        ns = line.at_ns - at_ns
+        if found := _TRANSFORMED.match(line.message):
+            takes_weights = not transformed and announced != found[1] and _takes_weights_early(version)
+            name: PhaseName = "weights_out" if takes_weights else "optimise"
+            yield _Interval(name, ns, "" if takes_weights else found[1], found[2] != "0"), line.at_ns
+            transformed = True
+        elif found := _ANNOUNCED.match(line.message):
+            announced = found[1]
+            yield _Interval("optimise", ns), line.at_ns
+        elif closed := _closed_by(line.message, version):
+            yield _Interval(closed, ns), line.at_ns
+        else:
+            continue
+        at_ns = line.at_ns
+
+
+def _closed_by(message: str, version: str) -> PhaseName | None:
+    name = next((name for pattern, name in _CLOSING if pattern.search(message)), None)
+    in_loop = message.startswith("Running graph optimizations in loop")
+    return "weights_out" if in_loop and not _takes_weights_early(version) else name
+
+
+def _takes_weights_early(version: str) -> bool:
+    numbers = parse_version(version)
+    return numbers is None or numbers[:2] >= _EARLY_WEIGHTS
+
+
+def _transformers(intervals: Sequence[_Interval]) -> tuple[Transformer, ...]:
+    own = [one for one in intervals if one.name == "optimise"]
+    names = dict.fromkeys(one.transformer for one in own)
+    rows = []
+    for name in names:
+        passes = [one for one in own if one.transformer == name]
+        ms = sum(one.ns for one in passes) / 1e6
+        modified = any(one.modified for one in passes)
+        rows.append(Transformer(name or "(between them)", ms, len(passes), modified))
+    return tuple(sorted(rows, key=lambda row: -row.ms))

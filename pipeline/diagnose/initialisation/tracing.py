@@ -1,0 +1,153 @@
+"""Makes and runs a session in a fresh process with everything logged, and takes its time apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.diagnose.initialisation.log_lines import parse_log
+from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, split_phases
+from pipeline.diagnose.profiling.trace_events import parse_events
+from pipeline.diagnose.running import run_once
+from pipeline.runtime.child import run_child
+from pipeline.runtime.session import SessionPlan
+
+_TIMEOUT_S = 3600.0
+_MAX_LOG_BYTES = 256 * 2**20
+_LATER_RUNS = 5
+_LOADED = "model_loading"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one process spent its time on, in ms.
+
+    Attributes:
+        numpy_ms: Importing numpy.
+        onnxruntime_ms: Importing ONNX Runtime.
+        initialisation: Making the session.
+        first_ms: First run.
+        later_ms: Median of the runs after it; profiled, so longer than they are else.
+        first_operators: By operator, how much longer it took in the first run than in later ones.
+        onnxruntime: Version.
+    """
+
+    numpy_ms: float
+    onnxruntime_ms: float
+    initialisation: Initialisation
+    first_ms: float
+    later_ms: float
+    first_operators: Mapping[str, float]
+    onnxruntime: str
+
+    @property
+    def init_ms(self) -> float:
+        """Making the session."""
+        return self.initialisation.total_ms
+
+
+def trace_plan(plan: SessionPlan, sample: str) -> Trace:
+    """Traces one plan in one fresh process; the caller holds the device's lock.
+
+    Args:
+        plan: How the session is made.
+        sample: `.npz` file with one array per input.
+
+    Raises:
+        LoadError: The session could not be made.
+        ChildError: The process died.
+    """
+    with tempfile.TemporaryDirectory(prefix="ortprep-trace-") as folder:
+        request = {"plan": encode(plan), "sample": sample, "folder": folder}
+        noted = run_child(f"{__name__}:trace", request, timeout_s=_TIMEOUT_S).value
+        text = _read_start(Path(folder) / "log")
+        timeline = decode(Timeline, noted.pop("timeline"))
+    lines = parse_log(text, begin_ns=timeline.begin_ns)
+    return Trace(initialisation=split_phases(lines, timeline), onnxruntime=timeline.onnxruntime, **noted)
+
+
+def trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the session, logs what it does to `log` in `folder`, and runs it; runs in a child.
+
+    Args:
+        request: `plan`, `sample` and `folder`.
+
+    Raises:
+        LoadError: The session could not be made.
+    """
+    times = [time.perf_counter()]
+    import numpy as np
+
+    times.append(time.perf_counter())
+    import onnxruntime
+
+    times.append(time.perf_counter())
+    from pipeline.runtime.session import build_session
+    from pipeline.runtime.tensors import read_tensors
+
+    folder = Path(request["folder"])
+    plan = _logged(decode(SessionPlan, request["plan"]), folder)
+    with _errors_to(folder / "log"):
+        begin_ns = time.time_ns()
+        session = build_session(plan)
+        end_ns = time.time_ns()
+        feeds = read_tensors(Path(request["sample"]))
+        runs = [_time(lambda: run_once(session, feeds, plan.model)) for _ in range(1 + _LATER_RUNS)]
+        profile = session.end_profiling()
+    events = parse_events(json.loads(Path(profile).read_bytes()))
+    start_ns = session.get_profiling_start_time_ns()
+    loaded = next((e for e in events.session if e.name.startswith(_LOADED)), None)
+    loaded_ns = None if loaded is None else start_ns + int((loaded.start_us + loaded.us) * 1000)
+    return {
+        "numpy_ms": (times[1] - times[0]) * 1e3,
+        "onnxruntime_ms": (times[2] - times[1]) * 1e3,
+        "timeline": encode(Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)),
+        "first_ms": runs[0],
+        "later_ms": float(np.median(runs[1:])),
+        "first_operators": events.first_run_excess(),
+    }
+
+
+def _logged(plan: SessionPlan, folder: Path) -> SessionPlan:
+    attributes = {
+        **plan.session_options.attributes,
+        "log_severity_level": 0,
+        "enable_profiling": True,
+        "profile_file_prefix": str(folder / "profile"),
+    }
+    return dataclasses.replace(
+        plan, session_options=dataclasses.replace(plan.session_options, attributes=attributes)
+    )
+
+
+def _time(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return (time.perf_counter() - started) * 1e3
+
+
+@contextmanager
+def _errors_to(path: Path) -> Iterator[None]:
+    """Sends what is written to stderr, by ONNX Runtime too, to a file."""
+    kept = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _read_start(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_MAX_LOG_BYTES).decode("utf-8", "replace")

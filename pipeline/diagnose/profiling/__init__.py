@@ -1,0 +1,1 @@
+"""`doctor profile`: which operators, on which execution provider, a run spends its time in."""

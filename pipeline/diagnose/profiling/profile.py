@@ -1,0 +1,206 @@
+"""What a profile says of a run: operators, execution providers, copies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from pipeline.diagnose.diagnosis import Finding
+from pipeline.diagnose.profiling.trace_events import Event, ProfileEvents
+from pipeline.errors import LoadError
+from pipeline.runtime.session import CPU
+
+_MOST_ROWS = 200
+_COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+_FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("convolution", ("conv",)),
+    ("attention", ("attention",)),
+    ("matrix product", ("matmul", "gemm", "einsum")),
+    ("recurrence", ("lstm", "gru", "rnn")),
+    ("normalisation", ("norm", "lrn")),
+    ("copies between devices", ("memcpy",)),
+    ("layout", ("reorder", "transpose", "reshape", "concat", "split", "slice", "gather", "cast")),
+)
+"""Families of operators by parts of their names; the first that fits counts."""
+
+_OTHER = "other"
+_DOMINANT = 0.5
+_OVERHEAD = 0.3
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """An operator type on an execution provider, per run.
+
+    Attributes:
+        operator: Operator type.
+        provider: Execution provider.
+        ms: All its nodes together, median of the runs after the first.
+        nodes: How many of them ran.
+    """
+
+    operator: str
+    provider: str
+    ms: float
+    nodes: int
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """A node, or a GPU kernel."""
+
+    name: str
+    operator: str
+    provider: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a run spends its time; the first run is left out.
+
+    Attributes:
+        runs: How many were looked at.
+        run_ms: A run, median; longer than without the profiler.
+        operators: The slowest first.
+        nodes: Likewise, median by node.
+        kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
+        ran: Nodes by execution provider that ran them.
+        assigned: Nodes of the model by the provider they were given to; empty before ONNX Runtime 1.25.
+    """
+
+    runs: int
+    run_ms: float
+    operators: tuple[OperatorTime, ...]
+    nodes: tuple[NodeTime, ...]
+    kernels: tuple[NodeTime, ...]
+    ran: Mapping[str, int]
+    assigned: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def nodes_ms(self) -> float:
+        """All nodes together."""
+        return sum(one.ms for one in self.operators)
+
+    def copies(self) -> int:
+        """Returns how many copies between devices a run makes."""
+        return sum(one.nodes for one in self.operators if one.operator in _COPIES)
+
+    def families(self) -> dict[str, float]:
+        """Returns the share of the nodes' time by family of operators, the largest first."""
+        shares: dict[str, float] = {}
+        for one in self.operators:
+            name = family_of(one.operator)
+            shares[name] = shares.get(name, 0.0) + one.ms / (self.nodes_ms or 1.0)
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def family_of(operator: str) -> str:
+    """Returns the family of an operator type."""
+    lower = operator.lower()
+    return next((name for name, parts in _FAMILIES if any(part in lower for part in parts)), _OTHER)
+
+
+def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> Profile:
+    """Returns what the events of several runs come to.
+
+    Args:
+        events: Of at least two runs; the first is left out.
+        assigned: As `Profile` has it.
+
+    Raises:
+        LoadError: There are fewer.
+    """
+    runs = events.runs()[1:]
+    if not runs:
+        raise LoadError("nothing to summarise\n  expected the profile of at least two runs, got fewer")
+    spans = sorted((e.start_us, e.us) for e in events.session if e.name == "model_run")[1:]
+    ran: dict[str, int] = {}
+    for node in runs[-1]:
+        ran[node.provider] = ran.get(node.provider, 0) + 1
+    return Profile(
+        runs=len(runs),
+        run_ms=median(us for _, us in spans) / 1e3,
+        operators=_operators(runs),
+        nodes=_nodes(runs),
+        kernels=_kernels(events.kernels, runs=len(runs) + 1),
+        ran=ran,
+        assigned=dict(assigned),
+    )
+
+
+def _operators(runs: Sequence[Sequence[Event]]) -> tuple[OperatorTime, ...]:
+    rows = []
+    for kind in dict.fromkeys(_kind(node) for run in runs for node in run):
+        own = [[node.us for node in run if _kind(node) == kind] for run in runs]
+        rows.append(OperatorTime(*kind, median(sum(run) for run in own) / 1e3, max(map(len, own))))
+    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
+
+
+def _kind(node: Event) -> tuple[str, str]:
+    return node.operator, node.provider
+
+
+def _nodes(runs: Sequence[Sequence[Event]]) -> tuple[NodeTime, ...]:
+    times: dict[tuple[str, str, str], list[float]] = {}
+    for run in runs:
+        for node in run:
+            times.setdefault((node.name, node.operator, node.provider), []).append(node.us)
+    rows = [NodeTime(*key, median(us) / 1e3) for key, us in times.items()]
+    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
+
+
+def _kernels(events: Sequence[Event], *, runs: int) -> tuple[NodeTime, ...]:
+    times: dict[tuple[str, str, str], float] = {}
+    for event in events:
+        key = (event.name, event.operator, event.provider)
+        times[key] = times.get(key, 0.0) + event.us
+    rows = [NodeTime(*key, us / runs / 1e3) for key, us in times.items()]
+    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
+
+
+def find_in_profile(profile: Profile, *, on_gpu: bool) -> tuple[Finding, ...]:
+    """Returns what a profile shows.
+
+    Args:
+        profile: Of a model.
+        on_gpu: Whether its session was made for a GPU.
+    """
+    return (*_family(profile), *_overhead(profile), *(_placement(profile) if on_gpu else ()))
+
+
+def _family(profile: Profile) -> Iterator[Finding]:
+    name, share = next(iter(profile.families().items()), (_OTHER, 0.0))
+    slowest = profile.operators[0] if profile.operators else None
+    if share >= _DOMINANT and name != _OTHER:
+        yield Finding("one-family-dominates", "note", f"{name}: {share:.0%} of the time of a run's nodes")
+    elif slowest is not None:
+        text = f"no family of operators dominates; slowest: {slowest.operator}, {slowest.ms:.2f} ms a run"
+        yield Finding("no-family-dominates", "note", text)
+
+
+def _overhead(profile: Profile) -> Iterator[Finding]:
+    between = 1 - profile.nodes_ms / profile.run_ms if profile.run_ms else 0.0
+    if between >= _OVERHEAD:
+        text = f"{between:.0%} of a run is between its nodes: it has many small ones"
+        hint = "send larger batches; on a GPU, tune: {allow: [io_binding]} lets the search record CUDA graphs"
+        yield Finding("time-between-nodes", "advice", text, hint)
+
+
+def _placement(profile: Profile) -> Iterator[Finding]:
+    total, fallen, copies = sum(profile.ran.values()), profile.ran.get(CPU, 0), profile.copies()
+    if fallen:
+        on_cpu = [one for one in profile.operators if one.provider == CPU]
+        kinds = ", ".join(dict.fromkeys(one.operator for one in on_cpu))
+        ms = sum(one.ms for one in on_cpu)
+        text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {kinds[:300]}"
+        hint = "export with another opset or element type: the provider has no kernel for these"
+        yield Finding("nodes-on-the-cpu", "advice", text, hint)
+    if copies:
+        text = f"{copies} copies between devices in every run"
+        hint = "keep the nodes between them on one device; tune: {allow: [io_binding]} leaves copies of inputs out"
+        yield Finding("copies-between-devices", "advice", text, hint)
+    if not fallen and not copies:
+        text = f"all {total} nodes run on the device, without copies between"
+        yield Finding("all-on-the-device", "good", text)

@@ -1,0 +1,160 @@
+"""An input for a model of which nothing but the file is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.diagnose.subject import Subject
+from pipeline.errors import LoadError
+from pipeline.measuring.feeds import draw_feed, generator
+from pipeline.runtime.child import run_child
+
+_SEED = 0
+_TIMEOUT_S = 3600.0
+_UNKNOWN = 1
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> Subject:
+    """Returns a model file as a subject, with an input made for it.
+
+    Args:
+        source: The ONNX file.
+        folder: Where the input is written.
+        shapes: Shapes by input, for those that the model leaves open; sizes still open are 1.
+
+    Raises:
+        LoadError: ONNX Runtime cannot read the model, or a shape does not fit it.
+        SpecError: An input holds strings.
+    """
+    sample = folder / f"{source.stem}.npz"
+    request = {"source": str(source.resolve()), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
+    answer = run_child(f"{__name__}:write_sample", request, timeout_s=_TIMEOUT_S).value
+    return Subject(source.stem, str(sample), str(source.resolve()), remarks=tuple(answer["remarks"]))
+
+
+def examine_bundle(bundle: Path, folder: Path, *, source: Path | None = None) -> Subject:
+    """Returns a bundle as a subject, with its golden sample as input.
+
+    Args:
+        bundle: Its folder.
+        folder: Where the input is written.
+        source: The model it was prepared from, if that is at hand.
+
+    Raises:
+        BundleError: It cannot be read.
+    """
+    sample = folder / f"{bundle.resolve().name}.npz"
+    request = {"bundle": str(bundle.resolve()), "sample": str(sample)}
+    name = run_child(f"{__name__}:write_golden", request, timeout_s=_TIMEOUT_S).value["name"]
+    return Subject(name, str(sample), None if source is None else str(source), str(bundle.resolve()))
+
+
+def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes an input for a model; runs in a child.
+
+    Args:
+        request: `source`, the model; `sample`, the file to write; `shapes` by input.
+
+    Returns:
+        `remarks`: what was assumed.
+    """
+    from pipeline.runtime.session import build_session, default_plan
+    from pipeline.runtime.tensors import write_tensors
+
+    # Nothing is optimised or packed: all that is wanted is what the inputs are.
+    unpacked = {"session.disable_prepacking": "1"}
+    plan = default_plan(request["source"], level="ORT_DISABLE_ALL", config_entries=unpacked)
+    inputs = tuple(
+        TensorSpec(one.name, _dtype(one.type), tuple(_axis(axis) for axis in one.shape))
+        for one in build_session(plan).get_inputs()
+    )
+    shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
+    feeds = {one.name: draw_feed(one, shapes[one.name], generator(_SEED, one.name)) for one in inputs}
+    write_tensors(Path(request["sample"]), feeds)
+    return {"remarks": list(remarks)}
+
+
+def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the inputs of a bundle's golden sample; runs in a child.
+
+    Args:
+        request: `bundle` and `sample`, the file to write.
+
+    Returns:
+        `name` of the model.
+    """
+    from pipeline.bundle.loader_config import read_loader_config
+    from pipeline.runtime.golden import read_golden
+    from pipeline.runtime.tensors import write_tensors
+
+    root = Path(request["bundle"])
+    config = read_loader_config(root)
+    write_tensors(Path(request["sample"]), read_golden(config, root)[0])
+    return {"name": config.name}
+
+
+def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes, tuple[str, ...]]:
+    """Returns a shape for every input, and what was assumed to get there. Pure.
+
+    Args:
+        inputs: What the model declares.
+        wanted: Shapes that were asked for, by input.
+
+    Raises:
+        LoadError: One is for no input, or contradicts the model.
+    """
+    names = [one.name for one in inputs]
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise LoadError(f"no such input: {unknown[0]!r}\n  expected one of {', '.join(names)}")
+    sizes: dict[str, int] = {}
+    for one in inputs:
+        sizes |= _sizes_of(one, wanted.get(one.name))
+    shapes = {one.name: wanted.get(one.name) or _settled(one, sizes) for one in inputs}
+    assumed = [one.name for one in inputs if one.name not in wanted and _is_open(one, sizes)]
+    return shapes, tuple(
+        f"{name}: shape {list(shapes[name])} is assumed; "
+        f"--shape '{name}={','.join(map(str, shapes[name]))}' sets another"
+        for name in assumed
+    )
+
+
+def _settled(one: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    axes = one.shape or ()
+    return tuple(axis if isinstance(axis, int) else sizes.get(axis or "", _UNKNOWN) for axis in axes)
+
+
+def _is_open(one: TensorSpec, sizes: Mapping[str, int]) -> bool:
+    return any(not isinstance(axis, int) and axis not in sizes for axis in one.shape or ())
+
+
+def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, int]:
+    """Returns what a shape says of an input's symbolic sizes."""
+    axes = declared.shape
+    if shape is None or axes is None:
+        return {}
+    fits = len(axes) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in zip(axes, shape, strict=False)
+    )
+    if not fits:
+        raise LoadError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
+    return {axis: size for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str)}
+
+
+def _axis(axis: object) -> int | str | None:
+    return axis if isinstance(axis, (int, str)) else None
+
+
+def _dtype(onnx_type: str) -> str:
+    """Returns an input's element type as records spell it, from ONNX Runtime's `tensor(float)`."""
+    name = onnx_type.removeprefix("tensor(").removesuffix(")")
+    return _DTYPES.get(name, name)
+
+
+_DTYPES = {"float": "float32", "double": "float64"}

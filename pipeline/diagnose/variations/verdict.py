@@ -1,0 +1,117 @@
+"""Which way to load a model is better than the default, beyond the noise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pipeline.diagnose.diagnosis import Finding
+from pipeline.diagnose.variations.contenders import DEFAULT
+from pipeline.measuring.comparison import LEAST_ROUNDS, paired_ratio, separated
+from pipeline.runtime.probe import ProbeResult
+
+Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]
+Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
+"""By way, one result a round, the k-th of all from the same round."""
+
+MEASURES: dict[str, Callable[[ProbeResult], float]] = {
+    "init_ms": lambda result: result.init_ms,
+    "first_result_ms": lambda result: result.init_ms + result.first_ms,
+    "steady_ms": lambda result: result.steady_ms,
+    "private_mb": lambda result: result.private_mb,
+}
+"""What is compared, by name."""
+
+TITLES = {
+    "init_ms": "init ms",
+    "first_result_ms": "first result ms",
+    "steady_ms": "steady ms",
+    "private_mb": "private MB",
+}
+
+_WORTH = 0.95
+_STEADY_ALLOWANCE = 1.03
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One way against the default in one measure.
+
+    Attributes:
+        ratio: How many times the default's figure it is, paired by rounds.
+        verdict: Whether that is larger than noise.
+    """
+
+    ratio: float
+    verdict: Verdict
+
+
+def compare(results: Results) -> dict[str, dict[str, Comparison]]:
+    """Returns every way but the default against it, by measure; nothing where the default is missing."""
+    default = results.get(DEFAULT)
+    if not default:
+        return {}
+    return {
+        name: {measure: _compare(value, own, default) for measure, value in MEASURES.items()}
+        for name, own in results.items()
+        if name != DEFAULT
+    }
+
+
+def _compare(
+    value: Callable[[ProbeResult], float], own: Sequence[ProbeResult], default: Sequence[ProbeResult]
+) -> Comparison:
+    mine, theirs = [value(one) for one in own], [value(one) for one in default]
+    ratio = paired_ratio(mine, theirs)
+    if len(mine) < LEAST_ROUNDS:
+        return Comparison(ratio, "too few rounds")
+    if separated(mine, theirs):
+        return Comparison(ratio, "less")
+    return Comparison(ratio, "more" if separated(theirs, mine) else "within the noise")
+
+
+def find_in_comparison(
+    comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: bool
+) -> tuple[Finding, ...]:
+    """Returns what the comparison shows.
+
+    Args:
+        comparisons: As `compare` returns them.
+        prepared: Whether a bundle took part.
+    """
+    if not comparisons:
+        return (Finding("nothing-compared", "note", "the default could not be measured beside anything"),)
+    return (*_soonest(comparisons, prepared=prepared), *_slower_runs(comparisons))
+
+
+def _soonest(comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: bool) -> Iterator[Finding]:
+    sooner = {
+        name: own["first_result_ms"].ratio
+        for name, own in comparisons.items()
+        if own["first_result_ms"].verdict == "less"
+        and own["first_result_ms"].ratio < _WORTH
+        and not (own["steady_ms"].verdict == "more" and own["steady_ms"].ratio > _STEADY_ALLOWANCE)
+    }
+    if not sooner:
+        text = "no other way gives its first result sooner beyond the noise without slower runs"
+        yield Finding("default-is-as-good", "good", text)
+        return
+    best = min(sooner, key=lambda name: sooner[name])
+    text = (
+        f"{best}: first result {1 / sooner[best]:.1f}× sooner than the default, "
+        f"runs {comparisons[best]['steady_ms'].ratio:.2f}× as long ({comparisons[best]['steady_ms'].verdict})"
+    )
+    if best == "prepared":
+        yield Finding("prepared-is-soonest", "good", text)
+    else:
+        hint = "ortprep tune" if prepared else "ortprep prepare"
+        yield Finding("sooner-without-slower-runs", "advice", text, hint)
+
+
+def _slower_runs(comparisons: Mapping[str, Mapping[str, Comparison]]) -> Iterator[Finding]:
+    for name, own in comparisons.items():
+        steady = own["steady_ms"]
+        if steady.verdict == "more" and steady.ratio > _STEADY_ALLOWANCE:
+            text = f"{name}: runs take {steady.ratio:.2f}× the default's time, beyond the noise"
+            yield Finding("slower-runs", "note", text)
