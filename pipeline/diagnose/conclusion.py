@@ -20,16 +20,13 @@ def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
     """
     by_check = {one.check: one for one in diagnoses}
     findings = (*_dominating(by_check), *_steps(diagnoses))
-    return Diagnosis(
-        "all", subject, findings or (Finding("nothing-found", "good", "nothing to mend or gain"),)
-    )
+    nothing = Finding("nothing-found", "good", "nothing to mend or gain")
+    return Diagnosis("all", subject, findings or (nothing,))
 
 
 def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    init = checks.get("init")
-    start: Mapping[str, Any] = (
-        init.figures.get("default") or init.figures.get("prepared") or {} if init else {}
-    )
+    figures: Mapping[str, Any] = checks["init"].figures if "init" in checks else {}
+    start = figures.get("default") or figures.get("prepared")
     if not start:
         return
     parts = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pipeline.runtime.child import run_child
 _SEED = 0
 _TIMEOUT_S = 3600.0
 _UNKNOWN = 1
+_SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -53,6 +55,21 @@ def examine_bundle(bundle: Path, folder: Path, *, source: Path | None = None) ->
     request = {"bundle": str(bundle.resolve()), "sample": str(sample)}
     name = run_child(f"{__name__}:write_golden", request, timeout_s=_TIMEOUT_S).value["name"]
     return Subject(name, str(sample), None if source is None else str(source), str(bundle.resolve()))
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """Returns shapes by input, from `NAME=1,3,224,224`.
+
+    Raises:
+        LoadError: One is not written so.
+    """
+    shapes = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        if not name or not _SIZES.fullmatch(sizes):
+            raise LoadError(f"bad shape: {text!r}\n  expected NAME=1,3,224,224, got another text")
+        shapes[name] = tuple(int(size) for size in sizes.split(",") if size)
+    return shapes
 
 
 def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,9 @@ def _placement(profile: Profile) -> Iterator[Finding]:
         yield Finding("nodes-on-the-cpu", "advice", text, hint)
     if copies:
         text = f"{copies} copies between devices in every run"
-        hint = "keep the nodes between them on one device; tune: {allow: [io_binding]} leaves copies of inputs out"
+        hint = (
+            "keep neighbouring nodes on one device; tune: {allow: [io_binding]} leaves copies of inputs out"
+        )
         yield Finding("copies-between-devices", "advice", text, hint)
     if not fallen and not copies:
         text = f"all {total} nodes run on the device, without copies between"

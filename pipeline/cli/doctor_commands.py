@@ -1,0 +1,204 @@
+"""`ortprep doctor`: where the time goes on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.bundle.codec import encode
+from pipeline.cli.app import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
+from pipeline.cli.console import say, write_json, write_line, write_table
+from pipeline.cli.doctor_tables import build_table, describe_findings
+from pipeline.cli.examination import Place, examine
+from pipeline.diagnose.conclusion import conclude
+from pipeline.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
+from pipeline.diagnose.sampling import parse_shapes
+from pipeline.diagnose.subject import Subject
+from pipeline.errors import PipelineError
+
+Shape = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=1,3,224,224", help="Shape of an input, where the model leaves it open."),
+]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What the doctor was asked.
+
+    Attributes:
+        subjects: The models.
+        devices: Where they are examined; the first is the one for checks of a single device.
+        rounds: Fresh processes per figure; None for each check's own number.
+        artifacts: Folder of bundles.
+        trace: Where a profile's trace is kept.
+        expect: Execution providers that have to be usable.
+    """
+
+    subjects: tuple[Subject, ...]
+    devices: tuple[str, ...]
+    rounds: int | None
+    artifacts: Path
+    trace: Path | None
+    expect: tuple[str, ...]
+
+
+@command
+def doctor(
+    check: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CHECK]",
+            help="env, gil, init, options, parallel, concurrent, profile or all; else env and gil.",
+        ),
+    ] = "",
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Models of specs, paths of bundles, or ONNX files."),
+    ] = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    shape: Shape = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=99, help="Fresh processes per figure; else as many as suit the check."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where `profile` keeps its trace; else MODEL.trace.json."),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TARGET", help="Call it a problem if this cannot be used: cuda."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Say where the time of loading and running a model goes on this machine, and what would help."""
+    wanted = _checks_named(check, models or [])
+    shapes = parse_shapes(shape or ())
+    with tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
+        place = Place(Path(folder), configs, artifacts)
+        subjects = tuple(examine(name, place, shapes=shapes) for name in models or ())
+        visit = Visit(subjects, _resolve(devices), rounds, artifacts, trace, tuple(expect or ()))
+        for subject in subjects:
+            for remark in subject.remarks:
+                say(f"{subject.name}: {remark}")
+        diagnoses = list(_run(wanted, visit, show=not json))
+    if check == _ALL:
+        diagnoses.append(conclude(diagnoses, subject=subjects[0].name))
+        if not json:
+            _show(diagnoses[-1])
+    if json:
+        write_json(encode(diagnoses))
+    code = exit_code_of(diagnoses)
+    if code:
+        raise typer.Exit(code)
+
+
+def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
+    """Returns the checks to be made, in order."""
+    known = (*_CHECKS, _ALL)
+    if check and check not in known:
+        problem = f"expected one of {', '.join(known)}, got {check!r}"
+        raise typer.BadParameter(problem, param_hint="CHECK")
+    if not check:
+        return _WITHOUT_MODEL
+    if not models and check not in _WITHOUT_MODEL:
+        raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
+    if len(models) > 1 and check != "concurrent":
+        raise typer.BadParameter(f"expected one for {check}, got {len(models)}", param_hint="MODEL")
+    return tuple(_CHECKS) if check == _ALL else (check,)
+
+
+def _run(checks: Sequence[str], visit: Visit, *, show: bool) -> Iterator[Diagnosis]:
+    for check in checks:
+        say(f"{check}: …")
+        try:
+            diagnosis = _CHECKS[check](visit)
+        except PipelineError as error:
+            if len(checks) == 1:
+                raise
+            # One check that cannot be made is no reason to keep the others' answers back.
+            diagnosis = Diagnosis(check, "", (Finding("check-failed", "problem", error.message, error.hint),))
+        if show:
+            _show(diagnosis)
+        yield diagnosis
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    for table in diagnosis.tables:
+        write_table(build_table(table))
+    for line in describe_findings(diagnosis):
+        write_line(line)
+    write_line("")
+
+
+def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
+    from pipeline.runtime.hardware import read_hardware
+    from pipeline.runtime.pool.devices import resolve_devices
+
+    return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
+
+
+def _env(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.environment.check import diagnose_environment
+
+    return diagnose_environment(artifacts=visit.artifacts, expect=visit.expect)
+
+
+def _gil(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.gil.check import diagnose_gil
+
+    subject = visit.subjects[0] if visit.subjects else None
+    return diagnose_gil(model=subject.source if subject else None, sample=subject.sample if subject else None)
+
+
+def _init(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
+
+    return diagnose_initialisation(visit.subjects[0], device=visit.devices[0], rounds=visit.rounds or ROUNDS)
+
+
+def _options(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.variations.check import ROUNDS, diagnose_options
+
+    return diagnose_options(visit.subjects[0], device=visit.devices[0], rounds=visit.rounds or ROUNDS)
+
+
+def _parallel(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.parallel.check import diagnose_parallel
+
+    return diagnose_parallel(visit.subjects[0], devices=visit.devices)
+
+
+def _concurrent(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
+
+    return diagnose_concurrent(visit.subjects, devices=visit.devices)
+
+
+def _profile(visit: Visit) -> Diagnosis:
+    from pipeline.diagnose.profiling.check import diagnose_profile
+
+    subject = visit.subjects[0]
+    trace = visit.trace or Path(f"{subject.name}.trace.json")
+    return diagnose_profile(subject, device=visit.devices[0], trace=trace)
+
+
+_CHECKS: Mapping[str, Callable[[Visit], Diagnosis]] = {
+    "env": _env,
+    "gil": _gil,
+    "init": _init,
+    "options": _options,
+    "parallel": _parallel,
+    "concurrent": _concurrent,
+    "profile": _profile,
+}
+_ALL = "all"
+_WITHOUT_MODEL = ("env", "gil")

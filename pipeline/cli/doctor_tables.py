@@ -1,0 +1,74 @@
+"""What the doctor found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from pipeline.diagnose.diagnosis import Cell, Diagnosis, Severity, Table
+
+_BAR_CELLS = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_MARKS: dict[Severity, str] = {"good": "ok", "note": "note", "advice": "advice", "problem": "PROBLEM"}
+
+
+def build_table(table: Table) -> RichTable:
+    """Returns a table; a column of bars is added where it is to be drawn as a waterfall."""
+    made = RichTable(title=plain(table.title), title_justify="left")
+    for index, heading in enumerate(table.columns):
+        numeric = any(isinstance(row[index], (int, float)) for row in table.rows)
+        made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    if table.bars is not None:
+        made.add_column("", no_wrap=True)
+    bars = draw_waterfall(_figures(table)) if table.bars is not None else ()
+    for index, row in enumerate(table.rows):
+        cells = [plain(format_cell(cell)) for cell in row]
+        made.add_row(*cells, *([bars[index]] if table.bars is not None else []))
+    return made
+
+
+def _figures(table: Table) -> list[float]:
+    index = table.columns.index(str(table.bars))
+    return [float(row[index] or 0) for row in table.rows]
+
+
+def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tuple[str, ...]:
+    """Returns a bar for each figure; each begins where the one before it ended, and all fill the width.
+
+    Args:
+        figures: Not below zero.
+        cells: Width in characters.
+    """
+    total, begin, bars = sum(figures) or 1.0, 0.0, []
+    for figure in figures:
+        eighths = round(figure / total * cells * 8)
+        whole, part = divmod(eighths, 8)
+        bars.append(" " * int(begin / total * cells) + ("█" * whole + _EIGHTHS[part].strip() or "▏"))
+        begin += figure
+    return tuple(bars)
+
+
+def format_cell(cell: Cell) -> str:
+    """Returns a cell's text: three digits that count, a dash for nothing."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        if abs(cell) >= 100:
+            return f"{cell:.0f}"
+        return f"{cell:.3g}" if abs(cell) >= 0.01 else f"{cell:.2f}"
+    return str(cell)
+
+
+def describe_findings(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yields a line for each finding, and one for its hint."""
+    for finding in diagnosis.findings:
+        yield plain(f"{diagnosis.check}: {_MARKS[finding.severity]}: {finding.text}").plain
+        if finding.hint is not None:
+            yield f"  hint: {plain(finding.hint).plain}"
+
+
+def plain(text: str) -> Text:
+    """Returns a model's or system's text without what a terminal or rich would take for orders."""
+    return Text("".join(one if one.isprintable() or one == "\n" else "�" for one in text))
