@@ -61,7 +61,7 @@ ARTIFACTS = Path("artifacts")
 def run() -> int:
     """Runs the command line and returns the exit code; the border where errors become messages."""
     # Imported here, since its commands are put on the app that this module makes.
-    from pipeline.cli import registry_commands  # noqa: F401
+    from pipeline.cli import compare_command, doctor_commands, registry_commands  # noqa: F401
 
     start_streams()
     try:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pipeline.bundle.manifest import PlanFigures, VariantRecord
 from pipeline.bundle.paths import is_safe_name
 from pipeline.errors import ConflictError, NotPublishedError, PromotionRefusedError, RegistryError
+from pipeline.measuring.shipped import shipped_figures
 from pipeline.registry.catalogue import Catalogue
 from pipeline.registry.composition import Candidate, list_candidates
 from pipeline.registry.records import FULL_DIGEST, AliasRecord
@@ -21,7 +22,6 @@ MAX_REGRESSION = 1.10
 """How much longer init or a steady run may take than with the version the alias names now."""
 
 _ROUNDS = 5
-_PREPARED = "prepared"
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,7 @@ def _record_of(candidate: Candidate) -> VariantRecord | None:
 def _shipped_figures(candidate: Candidate) -> PlanFigures | None:
     """Returns what the shipped plan costs with a warm page cache, None if that was not measured."""
     record = _record_of(candidate)
-    if record is None:
-        return None
-    shipped = record.decision.shipped if record.decision else _PREPARED
-    for measurement in record.measurements:
-        if measurement.cache == "warm":
-            return next((plan for plan in measurement.plans if plan.plan == shipped), None)
-    return None
+    return None if record is None else shipped_figures(record)
 
 
 def promote(

@@ -1,0 +1,40 @@
+"""What a manifest says of the plan that a variant ships: its figures, and its answers' errors. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecord
+
+PREPARED = "prepared"
+"""The plan that is shipped where nothing was measured, so nothing was decided."""
+
+
+def shipped_plan(record: VariantRecord) -> str:
+    """Returns the name of the plan that a variant ships."""
+    return record.decision.shipped if record.decision else PREPARED
+
+
+def find_measurement(record: VariantRecord, *, cache: str) -> MeasurementRecord | None:
+    """Returns what was measured with a `warm` or `cold` page cache, None if nothing was."""
+    return next((one for one in record.measurements if one.cache == cache), None)
+
+
+def find_plan(measurement: MeasurementRecord | None, name: str) -> PlanFigures | None:
+    """Returns the figures of a plan, None if there are none."""
+    plans = measurement.plans if measurement else ()
+    return next((plan for plan in plans if plan.plan == name), None)
+
+
+def shipped_figures(record: VariantRecord, *, cache: str = "warm") -> PlanFigures | None:
+    """Returns what the shipped plan costs with that page cache, None if that was not measured."""
+    return find_plan(find_measurement(record, cache=cache), shipped_plan(record))
+
+
+def worst_error(record: VariantRecord) -> float | None:
+    """Returns the largest error of any output in units of its tolerance, None if nothing was compared.
+
+    Above 1 is a failure; so is NaN, which is returned if it is among them.
+    """
+    ratios = [error.ratio for error in record.verification.errors]
+    return max(ratios, key=lambda ratio: (math.isnan(ratio), ratio), default=None)

@@ -1,0 +1,239 @@
+"""`ortprep compare`, as a pipeline of continuous integration runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bundle.manifest import read_manifest, write_manifest
+from tests.prepare.project import Project
+from tests.registry.bundles import Build, Made, write_bundle
+
+HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
+SLOWER = Made("portable", init_ms=12.0)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def registry(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as registry, which the command finds by the environment."""
+    monkeypatch.setenv("ORTPREP_REGISTRY", str(project.root / "registry"))
+    return project.root / "registry"
+
+
+def add(project: Project, name: str, *made: Made, hardware: Any = HERE, **changes: Any) -> Path:
+    """Writes a bundle below artifacts/ as a machine would have prepared it."""
+    build = Build(made or (Made("portable"),), spec=name.encode())
+    bundle = write_bundle(project.artifacts / name, build)
+    return change(bundle, environment={"onnxruntime": "1.31.1", "hardware": hardware}, **changes)
+
+
+def change(bundle: Path, **changes: Any) -> Path:
+    write_manifest(bundle, dataclasses.replace(read_manifest(bundle), **changes))
+    return bundle
+
+
+def outcome_of(project: Project, *arguments: str) -> dict[str, Any]:
+    """Returns what `--json` says; that exit code and stderr agree with it is part of every test."""
+    ended = project.call("compare", *arguments, "--json")
+    data: dict[str, Any] = json.loads(ended.out)
+    assert ended.code == (0 if data["outcome"] == "ok" else 1)
+    assert ended.err.startswith("error: ") == (ended.code == 1)
+    return data
+
+
+def test_what_is_no_worse_passes_and_what_is_worse_fails(project: Project) -> None:
+    add(project, "old")
+    add(project, "new", Made("portable", init_ms=10.9))
+    add(project, "worse", SLOWER)
+    passed = project.run("compare", "old", "new", "--fail-over", "10%")
+    assert (passed.code, passed.err) == (0, "")
+    assert "within the limit" in passed.out
+    failed = project.run("compare", "old", "worse", "--fail-over", "10%")
+    assert failed.code == 1
+    assert "regression" in failed.out
+    assert failed.err.splitlines()[:2] == [
+        "error: worse than before: old → worse",
+        "  portable: init, warm cache: 12 ms instead of 10 ms, 1.200×; expected at most 1.100×",
+    ]
+
+
+def test_without_limits_10_percent_are_allowed_and_each_figure_may_have_its_own(project: Project) -> None:
+    add(project, "old")
+    add(project, "new", SLOWER)
+    assert outcome_of(project, "old", "new")["outcome"] == "regression"
+    # In these bundles a session takes as many MB as its init takes ms.
+    spared = ("--fail-over", "init=20%", "--fail-over", "peak=0.2", "--fail-over", "private=20%")
+    more = outcome_of(project, "old", "new", *spared, "--fail-over", "first-result=0.2")
+    assert more["outcome"] == "ok"
+    assert outcome_of(project, "old", "new", "--fail-over", "25%")["outcome"] == "ok"
+
+
+def test_a_manifest_alone_will_do_under_any_name(project: Project) -> None:
+    bundle = add(project, "net")
+    shutil.copyfile(bundle / "manifest.json", project.root / "old-manifest.json")
+    add(project, "new", SLOWER)
+    for new in ("new", "artifacts/new", "artifacts/new/manifest.json"):
+        assert outcome_of(project, "old-manifest.json", new)["outcome"] == "regression"
+        assert outcome_of(project, new, new)["outcome"] == "ok"
+
+
+def test_versions_of_a_registry_are_compared_without_their_weights(project: Project, registry: Path) -> None:
+    add(project, "old")
+    add(project, "new", SLOWER)
+    for name in ("old", "new"):
+        assert project.call("publish", name, "--label", name).code == 0
+    assert project.call("promote", "net@old", "production").code == 0
+    for path in registry.rglob("*"):
+        if path.is_file() and path.read_bytes() in (b"weights", b"graph", b"golden"):
+            path.unlink()
+    pairs = (
+        ("net@old", "net@new"),
+        ("registry://net@production", "new"),
+        ("net@production", "artifacts/new/manifest.json"),
+        (f"file://{registry}/net@old", "registry://net"),
+    )
+    for pair in pairs:
+        assert outcome_of(project, *pair)["outcome"] == "regression", pair
+        assert (
+            outcome_of(project, *pair, "--registry", str(registry), "--fail-over", "30%")["outcome"] == "ok"
+        )
+    assert outcome_of(project, "net@old", "old")["outcome"] == "ok"
+
+
+def test_a_version_of_several_machines_is_compared_part_by_part(project: Project, registry: Path) -> None:
+    gpu = {"name": "A", "compute_capability": [9, 0]}
+    elsewhere = HERE | {"cores": 64, "gpus": [gpu]}
+    build = Build((Made("portable"),))
+    write_bundle(project.artifacts / "here", build)
+    change(project.artifacts / "here", environment={"onnxruntime": "1.31.1", "hardware": HERE})
+    other = dataclasses.replace(build, made=(Made("cpu"),), created_at="2026-11-21T00:00:00+00:00")
+    write_bundle(project.artifacts / "there", other)
+    change(project.artifacts / "there", environment={"onnxruntime": "1.31.1", "hardware": elsewhere})
+    assert project.call("publish", "here", "--label", "one").code == 0
+    assert project.call("publish", "there", "--label", "two").code == 0
+    both = outcome_of(project, "net@one", "net@two")
+    assert {(one["old"], one["new"]): one["outcome"] for one in both["variants"]} == {
+        ("portable", "portable"): "ok",
+        (None, "cpu"): "ok",
+    }
+    back = project.call("compare", "net@two", "net@one")
+    assert back.code == 1
+    assert "cpu: it is not there any more" in back.err
+    one_machine = project.call("compare", "net@two", "here", "--partial")
+    assert (one_machine.code, one_machine.err) == (0, "cpu: it is not there, and was not compared\n")
+
+
+def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project: Project) -> None:
+    add(project, "old")
+    add(project, "new", hardware=HERE | {"cores": 64})
+    refused = project.call("compare", "old", "new")
+    assert refused.code == 1
+    assert refused.err.startswith("error: cannot be compared: old → new\n")
+    assert "measured on different hardware: cores 4 → 64" in refused.err
+    assert "--across-hardware" in refused.err
+    assert "not comparable" in refused.out
+    assert outcome_of(project, "old", "new", "--across-hardware")["outcome"] == "ok"
+
+
+def test_what_else_changed_is_shown(project: Project) -> None:
+    add(project, "old")
+    change(add(project, "new"), pipeline_version="0.2.0")
+    shown = project.call("compare", "old", "new")
+    assert shown.code == 0
+    assert "what else changed" in shown.out
+    assert "0.2.0" in shown.out
+
+
+def test_markdown_is_a_table_for_a_comment(project: Project) -> None:
+    add(project, "old")
+    add(project, "new", SLOWER)
+    written = project.call("compare", "old", "new", "--markdown")
+    assert written.code == 1
+    lines = written.out.splitlines()
+    assert lines[0] == "### `old → new`: regression"
+    assert "| `init ms` | `warm` | `10.0 ± 0.00` | `12.0 ± 0.00` | `1.20×` | `regression` |" in lines
+    assert {line.count("|") for line in lines if line.startswith("| `")} == {4, 7}
+
+
+HOSTILE = "[red]@all|`<img>`\x1b[2J\n# x"
+
+
+@pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "markdown", "json"])
+def test_what_a_manifest_says_is_no_order_to_a_terminal_or_a_page(
+    project: Project, form: tuple[str, ...]
+) -> None:
+    bundle = add(project, "old")
+    record = dataclasses.replace(read_manifest(bundle).variants[0], name=HOSTILE, target=HOSTILE)
+    hostile = change(add(project, "new"), variants=(record,), name=HOSTILE, spec_digest=HOSTILE)
+    shown = project.call("compare", str(bundle), str(hostile), *form)
+    assert shown.code == 1
+    assert "\x1b" not in shown.out + shown.err
+    assert "\n# x" not in shown.out + shown.err
+    if form == ("--markdown",):
+        assert "`[red]@all\\|'<img>'�[2J�# x`" in shown.out
+    elif not form:
+        assert "[red]@all|`<img>`�[2J�# x" in shown.out
+
+
+WRONG = {
+    "no number": (("--fail-over", "much"), "not a limit: 'much'"),
+    "ten times": (("--fail-over", "10"), "expected a percentage or a share below 1"),
+    "no figure": (("--fail-over", "speed=10%"), "no such figure: 'speed'"),
+    "two forms": (("--json", "--markdown"), "expected one of --json and --markdown"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=list(WRONG))
+def test_a_wrong_use_ends_with_2(project: Project, arguments: tuple[str, ...], message: str) -> None:
+    add(project, "old")
+    ended = project.call("compare", "old", "old", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_what_is_not_there_or_damaged_ends_with_3(project: Project) -> None:
+    bundle = add(project, "old")
+    missing = project.call("compare", "old", "nothing")
+    assert (missing.code, missing.out) == (3, "")
+    assert "nothing to compare: nothing" in missing.err
+    path = bundle / "manifest.json"
+    path.write_text(path.read_text().replace('"median": 10.0', '"median": 11.0'))
+    for new in ("old", "artifacts/old/manifest.json"):
+        damaged = project.call("compare", "old", new)
+        assert damaged.code == 3
+        assert "changed after it was written" in damaged.err
+
+
+def test_what_a_registry_lacks_ends_with_5(project: Project, registry: Path) -> None:
+    add(project, "old")
+    assert project.call("compare", "net@1", "old").code == 5
+    assert project.call("publish", "old", "--label", "1").code == 0
+    lacking = project.call("compare", "net@2", "old")
+    assert lacking.code == 5
+    assert "no such version: net@2" in lacking.err
+    assert project.call("compare", "net@1", "old").code == 0
+
+
+def test_a_registry_that_nobody_named_ends_with_5(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
+    add(project, "old")
+    ended = project.call("compare", "net@1", "old")
+    assert ended.code == 5
+    assert "no registry named" in ended.err
+
+
+def test_the_command_needs_no_onnx_runtime(project: Project) -> None:
+    add(project, "old")
+    code = "import sys; from pipeline.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
+    ended = project.python("-c", code, "compare", "old", "old")
+    assert (ended.code, ended.err) == (0, "")
