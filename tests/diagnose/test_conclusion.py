@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.diagnose.conclusion import conclude
+from pipeline.diagnose.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
+
+
+def test_findings_are_in_order_of_severity() -> None:
+    found = diagnose("env", [Finding(one, one, "") for one in SEVERITIES])
+    assert [one.severity for one in found.findings] == list(reversed(SEVERITIES))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_only_a_problem_is_a_failure(severity: Severity) -> None:
+    assert exit_code_of([diagnose("env", [Finding("x", severity, "")])]) == (severity == "problem")
+    assert exit_code_of([]) == 0
+
+
+def start(**changes: float) -> dict[str, object]:
+    figures: dict[str, object] = {
+        "init_ms": 300.0,
+        "numpy_ms": 40.0,
+        "onnxruntime_ms": 30.0,
+        "first_extra_ms": 5.0,
+        "total_ms": 390.0,
+        "saved_by_ms": {"optimised-at-every-load": 200.0, "weights-inside-the-model-file": 80.0},
+    }
+    return {"default": {**figures, **changes}}
+
+
+def text_of(**changes: float) -> str:
+    found = conclude([diagnose("init", [], subject="net", figures=start(**changes))], subject="net")
+    return found.findings[0].text
+
+
+def test_what_dominates_is_said_with_its_figure() -> None:
+    assert "making the session, 300 ms of 390 ms" in text_of()
+    assert "optimised at every load, 200 ms" in text_of()
+    assert "what only the first run takes, 900 ms" in text_of(first_extra_ms=900.0)
+    assert "importing numpy and ONNX Runtime, 630 ms" in text_of(numpy_ms=600.0)
+
+
+def test_problems_come_first_and_every_hint_once() -> None:
+    diagnoses = [
+        diagnose("init", [Finding("a", "advice", "slow", "ortprep prepare")]),
+        diagnose("options", [Finding("b", "advice", "slower", "ortprep prepare")]),
+        diagnose(
+            "env", [Finding("c", "problem", "broken", "mend it"), Finding("d", "note", "said", "no step")]
+        ),
+    ]
+    steps = conclude(diagnoses, subject="net").findings
+    assert [(one.severity, one.hint) for one in steps] == [
+        ("problem", "mend it"),
+        ("advice", "ortprep prepare"),
+    ]
+    assert steps[0].text == "env: broken"
+
+
+def test_where_nothing_is_found_that_is_said() -> None:
+    assert [one.severity for one in conclude([], subject="net").findings] == ["good"]
