@@ -1,0 +1,93 @@
+"""Do the phases of a start add up, and how long does `doctor all` take? `python -m bench.doctor`.
+
+Phases are checked on several models and, with `--python`, with other interpreters whose ONNX Runtime is of
+another version; they need numpy and ONNX Runtime only. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import describe_machine
+from pipeline.errors import StageError
+from pipeline.stages.demo.catalogue import write_demo_model
+
+MODELS = ("resnet50", "bert-base", "densenet121")
+GOAL_APART, GOAL_ALL_S = 0.10, 90.0
+
+_ROOT = Path(__file__).resolve().parents[1]
+_TAKE_APART = """\
+import json, sys, tempfile
+from pathlib import Path
+from pipeline.diagnose.initialisation.check import diagnose_initialisation
+from pipeline.diagnose.sampling import examine_source
+with tempfile.TemporaryDirectory() as folder:
+    subject = examine_source(Path(sys.argv[1]), Path(folder))
+    print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[2])).figures["default"]))
+"""
+
+
+def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
+    """Returns what `doctor init` measures of a model with an interpreter's ONNX Runtime."""
+    command = [python, "-c", _TAKE_APART, str(model), str(rounds)]
+    figures: dict[str, Any] = json.loads(_output(command))
+    return {
+        "onnxruntime": figures["onnxruntime"],
+        "phases_ms": figures["init_ms"],
+        "measured_ms": figures["measured_init_ms"],
+        "ratio": figures["init_ms"] / figures["measured_init_ms"],
+        "phases": {phase["name"]: round(phase["ms"], 2) for phase in figures["initialisation"]["phases"]},
+    }
+
+
+def time_all(model: Path, folder: Path) -> dict[str, Any]:
+    """Returns how long `doctor all` takes on a model, in all and by check."""
+    command = [sys.executable, "-m", "pipeline", "doctor", "all", str(model), "--json"]
+    started = time.monotonic()
+    output = _output([*command, "--trace", str(folder / "trace.json")], codes=(0, 1))
+    return {"seconds": time.monotonic() - started, "checks": [one["check"] for one in json.loads(output)]}
+
+
+def _output(command: Sequence[str], *, codes: Sequence[int] = (0,)) -> str:
+    done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in codes:
+        raise StageError(f"bench command failed with {done.returncode}: {' '.join(command[:3])}")
+    return done.stdout
+
+
+def main() -> None:
+    """Measures, prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", action="append", default=[], help="another interpreter; repeatable")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=_ROOT / "bench" / "results" / "doctor.json")
+    arguments = parser.parse_args()
+    starts: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-doctor-") as name:
+        folder = Path(name)
+        for model in MODELS:
+            write_demo_model(model, folder / f"{model}.onnx")
+            for python in (sys.executable, *arguments.python):
+                found = take_apart(python, folder / f"{model}.onnx", rounds=arguments.rounds)
+                starts[f"{model}, ONNX Runtime {found['onnxruntime']}"] = found
+        whole = time_all(folder / "resnet50.onnx", folder)
+    result = {"machine": describe_machine(), "rounds": arguments.rounds, "starts": starts, "all": whole}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("| start | phases ms | measured ms | ratio |\n|---|---|---|---|")
+    for title, one in starts.items():
+        reached = abs(one["ratio"] - 1) <= GOAL_APART
+        figures = f"{one['phases_ms']:.0f} | {one['measured_ms']:.0f} | {one['ratio']:.3f}"
+        print(f"| {title} | {figures}{'' if reached else ' (goal: within 10 %)'} |")
+    print(f"doctor all on resnet50: {whole['seconds']:.0f} s (goal: {GOAL_ALL_S:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

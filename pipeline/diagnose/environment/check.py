@@ -1,0 +1,79 @@
+"""`ortprep doctor env`: reads the machine, and says what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.bundle.codec import encode
+from pipeline.diagnose.diagnosis import Diagnosis, diagnose
+from pipeline.diagnose.environment.device_code import read_device_code
+from pipeline.diagnose.environment.disk import measure_reading
+from pipeline.diagnose.environment.facts import DeviceCode, Facts, Room, Runtime
+from pipeline.diagnose.environment.gpus import count_bus_gpus, read_driver_version, read_gpu_states
+from pipeline.diagnose.environment.machine import describe_processor, read_limits, read_room, read_variables
+from pipeline.diagnose.environment.rules import find, name_providers
+from pipeline.diagnose.environment.runtime import parse_libraries, read_runtime, try_providers
+from pipeline.diagnose.environment.tables import build_tables
+from pipeline.diagnose.environment.wheels import read_requirements, read_wheels
+from pipeline.runtime.hardware import read_hardware
+
+CHECK = "env"
+
+_CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
+_SHARED_MEMORY = Path("/dev/shm")
+_ROOT = Path("/")
+
+
+def diagnose_environment(
+    *,
+    artifacts: Path,
+    expect: Sequence[str] = (),
+    root: Path = _ROOT,
+    shared_memory: Path = _SHARED_MEMORY,
+) -> Diagnosis:
+    """Returns what ONNX Runtime finds on this machine, and what it misses; takes a few seconds.
+
+    Args:
+        artifacts: Folder of the bundles, there or not: its disk is measured.
+        expect: Execution providers that must work: `cuda`, or `CUDAExecutionProvider`.
+        root: Folder in which `proc` and `sys` are.
+        shared_memory: Where shared memory is kept.
+    """
+    facts = read_facts(artifacts=artifacts, root=root, shared_memory=shared_memory)
+    return describe(facts, expect=expect)
+
+
+def describe(facts: Facts, *, expect: Sequence[str] = ()) -> Diagnosis:
+    """Returns what is to be said of facts that were read, here or elsewhere."""
+    findings = find(facts, expected=name_providers(expect))
+    return diagnose(CHECK, findings, tables=build_tables(facts), figures=encode(facts))
+
+
+def read_facts(*, artifacts: Path, root: Path = _ROOT, shared_memory: Path = _SHARED_MEMORY) -> Facts:
+    """Reads everything the rules judge; see `diagnose_environment` for the arguments."""
+    hardware = read_hardware()
+    runtime, libraries = read_runtime()
+    wheels = read_wheels()
+    requirements = [text for wheel in wheels for text in read_requirements(wheel.name)]
+    folder = artifacts.absolute()
+    return Facts(
+        wheels=wheels,
+        runtime=runtime,
+        providers=try_providers(runtime.available),
+        libraries=parse_libraries(libraries, runtime.cuda_version, requirements),
+        gpus=read_gpu_states(hardware.gpus),
+        bus_gpus=count_bus_gpus(root / "sys"),
+        driver=read_driver_version(root / "sys"),
+        device_code=_read_code(runtime),
+        processor=describe_processor(hardware),
+        limits=read_limits(hardware, root),
+        shared_memory=read_room(shared_memory, root) if shared_memory.is_dir() else None,
+        artifacts=read_room(folder, root) or Room(str(folder), "", 0, 0),
+        reading=measure_reading(folder),
+        variables=read_variables(),
+    )
+
+
+def _read_code(runtime: Runtime) -> DeviceCode | None:
+    return read_device_code(Path(runtime.folder) / "capi" / _CUDA_LIBRARY) if runtime.folder else None
