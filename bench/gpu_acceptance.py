@@ -49,6 +49,7 @@ source: {path: ../conv1d.onnx}
 inputs: {x: {shapes: [[1, 64, 4096]]}}
 verify: {rtol: 1.0e-2, atol: 1.0e-3}
 """
+DOCTOR = ("env", "gil", "init", "options", "parallel", "concurrent", "profile")
 ROUNDS = 3
 PROBE_TIMEOUT_S = 120.0
 
@@ -128,6 +129,25 @@ def _tuned_row(name: str, search: Mapping[str, Any] | None) -> Row:
     knobs = ", ".join(search["knobs"])
     answer = f"{len(search['trials'])} plans, {len(failed)} failed; {search['reason']}; searched {knobs}"
     return Row(check, "seen", answer, {"failed": failed, "search": dict(search)})
+
+
+def examine(root: Path) -> list[Row]:
+    """Asks the doctor of the machine and of one model, each check on its own, on the first GPU."""
+    folders = ["--configs", str(root / "configs"), "--artifacts", str(root / "artifacts")]
+    return [_doctor_row(check, [*folders, "--trace", str(root / "trace.json")]) for check in DOCTOR]
+
+
+def _doctor_row(check: str, folders: list[str]) -> Row:
+    title = f"doctor {check}"
+    subject = ["--expect", "cuda"] if check == "env" else [MODELS[0]]
+    command = [sys.executable, "-m", "pipeline", "doctor", check, *subject, "--devices", "cuda:0", "--json"]
+    done = subprocess.run([*command, *folders], stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        (found,) = json.loads(done.stdout)
+    except ValueError:
+        return Row(title, "FAILED", f"exit code {done.returncode} and no answer; see above")
+    told = "; ".join(f"{one['code']}: {one['text']}" for one in found["findings"][:3])
+    return Row(title, "FAILED" if done.returncode else "seen", told, found)
 
 
 def write_conv1d(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +372,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory(prefix="gpu-acceptance-") as folder:
         models, elapsed_s = prepare(Path(folder))
-        rows = [*run_checks(models), *tune(Path(folder))]
+        rows = [*run_checks(models), *examine(Path(folder)), *tune(Path(folder))]
     missing = sorted({*MODELS} - {model.name for model in models})
     rows += [
         Row(f"{name}: prepare cuda, verify", "FAILED", "the build failed; see above") for name in missing

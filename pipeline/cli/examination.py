@@ -10,6 +10,7 @@ from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.cli.console import BuildObserver
 from pipeline.diagnose.sampling import examine_bundle, examine_source
 from pipeline.diagnose.subject import Subject
+from pipeline.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,22 @@ def examine(name: str, place: Place, *, shapes: Mapping[str, tuple[int, ...]]) -
         shapes: By input, for an ONNX file.
 
     Raises:
-        PipelineError: There is no such model, or it cannot be read.
+        SpecError: There is no such model.
+        PipelineError: It cannot be read.
     """
     path, bundle = Path(name), place.artifacts / name
     if path.is_file():
         return examine_source(path, place.folder, shapes=shapes)
     if (path / MANIFEST_FILE).is_file():
         return examine_bundle(path, place.folder)
-    if not _is_spec(name, place.configs) and (bundle / MANIFEST_FILE).is_file():
-        return examine_bundle(bundle, place.folder)
+    if not _is_spec(name, place.configs):
+        if (bundle / MANIFEST_FILE).is_file():
+            return examine_bundle(bundle, place.folder)
+        raise SpecError(
+            f"no such model: {name}\n"
+            f"  expected an ONNX file, a bundle's folder, or a spec {place.configs / f'{name}.yaml'}, got none",
+            hint="ortprep doctor --help",
+        )
     # Imported here: who examines a file or a bundle need not have what builds need.
     from pipeline.graph.examination import examine_spec
 

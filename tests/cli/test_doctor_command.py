@@ -1,0 +1,112 @@
+"""`ortprep doctor` on real models, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cli.doctor_tables import draw_waterfall, format_cell
+from tests.models import conv_net, embedding, write_model
+from tests.prepare.project import SHAPES, Project, folding_net
+from tests.runtime.bundles import write_bundle
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def ask(project: Project, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """Returns what each check came to."""
+    ended = project.run("doctor", *arguments, "--json")
+    assert ended.code == code, ended.err
+    return {one["check"]: one for one in json.loads(ended.out)}
+
+
+def test_without_arguments_the_machine_is_examined(project: Project) -> None:
+    found = ask(project)
+    assert set(found) == {"env", "gil"}
+    assert all(one["findings"] for one in found.values())
+
+
+def test_what_is_expected_and_not_there_is_a_failure(project: Project) -> None:
+    found = ask(project, "env", "--expect", "tensorrt", code=1)
+    assert "problem" in {one["severity"] for one in found["env"]["findings"]}
+
+
+def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) -> None:
+    write_model(embedding(), project.root / "words.onnx")
+    ended = project.run("doctor", "init", "words.onnx", "--rounds", "1")
+    assert ended.code == 0, ended.err
+    assert "parse the model file" in ended.out
+    assert "graph transformers" in ended.out
+    assert "is assumed; --shape" in ended.err
+
+
+def test_a_shape_can_be_given(project: Project) -> None:
+    write_model(conv_net(), project.root / "net.onnx")
+    assert project.run("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 4
+    ended = project.run("doctor", "profile", "net.onnx", "--trace", "here.json")
+    assert ended.code == 0, ended.err
+    assert (project.root / "here.json").is_file()
+
+
+def test_a_spec_s_source_is_fetched_and_its_bundle_examined_beside_it(project: Project) -> None:
+    project.add(folding_net(), inputs=SHAPES)
+    found = ask(project, "init", "net", "--rounds", "1")
+    assert set(found["init"]["figures"]) == {"device", "default"}
+    assert project.run("prepare", "net").code == 0
+    found = ask(project, "init", "net", "--rounds", "1")
+    assert set(found["init"]["figures"]) == {"device", "default", "prepared"}
+
+
+def test_a_bundle_is_examined_without_its_source(project: Project) -> None:
+    write_bundle(project.artifacts / "linear")
+    for name in ("linear", "artifacts/linear"):
+        assert "prepared" in ask(project, "init", name, "--rounds", "1")["init"]["figures"]
+
+
+def test_every_check_is_made_and_concluded(project: Project) -> None:
+    write_model(conv_net(), project.root / "net.onnx")
+    found = ask(project, "all", "net.onnx", "--rounds", "1")
+    checks = ["env", "gil", "init", "options", "parallel", "concurrent", "profile", "all"]
+    assert list(found) == checks
+    assert found["all"]["findings"][0]["code"] == "what-dominates"
+    assert (project.root / "net.trace.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("init",), ("all",), ("init", "a", "b"), ("env", "--rounds", "0")]
+)
+def test_wrong_use_is_told(project: Project, arguments: tuple[str, ...]) -> None:
+    ended = project.run("doctor", *arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+
+
+def test_a_model_that_is_not_there_is_told(project: Project) -> None:
+    ended = project.run("doctor", "init", "nothing")
+    assert ended.code == 2
+    assert "no such model: nothing" in ended.err
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_a_bar_begins_where_the_one_before_it_ended(figures: list[float]) -> None:
+    bars = draw_waterfall(figures, cells=40)
+    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
+    assert begins == sorted(begins)
+    assert all(len(bar) <= 42 for bar in bars)
+    assert all(bar.strip() for bar in bars)
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [(None, "–"), (3, "3"), ("x", "x"), (1234.5, "1234"), (1.2345, "1.23"), (0.0, "0.00"), (0.001, "0.00")],
+)
+def test_cells_have_the_digits_that_count(cell: float | str | None, text: str) -> None:
+    assert format_cell(cell) == text
