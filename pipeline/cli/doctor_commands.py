@@ -38,6 +38,7 @@ class Visit:
         artifacts: Folder of bundles.
         trace: Where a profile's trace is kept.
         expect: Execution providers that have to be usable.
+        is_suite: Whether every check is made.
     """
 
     subjects: tuple[Subject, ...]
@@ -46,6 +47,7 @@ class Visit:
     artifacts: Path
     trace: Path | None
     expect: tuple[str, ...]
+    is_suite: bool
 
 
 @command
@@ -85,7 +87,15 @@ def doctor(
     with tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
         place = Place(Path(folder), configs, artifacts)
         subjects = tuple(examine(name, place, shapes=shapes) for name in models or ())
-        visit = Visit(subjects, _resolve(devices), rounds, artifacts, trace, tuple(expect or ()))
+        visit = Visit(
+            subjects=subjects,
+            devices=_resolve(devices),
+            rounds=rounds,
+            artifacts=artifacts,
+            trace=trace,
+            expect=tuple(expect or ()),
+            is_suite=check == _ALL,
+        )
         for subject in subjects:
             for remark in subject.remarks:
                 say(f"{subject.name}: {remark}")
@@ -155,8 +165,13 @@ def _env(visit: Visit) -> Diagnosis:
 def _gil(visit: Visit) -> Diagnosis:
     from pipeline.diagnose.gil.check import diagnose_gil
 
-    subject = visit.subjects[0] if visit.subjects else None
-    return diagnose_gil(model=subject.source if subject else None, sample=subject.sample if subject else None)
+    # Among other checks it watches a model of its own, which is large enough for a clear answer.
+    subject = visit.subjects[0] if visit.subjects and not visit.is_suite else None
+    return diagnose_gil(
+        model=subject.source if subject else None,
+        sample=subject.sample if subject else None,
+        device=visit.devices[0],
+    )
 
 
 def _init(visit: Visit) -> Diagnosis:

@@ -71,6 +71,22 @@ def plan_on(
     return default_plan(model, CUDA, level=level, config_entries=config_entries, provider_options=options)
 
 
+def plan_of(subject: Subject, device: str) -> SessionPlan:
+    """Returns how a subject is loaded: its source by plain ONNX Runtime, or else its bundle as jobs load it.
+
+    Args:
+        subject: The model.
+        device: `cpu` or `cuda:<ordinal>`.
+
+    Raises:
+        LoadError: There is no source, and none of the bundle's variants runs on the device.
+        BundleError: The bundle cannot be read.
+    """
+    if subject.source is None and subject.bundle is not None:
+        return plan_of_bundle(Path(subject.bundle), device)
+    return plan_on(subject.require_source(), device)
+
+
 def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
     """Returns how a bundle's variant for a device is loaded.
 

@@ -110,7 +110,11 @@ def onnxruntime_errors() -> tuple[type[Exception], ...]:
 
 
 def build_session(
-    plan: SessionPlan, *, timeout_s: float | None = None, cancellation: Cancellation | None = None
+    plan: SessionPlan,
+    *,
+    timeout_s: float | None = None,
+    cancellation: Cancellation | None = None,
+    take_turns: bool = True,
 ) -> onnxruntime.InferenceSession:
     """Makes the session a plan describes, or says why not; never a session on other providers.
 
@@ -123,6 +127,7 @@ def build_session(
             never missed.
         cancellation: Ends the load when it is asked to, with an error or, close to its end, with a session;
             one that waits, when its turn comes.
+        take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
 
     Raises:
         LoadTimeoutError: The deadline passed.
@@ -138,7 +143,7 @@ def build_session(
     if cancellation is not None:
         cancellation.cover(options)
     started = time.monotonic()
-    with _alone_on_device(plan, timeout_s):
+    with _alone_on_device(plan, timeout_s) if take_turns else contextlib.nullcontext():
         session = _create_session(plan, options, timeout_s, started)
     _check_obtained(plan, session.get_providers())
     return session

@@ -9,7 +9,7 @@ from pipeline.bundle.codec import encode
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
 from pipeline.diagnose.profiling.profile import NodeTime, Profile, family_of, find_in_profile
 from pipeline.diagnose.profiling.recording import profile_plan
-from pipeline.diagnose.subject import Subject, plan_of_bundle, plan_on
+from pipeline.diagnose.subject import Subject, plan_of
 from pipeline.measuring.device_lock import CPU_DEVICE, measuring
 
 _SHOWN = 12
@@ -24,16 +24,13 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
         trace: Where the trace is kept, None for nowhere.
 
     Raises:
-        LoadError: The model cannot be loaded or run.
+        LoadError: The model cannot be loaded or run, or has no variant for the device.
+        BundleError: The bundle cannot be read.
         ChildError: The process died.
         OSError: The trace cannot be written.
     """
-    if subject.source is not None:
-        plan = plan_on(subject.source, device)
-    else:
-        plan = plan_of_bundle(Path(str(subject.bundle)), device)
     with measuring(device):
-        profile = profile_plan(plan, subject.sample, trace=trace)
+        profile = profile_plan(plan_of(subject, device), subject.sample, trace=trace)
     findings = list(find_in_profile(profile, on_gpu=device != CPU_DEVICE))
     if trace is not None:
         hint = "open it in https://ui.perfetto.dev or chrome://tracing"

@@ -1,0 +1,80 @@
+"""The check on real sessions of small models: its structure, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
+from pipeline.diagnose.concurrent_models.verdict import SITUATIONS
+from pipeline.diagnose.subject import Subject
+from pipeline.errors import LoadError
+from pipeline.runtime.tensors import write_tensors
+from tests.runtime.bundles import sample, weights_of
+from tests.runtime.tiny_models import add_model, write_linear
+
+SECONDS = 0.06
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Subject:
+    (tmp_path / "add.onnx").write_bytes(add_model())
+    write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
+    return Subject("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> Subject:
+    model, _ = write_linear(tmp_path / "linear.onnx", weights_of(0))
+    write_tensors(tmp_path / "linear.npz", {"x": sample()})
+    return Subject("linear", str(tmp_path / "linear.npz"), str(model))
+
+
+def test_every_model_runs_in_every_situation_of_every_round(add: Subject, linear: Subject) -> None:
+    found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
+    assert (found.check, found.subject) == ("concurrent", "add, linear")
+    assert found.figures["failures"] == {}
+    assert [model["name"] for model in found.figures["models"]] == ["add", "linear"]
+    for model in found.figures["models"]:
+        assert set(model["rounds"]) == set(SITUATIONS)
+        for rounds in model["rounds"].values():
+            assert len(rounds) == 3
+            assert all(len(ran["run_ms"]) >= 3 and min(ran["run_ms"]) > 0 for ran in rounds)
+            assert all(0 <= ran["cpu_share"] <= 1.01 for ran in rounds)
+        assert model["threads"] >= 1
+    assert json.loads(json.dumps(found.figures)) == found.figures
+    assert len(found.tables[0].rows) == 6
+    assert "cores-divided" in [finding.code for finding in found.findings]
+
+
+def test_a_model_alone_is_run_beside_a_copy_of_itself(add: Subject) -> None:
+    found = diagnose_concurrent([add], devices=["cpu"], seconds=SECONDS)
+    assert [model["name"] for model in found.figures["models"]] == ["add #1", "add #2"]
+    assert found.subject == "add"
+    one, other = (model["rounds"]["alone"] for model in found.figures["models"])
+    assert one == other  # they are the same when alone, and measured once
+
+
+def test_a_model_that_cannot_be_run_is_a_problem_and_no_crash(add: Subject, linear: Subject) -> None:
+    Path(linear.require_source()).write_bytes(b"no model")
+    found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
+    (finding,) = found.findings
+    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
+    assert "linear.onnx" in finding.text
+    assert set(found.figures["failures"]) == set(SITUATIONS)
+
+
+def test_a_sample_that_does_not_fit_is_a_problem_and_no_crash(add: Subject, linear: Subject) -> None:
+    wrong = Subject("wrong", linear.sample, add.source)
+    found = diagnose_concurrent([wrong, add], devices=["cpu"], seconds=SECONDS)
+    (finding,) = found.findings
+    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
+    assert "cannot run" in finding.text
+
+
+def test_a_bundle_alone_is_an_error(add: Subject) -> None:
+    with pytest.raises(LoadError, match="no source model"):
+        diagnose_concurrent([add, Subject("b", add.sample, bundle="b")], devices=["cpu"])

@@ -1,0 +1,65 @@
+"""The check on real sessions of a small model: its structure, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.codec import encode
+from pipeline.diagnose.parallel.check import diagnose_parallel
+from pipeline.diagnose.parallel.making import make_sessions
+from pipeline.diagnose.parallel.verdict import WAYS
+from pipeline.diagnose.subject import Subject
+from pipeline.errors import LoadError, LoadTimeoutError
+from pipeline.runtime.session import _alone_on_device, build_session, default_plan
+from pipeline.runtime.tensors import write_tensors
+from tests.runtime.tiny_models import add_model
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    (tmp_path / "add.onnx").write_bytes(add_model())
+    write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
+    return Subject("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+
+
+def test_every_way_makes_every_session_in_every_round(subject: Subject) -> None:
+    found = diagnose_parallel(subject, devices=["cpu"], sessions=3)
+    assert (found.check, found.subject) == ("parallel", "add")
+    assert found.figures["failures"] == {}
+    assert set(found.figures["ways"]) == set(WAYS)
+    for way in found.figures["ways"].values():
+        assert len(way["rounds"]) >= 3
+        for measured in way["rounds"]:
+            assert len(measured["session_ms"]) == 3
+            assert 0 < measured["creating_ms"] < measured["ready_ms"]
+            assert 0 < measured["start_ms"] < measured["ready_ms"]
+            assert max(measured["session_ms"]) <= measured["creating_ms"] * (1 + 1e-9)
+    assert found.figures["ways"]["sequential"]["speed_up"] == pytest.approx(1)
+    assert json.loads(json.dumps(found.figures)) == found.figures
+    assert len(found.tables[0].rows) == 3
+
+
+def test_what_is_measured_is_not_this_packages_own_lock(subject: Subject, tmp_path: Path) -> None:
+    """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
+    plan = default_plan(subject.require_source())
+    request = {"plans": [encode(plan)] * 2, "in_threads": True, "line": str(tmp_path), "participants": 1}
+    with _alone_on_device(plan, timeout_s=None):
+        with pytest.raises(LoadTimeoutError):
+            build_session(plan, timeout_s=0.05)
+        assert len(make_sessions(request)["ready_s"]) == 2
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem_and_no_crash(subject: Subject) -> None:
+    Path(subject.require_source()).write_bytes(b"no model")
+    (finding,) = diagnose_parallel(subject, devices=["cpu"], sessions=2).findings
+    assert (finding.code, finding.severity) == ("parallel-not-measured", "problem")
+    assert "add.onnx" in finding.text
+
+
+def test_a_bundle_alone_is_an_error(subject: Subject) -> None:
+    with pytest.raises(LoadError, match="no source model"):
+        diagnose_parallel(Subject("b", subject.sample, bundle="b"), devices=["cpu"])
