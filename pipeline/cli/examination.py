@@ -48,9 +48,9 @@ def examine(name: str, place: Place, *, shapes: Mapping[str, tuple[int, ...]]) -
     if not _is_spec(name, place.configs):
         if (bundle / MANIFEST_FILE).is_file():
             return examine_bundle(bundle, place.folder)
+        spec = place.configs / f"{name}.yaml"
         raise SpecError(
-            f"no such model: {name}\n"
-            f"  expected an ONNX file, a bundle's folder, or a spec {place.configs / f'{name}.yaml'}, got none",
+            f"no such model: {name}\n  expected an ONNX file, a bundle's folder, or a spec {spec}, got none",
             hint="ortprep doctor --help",
         )
     # Imported here: who examines a file or a bundle need not have what builds need.

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
 
 _MOST = 6
-_NO_STEPS = frozenset({"phases-add-up", "trace-written"})
+_WORTH_A_STEP = ("problem", "advice")
 
 
 def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
@@ -44,19 +44,18 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
 
 
 def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
-    """Yields what can be done, the most severe first and each hint once."""
-    steps = [
-        (finding, diagnosis.check)
-        for diagnosis in diagnoses
-        for finding in diagnosis.findings
-        if finding.hint is not None
-        and finding.severity in ("problem", "advice")
-        and finding.code not in _NO_STEPS
-    ]
-    steps.sort(key=lambda step: -SEVERITIES.index(step[0].severity))
-    seen: set[str] = set()
-    for finding, check in steps:
-        if finding.hint in seen or len(seen) == _MOST:
-            continue
-        seen.add(str(finding.hint))
-        yield Finding(f"step-{len(seen)}", finding.severity, f"{check}: {finding.text}", finding.hint)
+    """Yields what can be done, the most severe first; what the same step mends or gains is told together."""
+    steps: dict[str, list[tuple[str, Finding]]] = {}
+    for diagnosis in diagnoses:
+        for finding in diagnosis.findings:
+            if finding.hint is not None and finding.severity in _WORTH_A_STEP:
+                steps.setdefault(finding.hint, []).append((diagnosis.check, finding))
+    ordered = sorted(steps.items(), key=lambda step: -max(_rank(finding) for _, finding in step[1]))
+    for number, (hint, reasons) in enumerate(ordered[:_MOST], 1):
+        text = "; ".join(f"{check}: {finding.text}" for check, finding in reasons)
+        worst = max((finding for _, finding in reasons), key=_rank)
+        yield Finding(f"step-{number}", worst.severity, text, hint)
+
+
+def _rank(finding: Finding) -> int:
+    return SEVERITIES.index(finding.severity)
