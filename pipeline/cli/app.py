@@ -28,7 +28,7 @@ from pipeline.cli.console import (
     write_table,
 )
 from pipeline.cli.tables import build_figures_table, describe_bundle
-from pipeline.errors import DISK_ERRORS, BundleError, PipelineError, hint_of_os_error
+from pipeline.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
 from pipeline.runtime.checking import check_variants
 from pipeline.runtime.hardware import read_hardware
 
@@ -54,6 +54,12 @@ Devices = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
+_EXTRAS = {
+    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock", "optuna"), "build"),
+    "fsspec": "registry",
+}
+"""What the package can be installed without, and the extra that brings it."""
+
 CONFIGS = Path("configs")
 ARTIFACTS = Path("artifacts")
 
@@ -61,7 +67,7 @@ ARTIFACTS = Path("artifacts")
 def run() -> int:
     """Runs the command line and returns the exit code; the border where errors become messages."""
     # Imported here, since its commands are put on the app that this module makes.
-    from pipeline.cli import compare_command, doctor_commands, registry_commands  # noqa: F401
+    from pipeline.cli import compare_command, doctor_commands, registry_commands, report_commands  # noqa: F401
 
     start_streams()
     try:
@@ -81,6 +87,13 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
         except PipelineError as error:
             say_error(error)
             raise typer.Exit(error.exit_code) from None
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(str(error.name).partition(".")[0])
+            if extra is None:
+                raise
+            problem = f"this command needs {error.name}, which is not installed"
+            say_error(MissingExtraError(problem, hint=f"pip install 'ortprep[{extra}]'"))
+            raise typer.Exit(MissingExtraError.exit_code) from None
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
