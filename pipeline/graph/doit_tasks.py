@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from doit.cmd_base import ModuleTaskLoader
@@ -17,6 +18,7 @@ from doit.doit_cmd import DoitMain
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 
 from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.errors import PipelineError
 from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
 from pipeline.graph.explain import explain_tasks, format_explanation
@@ -76,6 +78,7 @@ def build_doit_tasks(
         if stage in used:
             yield {"basename": stage, "name": None, "doc": doc}
     yield {"basename": "explain", "name": None, "doc": "say what prepare would do, and why"}
+    yield _report_task(builds, observer, errors)
     if any(tasks[-1].plan.spec.publish for tasks in builds):
         yield {"basename": "publish", "name": None, "doc": "publish every bundle whose spec says where"}
     for tasks in builds:
@@ -127,6 +130,20 @@ def _doit_task(
     }
 
 
+def _report_task(
+    builds: Sequence[Sequence[Task]], observer: Observer, errors: Errors | None
+) -> dict[str, Any]:
+    packages = tuple(tasks[-1] for tasks in builds)
+    return {
+        "basename": "report",
+        "actions": [functools.partial(_write_report, packages, observer, errors)],
+        "task_dep": [f"prepare:{task.model}" for task in packages],
+        "uptodate": [functools.partial(_is_report_current, packages)],
+        "clean": [_ReportRemoval(packages)],
+        "doc": "write what all bundles are and achieve as one HTML file",
+    }
+
+
 @dataclass(frozen=True)
 class _Removal:
     """Removes what tasks left, for `doit clean`: the tasks' files and receipts, the first task's named."""
@@ -168,6 +185,50 @@ def _publish(task: Task, name: str, observer: Observer, errors: Errors | None) -
             errors.append(error)
         return TaskFailed(str(error))
     return None
+
+
+def _write_report(packages: Sequence[Task], observer: Observer, errors: Errors | None) -> TaskFailed | None:
+    # Imported here: whoever only builds need not have what reports need.
+    from pipeline.graph.reporting import write_report
+
+    try:
+        size_bytes = write_report(_manifests(packages), _report_file(packages))
+        observer.said("report", f"{_report_file(packages)}: {size_bytes / 2**20:.1f} MB")
+    except PipelineError as error:
+        if errors is not None:
+            errors.append(error)
+        return TaskFailed(str(error))
+    return None
+
+
+def _is_report_current(packages: Sequence[Task]) -> bool:
+    from pipeline.graph.reporting import is_report_current
+
+    return not packages or is_report_current(_manifests(packages), _report_file(packages))
+
+
+@dataclass(frozen=True)
+class _ReportRemoval:
+    """Removes the report, for `doit clean report`."""
+
+    packages: tuple[Task, ...]
+
+    def __call__(self) -> None:
+        if self.packages:
+            _report_file(self.packages).unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return "<remove the report"
+
+
+def _manifests(packages: Sequence[Task]) -> list[Path]:
+    return [task.folder / MANIFEST_FILE for task in packages]
+
+
+def _report_file(packages: Sequence[Task]) -> Path:
+    from pipeline.graph.reporting import REPORT_FILE
+
+    return packages[0].artifacts / REPORT_FILE
 
 
 def _is_current(task: Task, cache: DigestCache) -> bool:

@@ -122,7 +122,8 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], A
         PipelineError: The work failed; nothing of it is visible.
     """
     with _described(task), _locked(task):
-        if not why_stale(task, cache):
+        reasons = why_stale(task, cache)
+        if not reasons:
             return False
         started = time.perf_counter()
         key = _full_key(task)
@@ -142,6 +143,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], A
             result=result,
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
             elapsed_s=round(time.perf_counter() - started, 3),
+            reasons=reasons,
         )
         write_receipt(task.receipt, receipt)
         _remove_kept(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.atomic import write_json_atomic
 from pipeline.bundle.codec import decode, encode, read_json
@@ -13,7 +13,9 @@ from pipeline.bundle.digest import digest_json
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.verification import compare_files
 from pipeline.errors import BundleError
-from pipeline.stages.contract import TaskId
+
+if TYPE_CHECKING:
+    from pipeline.stages.contract import TaskId  # who only reads receipts need not have what stages need
 
 WORK_FOLDER = ".work"
 """Folder below the artifacts folder that holds intermediate files and receipts."""
@@ -38,6 +40,7 @@ class Receipt:
         result: What it hands to later tasks.
         finished_at: ISO 8601, UTC.
         elapsed_s: How long it took.
+        reasons: Why it was done, one a line.
     """
 
     schema_version: str
@@ -47,6 +50,7 @@ class Receipt:
     result: Mapping[str, Any]
     finished_at: str
     elapsed_s: float
+    reasons: tuple[str, ...] = ()
 
 
 def model_folder(artifacts: Path, model: str) -> Path:

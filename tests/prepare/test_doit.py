@@ -36,11 +36,20 @@ def test_the_listing_says_what_every_task_is_for(built: Project) -> None:
         line.split(maxsplit=1) for line in built.doit("list", "--all").out.splitlines() if line.strip()
     )
     expected = all_tasks() | {task.partition(":")[0] for task in all_tasks()}
-    assert set(listed) == expected | {"prepare", "prepare:net", "explain", "explain:net"}
+    assert set(listed) == expected | {"prepare", "prepare:net", "explain", "explain:net", "report"}
     assert all(listed.values())
 
     short = [line.split()[0] for line in built.doit("list").out.splitlines()]
-    assert sorted(short) == ["explain", "fetch", "measure", "optimize", "package", "prepare", "verify"]
+    assert sorted(short) == [
+        "explain",
+        "fetch",
+        "measure",
+        "optimize",
+        "package",
+        "prepare",
+        "report",
+        "verify",
+    ]
 
 
 def test_explain_reads_the_same_through_doit(built: Project) -> None:

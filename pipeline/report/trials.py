@@ -1,0 +1,144 @@
+"""Every trial of a search, and what was chosen of it, with the reason that the figures give. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from pipeline.report.content import Cell, Column, Table, Tone
+from pipeline.report.wording import ABSENT, count_of, format_cost, number_cell, spread_cell, text_cell
+
+
+def figures_of(trial: TrialRecord) -> TrialFigures | None:
+    """Returns a trial's figures: those of the last comparison if it took part."""
+    return trial.final or trial.figures
+
+
+def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
+    """Returns what a plan changes of the base plan, the first value of every knob."""
+    if "plan" in trial.choice:
+        return trial.choice["plan"]
+    changed = [
+        f"{knob}={value}"
+        for knob, value in trial.choice.items()
+        if value != next(iter(record.knobs.get(knob, (value,))))
+    ]
+    return " ".join(changed) or "the base plan"
+
+
+def build_trials_table(record: TuningRecord) -> Table:
+    """Returns one row per trial, cheapest first; what failed comes last."""
+    headings = ("init ms", "first result ms", "steady ms", "private MB", "cost, of default’s")
+    columns = (
+        Column("trial", numeric=True),
+        Column("plan", wide=True),
+        *(Column(heading, numeric=True) for heading in headings),
+        Column("remark", wide=True),
+        Column("tried as"),
+    )
+    rows = tuple(_row(record, trial) for trial in sorted(record.trials, key=_rank))
+    caption = f"Every trial, cheapest first, at {count_of(record.runs_per_load, 'run')} per load"
+    return Table(caption, columns, rows, sortable=True, filterable=True)
+
+
+def _rank(trial: TrialRecord) -> tuple[bool, float, int]:
+    figures = figures_of(trial)
+    return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
+
+
+def _row(record: TuningRecord, trial: TrialRecord) -> tuple[Cell, ...]:
+    remark, tone = _remark(record, trial)
+    return (
+        Cell(str(trial.number), trial.number),
+        text_cell(describe_choice(record, trial)),
+        *_figures(figures_of(trial)),
+        text_cell(remark, tone),
+        text_cell(trial.kind),
+    )
+
+
+def _figures(figures: TrialFigures | None) -> tuple[Cell, ...]:
+    if figures is None:
+        return (Cell(ABSENT),) * 5
+    spreads = (figures.init_ms, figures.first_result_ms, figures.steady_ms, figures.private_mb)
+    cost = figures.cost_ratio.median
+    return (*(spread_cell(one) for one in spreads), number_cell(cost, format_cost(cost)))
+
+
+def _remark(record: TuningRecord, trial: TrialRecord) -> tuple[str, Tone]:
+    if trial.failure is not None:
+        return f"failed: {trial.failure.strip().partition(chr(10))[0]}", "bad"
+    remarks = list(trial.violations)
+    tone: Tone = "warning" if remarks else "plain"
+    if trial.number in {point.trial for point in record.front}:
+        remarks.append("front")
+    if record.first_phase is not None and trial.number == record.first_phase.trial:
+        remarks.insert(0, "serves first")
+    if trial.number == record.chosen:
+        remarks.insert(0, "chosen")
+        tone = "good"
+    return ", ".join(remarks) or ABSENT, tone
+
+
+def find_chosen(record: TuningRecord) -> TrialRecord | None:
+    """Returns the trial that was prepared."""
+    return next((trial for trial in record.trials if trial.number == record.chosen), None)
+
+
+def build_knobs_table(record: TuningRecord) -> Table | None:
+    """Returns what every knob was set to, and why; None where plain ONNX Runtime was chosen."""
+    chosen = find_chosen(record)
+    if chosen is None or "plan" in chosen.choice:
+        return None
+    columns = (Column("knob"), Column("chosen"), Column("values", wide=True), Column("reason", wide=True))
+    rows = tuple(
+        (
+            text_cell(knob),
+            text_cell(value),
+            text_cell(", ".join(record.knobs.get(knob, (value,)))),
+            text_cell(explain_knob(record, chosen, knob)),
+        )
+        for knob, value in chosen.choice.items()
+    )
+    return Table("What was searched, and what was chosen", columns, rows)
+
+
+def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
+    """Returns why a knob has the value it has: the best plan with another value, beside the chosen one."""
+    value = chosen.choice[knob]
+    values = record.knobs.get(knob, (value,))
+    if len(values) < 2:
+        return "there is no other value here"
+    origin = "base plan’s value" if value == values[0] else f"changed from {values[0]}"
+    others = [trial for trial in record.trials if trial.choice.get(knob, value) != value]
+    return f"{origin}; {compare_with(chosen, others)}"
+
+
+def compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
+    """Returns what the chosen plan costs beside the cheapest of others, by figures of the same kind.
+
+    Those of the last comparison, where both sides took part in it: they are of the same rounds.
+    """
+    if not others:
+        return "no other value was tried"
+    allowed = [other for other in others if not other.violations]
+    for when, figures in (("last compared", _final), ("first tried", _first)):
+        mine = figures(chosen)
+        found = [(one.cost_ratio.median, other.number) for other in allowed if (one := figures(other))]
+        if mine is not None and found:
+            return _tell_costs(mine.cost_ratio.median, *min(found), when)
+    return "no plan with another value could be measured within the limits"
+
+
+def _final(trial: TrialRecord) -> TrialFigures | None:
+    return trial.final
+
+
+def _first(trial: TrialRecord) -> TrialFigures | None:
+    return trial.figures
+
+
+def _tell_costs(mine: float, best: float, number: int, when: str) -> str:
+    rival = f"{format_cost(best)} with the best other value (trial {number})"
+    told = f"when {when}, cost {format_cost(mine)} of default’s, and {rival}"
+    return told if mine < best else f"{told}: no gain of its own was measured"

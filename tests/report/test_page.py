@@ -1,0 +1,292 @@
+"""A report in a real browser: drawn, sorted, filtered, on a phone, in the dark, and without any network."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from pipeline.report.building import build_report
+from pipeline.report.rendering import render_report
+from tests.report.browsing import PHONE_WIDTH, Page
+from tests.report.made_up import Story, subject
+
+LONG = "a-rather-long-name-of-a-model-as-people-give-them_v2.1-fp16-opset17"
+HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'\u2028&amp;'
+
+
+@pytest.fixture(scope="module")
+def one(pages: Path, library: str) -> Path:
+    """The report of two versions of one model."""
+    subjects = [subject(created_at="2026-11-19T08:30:00+00:00", sooner=3.0), subject(trials=40)]
+    return write(pages / "one.html", library, *subjects)
+
+
+@pytest.fixture(scope="module")
+def many(pages: Path, library: str) -> Path:
+    """The report of several models."""
+    stories = [
+        Story(name=LONG),
+        Story(name="b", faster=False),
+        Story(name="c", trials=0),
+        Story(name="d", sooner=3),
+    ]
+    return write(pages / "many.html", library, *(subject(story) for story in stories))
+
+
+def write(path: Path, library: str, *subjects: object) -> Path:
+    report = build_report(subjects, version="0.1.0")  # type: ignore[arg-type]
+    path.write_text(render_report(report, library=library), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_chart_is_drawn_without_a_word_on_the_console(chromium: Page, one: Path, dark: bool) -> None:
+    page = chromium.show(one, dark=dark)
+    page.open_all()
+    page.draw_all()
+    figures = page.ask(
+        "return [...document.querySelectorAll('figure[data-chart]')].map(figure => ["
+        " figure.querySelector('.chart-title').textContent,"
+        " figure.querySelectorAll('.drawing svg path').length,"
+        " figure.querySelector('.drawing svg')?.getBoundingClientRect().height ?? 0])"
+    )
+    assert len(figures) >= 15
+    for title, marks, height in figures:
+        assert marks >= 2, title
+        assert height > 60, title
+    assert page.complaints() == []
+
+
+def test_charts_are_drawn_only_when_they_come_into_view(chromium: Page, many: Path) -> None:
+    page = chromium.show(many)
+    page.wait_for("document.querySelector('figure[data-drawn]') !== null")
+    assert len(page.find_all("figure[data-drawn]")) == 1, "the overview; models are closed"
+    page.find(f"a[href='#{page.find('.model').get_attribute('id')}']").click()
+    page.wait_for("document.querySelector('.model').open")
+    page.draw(1)
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_asks_for_nothing_but_itself(chromium: Page, one: Path, dark: bool) -> None:
+    page = chromium.show(one, dark=dark)
+    page.open_all()
+    page.draw_all()
+    assert page.requests() == [one.as_uri()]
+    assert page.ask("return performance.getEntriesByType('resource').map(entry => entry.name)") == []
+
+
+def test_charts_follow_a_change_of_theme(chromium: Page, one: Path) -> None:
+    colour = "getComputedStyle(document.querySelector('.drawing svg text')).fill"
+    page = chromium.show(one)
+    page.draw(0)
+    light = page.ask(f"return {colour}")
+    theme = [{"name": "prefers-color-scheme", "value": "dark"}]
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": theme})
+    page.wait_for(f"{colour} !== '{light}'")
+
+
+def test_a_legend_names_everything_once(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    page.draw_all()
+    legends = page.ask(
+        "return [...document.querySelectorAll('figure[data-drawn]')].map(figure =>"
+        " [...figure.querySelectorAll('.role-legend-label text')].map(label => label.textContent))"
+    )
+    assert any(legends)
+    assert [labels for labels in legends if len(labels) != len(set(labels))] == []
+
+
+# -- tables
+
+TRIALS = "document.querySelector('.table.sortable:has(caption):has(.filter)')"
+
+
+def trials(page: Page, column: int) -> list[str]:
+    """The texts of a column of the table of trials, in the order they are seen."""
+    found: list[str] = page.ask(
+        f"return [...{TRIALS}.querySelector('tbody').rows].filter(row => !row.hidden)"
+        f".map(row => row.cells[{column}].textContent)"
+    )
+    return found
+
+
+def headings(page: Page) -> list[str | None]:
+    found: list[str | None] = page.ask(
+        f"return [...{TRIALS}.querySelectorAll('th')].map(one => one.getAttribute('aria-sort'))"
+    )
+    return found
+
+
+def medians(texts: list[str]) -> list[float]:
+    return [float(text.split()[0]) for text in texts if text != "–"]
+
+
+def test_a_click_on_a_heading_sorts_by_figures_and_a_second_one_turns_it_round(
+    chromium: Page, one: Path
+) -> None:
+    page = chromium.show(one)
+    button = page.ask(f"return {TRIALS}.querySelectorAll('th button')[2]")
+    page.ask("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+    rising = trials(page, 2)
+    assert medians(rising) == sorted(medians(rising))
+    assert len(medians(rising)) == 39
+    assert rising[-1] == "–", "what has no figure comes last"
+    assert headings(page)[2] == "ascending"
+    button.click()
+    falling = trials(page, 2)
+    assert medians(falling) == sorted(medians(falling), reverse=True)
+    assert falling[-1] == "–", "however it is sorted"
+    assert headings(page) == [None, None, "descending", None, None, None, None, None, None]
+
+
+def test_the_keyboard_sorts_too(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    page.ask(f"{TRIALS}.querySelectorAll('th button')[0].focus()")
+    focused = page.driver.switch_to.active_element
+    focused.send_keys(Keys.ENTER)
+    assert trials(page, 0) == [str(number) for number in range(40)]
+    focused.send_keys(Keys.SPACE)
+    assert trials(page, 0) == [str(number) for number in reversed(range(40))]
+    focused.send_keys(Keys.TAB)
+    assert page.driver.switch_to.active_element.text.startswith("plan"), "the next heading is the next stop"
+
+
+def test_text_is_sorted_as_text(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    page.ask(f"{TRIALS}.querySelectorAll('th button')[1].click()")
+    texts = trials(page, 1)
+    assert texts == sorted(texts, key=lambda text: page_order(page, text, texts))
+
+
+def page_order(page: Page, text: str, texts: list[str]) -> int:
+    """Where the browser's own comparison puts a text."""
+    ordered: list[str] = page.ask(
+        "return arguments[0].sort((a, b) => a.localeCompare(b, 'en', {numeric: true}))", list(texts)
+    )
+    return ordered.index(text)
+
+
+def test_the_filter_shows_the_rows_that_have_every_word(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    box = page.ask(f"return {TRIALS}.querySelector('input')")
+    assert page.ask(f"return {TRIALS}.querySelector('label').textContent").strip() == "Filter rows"
+    box.send_keys("FAILED signal")
+    assert trials(page, 0) == ["38"]
+    assert page.ask(f"return {TRIALS}.querySelector('output').textContent") == "1 of 40 rows"
+    box.clear()
+    box.send_keys(Keys.BACKSPACE)
+    page.ask("arguments[0].dispatchEvent(new Event('input', {bubbles: true}))", box)
+    assert len(trials(page, 0)) == 40
+
+
+# -- screens
+
+
+@pytest.mark.parametrize("which", ["one", "many"])
+@pytest.mark.parametrize("width", [PHONE_WIDTH, 320])
+def test_a_phone_never_scrolls_sideways(
+    chromium: Page, which: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    page = chromium.show(request.getfixturevalue(which), width=width, height=844)
+    page.open_all()
+    page.draw_all()
+    assert page.ask("return document.documentElement.scrollWidth") <= width
+    wide = page.ask(
+        "return [...document.querySelectorAll('figure, .facts, .scroll, .drawing svg, summary, p')]"
+        ".filter(one => one.offsetParent !== null || one.tagName === 'svg')"
+        ".filter(one => one.getBoundingClientRect().right > innerWidth + 0.5)"
+        ".map(one => one.tagName + '.' + (one.className.baseVal ?? one.className))"
+    )
+    assert wide == []
+
+
+CONTRASTS = """
+const parse = text => text.match(/[\\d.]+/g).map(Number);
+const luminance = ([r, g, b]) => {
+  const [x, y, z] = [r, g, b].map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+};
+const behind = element => {
+  for (let one = element; one; one = one.parentElement) {
+    const colour = parse(getComputedStyle(one).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0.99) return colour;
+  }
+  return [255, 255, 255];
+};
+const all = "h1, h2, h3, h4, h5, h6, p, a, summary, th, td, caption, dt, dd strong, dd span, figcaption, " +
+  ".badge, td span, output, label, button, .drawing svg text";
+return [...document.querySelectorAll(all)].filter(one => one.textContent.trim()).map(one => {
+  const style = getComputedStyle(one);
+  const text = luminance(parse(one.tagName === "text" ? style.fill : style.color));
+  const back = luminance(behind(one));
+  const contrast = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
+  const name = one.tagName + "." + (one.className.baseVal ?? one.className);
+  return [name + ": " + one.textContent.slice(0, 30), contrast];
+});
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(chromium: Page, many: Path, dark: bool) -> None:
+    page = chromium.show(many, dark=dark)
+    page.open_all()
+    page.draw(0)
+    page.draw(1)
+    found = page.ask(CONTRASTS)
+    assert len(found) > 200
+    assert {text for text, contrast in found if contrast < 4.5} == set(), "WCAG 2.2, 1.4.3"
+
+
+def test_every_chart_has_its_words_for_who_cannot_see_it(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    named = page.ask(
+        "const textOf = id => document.getElementById(id).textContent;"
+        "return [...document.querySelectorAll('.drawing')].map(one => [one.getAttribute('role'),"
+        " one.getAttribute('aria-labelledby').split(' ').map(textOf).join()])"
+    )
+    assert [words for role, words in named if role != "img" or len(words) < 60] == []
+
+
+def test_headings_never_skip_a_level(chromium: Page, one: Path, many: Path) -> None:
+    for path in (one, many):
+        levels = chromium.show(path).ask(
+            "return [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(one => Number(one.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert [pair for pair in itertools.pairwise(levels) if pair[1] > pair[0] + 1] == []
+
+
+# -- strangers
+
+
+def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(
+    chromium: Page, pages: Path, library: str
+) -> None:
+    hostile = subject(name=HOSTILE, outputs=(HOSTILE, "$unit", "@bad", "datum.x"))
+    page = chromium.show(write(pages / "hostile.html", library, hostile, subject(name="other")))
+    page.open_all()
+    page.draw_all()
+    assert page.ask("return window.hacked") is None
+    assert page.ask("return document.querySelectorAll('img').length") == 0
+    assert page.ask("return document.querySelectorAll('script').length") == 3
+    names = page.ask("return [...document.querySelectorAll('.model-title')].map(one => one.textContent)")
+    assert names == [HOSTILE, "other"]
+    assert page.complaints() == []
+
+
+def test_pictures_for_people(chromium: Page, one: Path, many: Path) -> None:
+    for name, path, width, dark in (
+        ("model-light", one, 1280, False),
+        ("model-dark", one, 1280, True),
+        ("models-light", many, 1280, False),
+        ("model-phone-dark", one, PHONE_WIDTH, True),
+    ):
+        page = chromium.show(path, width=width, height=6000, dark=dark)
+        page.draw_all()
+        page.ask("scrollTo(0, 0)")
+        page.photograph(name)
