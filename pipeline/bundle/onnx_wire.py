@@ -103,6 +103,17 @@ def subgraph_locations(skeleton: bytes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(location for location, in_subgraph in found if in_subgraph))
 
 
+def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yields the fields of a message: their numbers, and numbers as such, everything else as bytes.
+
+    Raises:
+        WireError: The bytes are not a protobuf message.
+    """
+    for field in _fields(lambda start, end: message[start:end], 0, len(message)):
+        payload = message[field.payload : field.end]
+        yield field.number, _decode_varint(payload, 0)[0] if field.wire_type == _VARINT else payload
+
+
 def write_tensor_field(*, header: bytes, values_bytes: int) -> bytes:
     """Returns what precedes a tensor's raw values in a serialised graph.
 

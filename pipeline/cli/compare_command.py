@@ -13,11 +13,10 @@ from pipeline.cli.compare_tables import (
     build_differences_table,
     build_markdown,
     list_differences_of,
-    printable,
     title_of,
 )
 from pipeline.cli.compared import read_compared
-from pipeline.cli.console import say, write_json, write_line, write_table
+from pipeline.cli.console import printable, say, write_json, write_line, write_table
 from pipeline.cli.registry_commands import Registry
 from pipeline.errors import PipelineError
 from pipeline.report.regression.comparison import Comparison
@@ -80,7 +79,9 @@ def _write_tables(comparison: Comparison, *, title: str) -> None:
         if differences := list_differences_of(variant):
             write_table(build_differences_table(differences, title=name))
     if comparison.differences:
-        write_table(build_differences_table(comparison.differences, title=printable(comparison.model)))
+        write_table(
+            build_differences_table(comparison.differences, title=printable(comparison.model, lines=False))
+        )
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:
@@ -93,8 +94,8 @@ def _judge(comparison: Comparison, *, title: str) -> None:
     for variant in comparison.variants:
         name = variant.old or variant.new
         for remark in variant.remarks:
-            say(printable(f"{name}: {remark}"))
-        failures += [printable(f"{name}: {failure}") for failure in variant.failures]
+            say(printable(f"{name}: {remark}", lines=False))
+        failures += [printable(f"{name}: {failure}", lines=False) for failure in variant.failures]
     if comparison.outcome == "ok":
         return
     lines = "".join(f"\n  {failure}" for failure in failures)

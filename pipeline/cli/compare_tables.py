@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pipeline.bundle.digest import PREFIX, is_digest
 from pipeline.bundle.summary import Summary
+from pipeline.cli.console import printable
 from pipeline.cli.tables import format_summary
 from pipeline.report.regression.change import Change, Verdict, format_value
 from pipeline.report.regression.circumstances import Difference
@@ -53,8 +54,8 @@ def build_differences_table(differences: Sequence[Difference], *, title: str) ->
 
 def title_of(comparison: Comparison, variant: VariantComparison) -> str:
     """Returns what a variant is called above its table."""
-    name = printable(variant.new or variant.old or "")
-    return f"{printable(comparison.model)} on {name}"
+    name = printable(variant.new or variant.old or "", lines=False)
+    return f"{printable(comparison.model, lines=False)} on {name}"
 
 
 def list_differences_of(variant: VariantComparison) -> tuple[Difference, ...]:
@@ -79,7 +80,9 @@ def build_markdown(comparison: Comparison, *, title: str) -> Iterator[str]:
 
 
 def _markdown_table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    found = [" | ".join(_code(cell) if cell else "" for cell in row) for row in rows]
+    # In a table alone: elsewhere the backslash would be seen.
+    escaped = str.maketrans({"|": "\\|"})
+    found = [" | ".join(_code(cell).translate(escaped) if cell else "" for cell in row) for row in rows]
     if not found:
         return
     yield ""
@@ -89,7 +92,7 @@ def _markdown_table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) ->
 
 
 def _code(text: str) -> str:
-    return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    return f"`{printable(text, lines=False).replace('`', chr(39))}`"
 
 
 def _changes_row(change: Change) -> tuple[str, ...]:
@@ -115,12 +118,7 @@ def _differences_row(difference: Difference) -> tuple[str, ...]:
 
 
 def _shorten(text: str) -> str:
-    shown = printable(text) or _DASH
+    shown = printable(text, lines=False) or _DASH
     if is_digest(shown):
         return shown.removeprefix(PREFIX)[:_DIGEST_DIGITS]
     return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[: _MOST_CHARACTERS - 1]}…"
-
-
-def printable(text: str) -> str:
-    """Returns what somebody wrote into a manifest, without what a terminal would take for orders."""
-    return "".join(one if one.isprintable() else "�" for one in text)

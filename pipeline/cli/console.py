@@ -27,6 +27,7 @@ from pipeline.errors import PipelineError
 from pipeline.registry.progress import Progress
 
 _STDOUT, _STDERR = 1, 2
+_NOT_SHOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def start_streams() -> None:
@@ -71,10 +72,21 @@ def write_table(table: Table) -> None:
         sys.stdout.write(capture.get())
 
 
+def printable(text: str, *, lines: bool = True) -> str:
+    """Returns what somebody else wrote without what a terminal takes for orders.
+
+    Args:
+        text: From a model, a bundle or a registry, say.
+        lines: Whether it may have several; else they are joined.
+    """
+    joined = text if lines else " ".join(text.split("\n"))
+    return "".join(one if one.isprintable() or one in "\n\t" else _NOT_SHOWN for one in joined)
+
+
 def say(text: str) -> None:
-    """Writes a line of talk to stderr."""
+    """Writes talk to stderr."""
     with _talking():
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
 
 

@@ -14,7 +14,7 @@ from pipeline.bundle.codec import encode
 from pipeline.cli.app import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
 from pipeline.cli.console import say, write_json, write_line, write_table
 from pipeline.cli.doctor_tables import build_table, describe_findings
-from pipeline.cli.examination import Place, examine
+from pipeline.cli.examination import Locations, examine_all
 from pipeline.diagnose.conclusion import conclude
 from pipeline.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
 from pipeline.diagnose.sampling import parse_shapes
@@ -28,8 +28,8 @@ Shape = Annotated[
 
 
 @dataclass(frozen=True)
-class Visit:
-    """What the doctor was asked.
+class Request:
+    """What the doctor is asked.
 
     Attributes:
         subjects: The models.
@@ -83,11 +83,12 @@ def doctor(
 ) -> None:
     """Say where the time of loading and running a model goes on this machine, and what would help."""
     wanted = _checks_named(check, models or [])
+    _check_options(check, shape=shape, rounds=rounds, trace=trace, expect=expect)
     shapes = parse_shapes(shape or ())
     with tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
-        place = Place(Path(folder), configs, artifacts)
-        subjects = tuple(examine(name, place, shapes=shapes) for name in models or ())
-        visit = Visit(
+        locations = Locations(Path(folder), configs, artifacts)
+        subjects = examine_all(models or (), locations, shapes=shapes)
+        request = Request(
             subjects=subjects,
             devices=_resolve(devices),
             rounds=rounds,
@@ -96,10 +97,7 @@ def doctor(
             expect=tuple(expect or ()),
             is_suite=check == _ALL,
         )
-        for subject in subjects:
-            for remark in subject.remarks:
-                say(f"{subject.name}: {remark}")
-        diagnoses = list(_run(wanted, visit, show=not json))
+        diagnoses = list(_run(wanted, request, show=not json))
     if check == _ALL:
         diagnoses.append(conclude(diagnoses, subject=subjects[0].name))
         if not json:
@@ -109,6 +107,28 @@ def doctor(
     code = exit_code_of(diagnoses)
     if code:
         raise typer.Exit(code)
+
+
+def _check_options(
+    check: str,
+    *,
+    shape: list[str] | None,
+    rounds: int | None,
+    trace: Path | None,
+    expect: list[str] | None,
+) -> None:
+    """Refuses what the check would not heed."""
+    unheeded = (
+        ("--rounds", rounds is not None and check not in ("init", "options", _ALL), "init, options and all"),
+        ("--trace", trace is not None and check not in ("profile", _ALL), "profile and all"),
+        ("--expect", bool(expect) and check not in ("", "env", _ALL), "env and all"),
+        ("--shape", bool(shape) and check in ("", *_WITHOUT_MODEL), "checks of a model"),
+    )
+    for option, is_unheeded, heeding in unheeded:
+        if is_unheeded:
+            raise typer.BadParameter(f"is for {heeding}, got {check or 'no check'}", param_hint=option)
+    if trace is not None and not trace.absolute().parent.is_dir():
+        raise typer.BadParameter(f"expected a folder that is there, got {trace.parent}", param_hint="--trace")
 
 
 def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
@@ -126,19 +146,25 @@ def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
     return tuple(_CHECKS) if check == _ALL else (check,)
 
 
-def _run(checks: Sequence[str], visit: Visit, *, show: bool) -> Iterator[Diagnosis]:
+def _run(checks: Sequence[str], request: Request, *, show: bool) -> Iterator[Diagnosis]:
     for check in checks:
         say(f"{check}: …")
         try:
-            diagnosis = _CHECKS[check](visit)
-        except PipelineError as error:
+            diagnosis = _CHECKS[check](request)
+        except (PipelineError, OSError) as error:
             if len(checks) == 1:
                 raise
             # One check that cannot be made is no reason to keep the others' answers back.
-            diagnosis = Diagnosis(check, "", (Finding("check-failed", "problem", error.message, error.hint),))
+            diagnosis = _failed(check, error)
         if show:
             _show(diagnosis)
         yield diagnosis
+
+
+def _failed(check: str, error: PipelineError | OSError) -> Diagnosis:
+    hint = error.hint if isinstance(error, PipelineError) else None
+    message = error.message if isinstance(error, PipelineError) else str(error)
+    return Diagnosis(check, "", (Finding("check-failed", "problem", message, hint),))
 
 
 def _show(diagnosis: Diagnosis) -> None:
@@ -156,57 +182,63 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
 
 
-def _env(visit: Visit) -> Diagnosis:
+def _env(request: Request) -> Diagnosis:
     from pipeline.diagnose.environment.check import diagnose_environment
 
-    return diagnose_environment(artifacts=visit.artifacts, expect=visit.expect)
+    return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
 
 
-def _gil(visit: Visit) -> Diagnosis:
+def _gil(request: Request) -> Diagnosis:
     from pipeline.diagnose.gil.check import diagnose_gil
 
     # Among other checks it watches a model of its own, which is large enough for a clear answer.
-    subject = visit.subjects[0] if visit.subjects and not visit.is_suite else None
+    subject = request.subjects[0] if request.subjects and not request.is_suite else None
     return diagnose_gil(
         model=subject.source if subject else None,
         sample=subject.sample if subject else None,
-        device=visit.devices[0],
+        device=request.devices[0],
     )
 
 
-def _init(visit: Visit) -> Diagnosis:
+def _rounds(request: Request, usual: int) -> int:
+    return request.rounds or (_SUITE_ROUNDS if request.is_suite else usual)
+
+
+def _init(request: Request) -> Diagnosis:
     from pipeline.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
 
-    return diagnose_initialisation(visit.subjects[0], device=visit.devices[0], rounds=visit.rounds or ROUNDS)
+    return diagnose_initialisation(
+        request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS)
+    )
 
 
-def _options(visit: Visit) -> Diagnosis:
+def _options(request: Request) -> Diagnosis:
     from pipeline.diagnose.variations.check import ROUNDS, diagnose_options
 
-    return diagnose_options(visit.subjects[0], device=visit.devices[0], rounds=visit.rounds or ROUNDS)
+    return diagnose_options(request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS))
 
 
-def _parallel(visit: Visit) -> Diagnosis:
+def _parallel(request: Request) -> Diagnosis:
     from pipeline.diagnose.parallel.check import diagnose_parallel
 
-    return diagnose_parallel(visit.subjects[0], devices=visit.devices)
+    return diagnose_parallel(request.subjects[0], devices=request.devices)
 
 
-def _concurrent(visit: Visit) -> Diagnosis:
+def _concurrent(request: Request) -> Diagnosis:
     from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
 
-    return diagnose_concurrent(visit.subjects, devices=visit.devices)
+    return diagnose_concurrent(request.subjects, devices=request.devices)
 
 
-def _profile(visit: Visit) -> Diagnosis:
+def _profile(request: Request) -> Diagnosis:
     from pipeline.diagnose.profiling.check import diagnose_profile
 
-    subject = visit.subjects[0]
-    trace = visit.trace or Path(f"{subject.name}.trace.json")
-    return diagnose_profile(subject, device=visit.devices[0], trace=trace)
+    subject = request.subjects[0]
+    trace = request.trace or Path(f"{subject.name}.trace.json")
+    return diagnose_profile(subject, device=request.devices[0], trace=trace)
 
 
-_CHECKS: Mapping[str, Callable[[Visit], Diagnosis]] = {
+_CHECKS: Mapping[str, Callable[[Request], Diagnosis]] = {
     "env": _env,
     "gil": _gil,
     "init": _init,
@@ -216,4 +248,5 @@ _CHECKS: Mapping[str, Callable[[Visit], Diagnosis]] = {
     "profile": _profile,
 }
 _ALL = "all"
+_SUITE_ROUNDS = 3
 _WITHOUT_MODEL = ("env", "gil")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.cli.console import printable
 from pipeline.registry.collection import Collected
 from pipeline.registry.records import PartVariant
 from pipeline.registry.state import State, Version, latest_version
@@ -90,7 +91,7 @@ def describe_collected(collected: Collected, *, done: bool) -> Iterator[str]:
 
 def _plain(text: str) -> Text:
     """Returns what somebody wrote into a registry, without what a terminal or rich would take for orders."""
-    return Text("".join(one if one.isprintable() else "�" for one in text) or "–")
+    return Text(printable(text, lines=False) or "–")
 
 
 def _name(version: Version) -> str:

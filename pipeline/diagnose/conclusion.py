@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
 
 _MOST = 6
-_WORTH_A_STEP = ("problem", "advice")
 
 
 def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
@@ -44,17 +44,29 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
 
 
 def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
-    """Yields what can be done, the most severe first; what the same step mends or gains is told together."""
+    """Yields every problem and what can be done, the most severe first, then what saves most."""
     steps: dict[str, list[tuple[str, Finding]]] = {}
     for diagnosis in diagnoses:
         for finding in diagnosis.findings:
-            if finding.hint is not None and finding.severity in _WORTH_A_STEP:
-                steps.setdefault(finding.hint, []).append((diagnosis.check, finding))
-    ordered = sorted(steps.items(), key=lambda step: -max(_rank(finding) for _, finding in step[1]))
-    for number, (hint, reasons) in enumerate(ordered[:_MOST], 1):
-        text = "; ".join(f"{check}: {finding.text}" for check, finding in reasons)
+            if finding.severity == "problem" or (finding.severity == "advice" and finding.hint is not None):
+                steps.setdefault(finding.hint or finding.text, []).append((diagnosis.check, finding))
+    ordered = sorted(steps.values(), key=_weight, reverse=True)
+    for reasons in ordered[:_MOST]:
         worst = max((finding for _, finding in reasons), key=_rank)
-        yield Finding(f"step-{number}", worst.severity, text, hint)
+        text = "; ".join(f"{check}: {finding.text}" for check, finding in reasons)
+        yield replace(worst, text=text, saves_ms=_saves_ms(reasons) or None)
+    if len(ordered) > _MOST:
+        yield Finding(
+            "more-steps", "note", f"{len(ordered) - _MOST} smaller steps are told by the checks alone"
+        )
+
+
+def _weight(reasons: Sequence[tuple[str, Finding]]) -> tuple[int, float]:
+    return max(_rank(finding) for _, finding in reasons), _saves_ms(reasons)
+
+
+def _saves_ms(reasons: Sequence[tuple[str, Finding]]) -> float:
+    return sum(finding.saves_ms or 0.0 for _, finding in reasons)
 
 
 def _rank(finding: Finding) -> int:

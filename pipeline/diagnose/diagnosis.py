@@ -24,12 +24,14 @@ class Finding:
         severity: How much it matters.
         text: What was found, in a sentence that has the figure behind it.
         hint: A command to run, or what to do; None where there is nothing to be done.
+        saves_ms: At most so much of the time to a first result goes if it is done; None if that is not known.
     """
 
     code: str
     severity: Severity
     text: str
     hint: str | None = None
+    saves_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +10,19 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec
+from pipeline.bundle.onnx_inputs import read_inputs
+from pipeline.bundle.onnx_wire import WireError
 from pipeline.diagnose.subject import Subject
-from pipeline.errors import LoadError
+from pipeline.errors import LoadError, SpecError
 from pipeline.measuring.feeds import draw_feed, generator
 from pipeline.runtime.child import run_child
 
 _SEED = 0
-_TIMEOUT_S = 3600.0
+_TIMEOUT_S = 6 * 3600.0
 _UNKNOWN = 1
+_MOST_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
+_ORT_FORMAT = ".ort"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -31,43 +36,45 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
         shapes: Shapes by input, for those that the model leaves open; sizes still open are 1.
 
     Raises:
-        LoadError: ONNX Runtime cannot read the model, or a shape does not fit it.
-        SpecError: An input holds strings.
+        LoadError: It is no model, or an input cannot be made up.
+        SpecError: A shape does not fit it, or an input holds strings.
+        OSError: The input cannot be written.
     """
-    sample = folder / f"{source.stem}.npz"
-    request = {"source": str(source.resolve()), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
+    path = source.absolute()
+    sample = folder / "sample.npz"
+    request = {"source": str(path), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
     answer = run_child(f"{__name__}:write_sample", request, timeout_s=_TIMEOUT_S).value
-    return Subject(source.stem, str(sample), str(source.resolve()), remarks=tuple(answer["remarks"]))
+    return Subject(source.stem, str(sample), str(path), remarks=tuple(answer["remarks"]))
 
 
-def examine_bundle(bundle: Path, folder: Path, *, source: Path | None = None) -> Subject:
+def examine_bundle(bundle: Path, folder: Path) -> Subject:
     """Returns a bundle as a subject, with its golden sample as input.
 
     Args:
         bundle: Its folder.
         folder: Where the input is written.
-        source: The model it was prepared from, if that is at hand.
 
     Raises:
         BundleError: It cannot be read.
+        OSError: The input cannot be written.
     """
-    sample = folder / f"{bundle.resolve().name}.npz"
-    request = {"bundle": str(bundle.resolve()), "sample": str(sample)}
+    sample = folder / "sample.npz"
+    request = {"bundle": str(bundle.absolute()), "sample": str(sample)}
     name = run_child(f"{__name__}:write_golden", request, timeout_s=_TIMEOUT_S).value["name"]
-    return Subject(name, str(sample), None if source is None else str(source), str(bundle.resolve()))
+    return Subject(name, str(sample), None, str(bundle.absolute()))
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
     """Returns shapes by input, from `NAME=1,3,224,224`.
 
     Raises:
-        LoadError: One is not written so.
+        SpecError: One is not written so.
     """
     shapes = {}
     for text in texts:
         name, _, sizes = text.rpartition("=")
         if not name or not _SIZES.fullmatch(sizes):
-            raise LoadError(f"bad shape: {text!r}\n  expected NAME=1,3,224,224, got another text")
+            raise SpecError(f"bad shape: {text!r}\n  expected NAME=1,3,224,224, got another text")
         shapes[name] = tuple(int(size) for size in sizes.split(",") if size)
     return shapes
 
@@ -80,21 +87,44 @@ def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         `remarks`: what was assumed.
+
+    Raises:
+        LoadError: It is no model, or an input cannot be made up.
+        SpecError: A shape does not fit it, or an input holds strings.
     """
-    from pipeline.runtime.session import build_session, default_plan
     from pipeline.runtime.tensors import write_tensors
 
-    # Nothing is optimised or packed: all that is wanted is what the inputs are.
-    unpacked = {"session.disable_prepacking": "1"}
-    plan = default_plan(request["source"], level="ORT_DISABLE_ALL", config_entries=unpacked)
-    inputs = tuple(
-        TensorSpec(one.name, _dtype(one.type), tuple(_axis(axis) for axis in one.shape))
-        for one in build_session(plan).get_inputs()
-    )
+    inputs = _inputs_of(Path(request["source"]))
     shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
     feeds = {one.name: draw_feed(one, shapes[one.name], generator(_SEED, one.name)) for one in inputs}
     write_tensors(Path(request["sample"]), feeds)
     return {"remarks": list(remarks)}
+
+
+def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
+    try:
+        inputs = _ask_session(source) if source.suffix == _ORT_FORMAT else read_inputs(source)
+    except (WireError, OSError) as error:
+        raise LoadError(f"not an ONNX model: {source}\n  {error}") from error
+    for one in inputs:
+        if one.dtype in ("not a tensor", "unknown"):
+            raise LoadError(
+                f"cannot make up input {one.name!r} of {source}\n  expected a tensor, got {one.dtype}",
+                hint="write a spec with samples: of it, and name that   (docs/spec.md)",
+            )
+    return inputs
+
+
+def _ask_session(source: Path) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a model in ONNX Runtime's own format, which only ONNX Runtime reads."""
+    from pipeline.runtime.session import build_session, default_plan
+
+    unpacked = {"session.disable_prepacking": "1"}
+    plan = default_plan(str(source), level="ORT_DISABLE_ALL", config_entries=unpacked)
+    return tuple(
+        TensorSpec(one.name, _dtype(one.type), tuple(_axis(axis) for axis in one.shape))
+        for one in build_session(plan).get_inputs()
+    )
 
 
 def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,16 +154,19 @@ def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes,
         wanted: Shapes that were asked for, by input.
 
     Raises:
-        LoadError: One is for no input, or contradicts the model.
+        SpecError: One is for no input, contradicts the model, or asks for more than 2**30 elements.
     """
     names = [one.name for one in inputs]
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise LoadError(f"no such input: {unknown[0]!r}\n  expected one of {', '.join(names)}")
+        raise SpecError(f"no such input: {unknown[0]!r}\n  expected one of {', '.join(names)}")
     sizes: dict[str, int] = {}
     for one in inputs:
         sizes |= _sizes_of(one, wanted.get(one.name))
-    shapes = {one.name: wanted.get(one.name) or _settled(one, sizes) for one in inputs}
+    shapes = {one.name: wanted.get(one.name, _settled(one, sizes)) for one in inputs}
+    for name, shape in shapes.items():
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
     assumed = [one.name for one in inputs if one.name not in wanted and _is_open(one, sizes)]
     return shapes, tuple(
         f"{name}: shape {list(shapes[name])} is assumed; "
@@ -148,7 +181,7 @@ def _settled(one: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _is_open(one: TensorSpec, sizes: Mapping[str, int]) -> bool:
-    return any(not isinstance(axis, int) and axis not in sizes for axis in one.shape or ())
+    return one.shape is None or any(not isinstance(axis, int) and axis not in sizes for axis in one.shape)
 
 
 def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, int]:
@@ -160,7 +193,7 @@ def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, 
         not isinstance(axis, int) or axis == size for axis, size in zip(axes, shape, strict=False)
     )
     if not fits:
-        raise LoadError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
+        raise SpecError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
     return {axis: size for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str)}
 
 
@@ -171,7 +204,6 @@ def _axis(axis: object) -> int | str | None:
 def _dtype(onnx_type: str) -> str:
     """Returns an input's element type as records spell it, from ONNX Runtime's `tensor(float)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
-    return _DTYPES.get(name, name)
-
-
-_DTYPES = {"float": "float32", "double": "float64"}
+    if "(" in name:
+        return "not a tensor"
+    return {"float": "float32", "double": "float64"}.get(name, name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.loader_config import Variant, read_loader_config
 from pipeline.errors import LoadError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
@@ -14,6 +14,9 @@ from pipeline.runtime.opening import build_plan
 from pipeline.runtime.selection import find_reasons, needs_gpu
 from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
 from pipeline.versions import installed_onnxruntime
+
+DEFAULT, PREPARED = "default", "prepared"
+"""The source in plain ONNX Runtime, and its bundle."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,22 @@ def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
         LoadError: None of its variants runs on the device.
         BundleError: It cannot be read.
     """
-    config = read_loader_config(bundle)
-    on_gpu = device != CPU_DEVICE
-    hardware = read_hardware()
-    ordinal = int(device.removeprefix("cuda:")) if on_gpu else None
-    for variant in config.variants:
+    return build_plan(bundle, variant_for(bundle, device), device_id=_ordinal(device))
+
+
+def variant_for(bundle: Path, device: str) -> Variant:
+    """Returns the bundle's variant for a device: the first that this machine can run there.
+
+    Args:
+        bundle: Its folder.
+        device: `cpu` or `cuda:<ordinal>`.
+
+    Raises:
+        LoadError: None of its variants runs on the device.
+        BundleError: It cannot be read.
+    """
+    hardware, ordinal = read_hardware(), _ordinal(device)
+    for variant in read_loader_config(bundle).variants:
         fits = not find_reasons(
             variant,
             hardware=hardware,
@@ -110,9 +124,13 @@ def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
             available_providers=None,
             device_id=ordinal,
         )
-        if fits and needs_gpu(variant.requirements) == on_gpu:
-            return build_plan(bundle, variant, device_id=ordinal)
+        if fits and needs_gpu(variant.requirements) == (ordinal is not None):
+            return variant
     raise LoadError(
         f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
         hint=f"ortprep check {bundle}",
     )
+
+
+def _ordinal(device: str) -> int | None:
+    return None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))

@@ -180,9 +180,9 @@ def test_what_a_manifest_says_is_no_order_to_a_terminal_or_a_page(
     assert "\x1b" not in shown.out + shown.err
     assert "\n# x" not in shown.out + shown.err
     if form == ("--markdown",):
-        assert "`[red]@all\\|'<img>'�[2J�# x`" in shown.out
+        assert "`[red]@all\\|'<img>'�[2J # x`" in shown.out
     elif not form:
-        assert "[red]@all|`<img>`�[2J�# x" in shown.out
+        assert "[red]@all|`<img>`�[2J # x" in shown.out
 
 
 WRONG = {

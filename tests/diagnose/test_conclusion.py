@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.diagnose.conclusion import conclude
 from pipeline.diagnose.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
@@ -59,3 +61,27 @@ def test_problems_come_first_and_a_step_is_told_once_with_all_it_gains() -> None
 
 def test_where_nothing_is_found_that_is_said() -> None:
     assert [one.severity for one in conclude([], subject="net").findings] == ["good"]
+
+
+def test_what_saves_most_comes_first() -> None:
+    findings = [
+        Finding("small", "advice", "small", "first hint", saves_ms=10.0),
+        Finding("large", "advice", "large", "second hint", saves_ms=700.0),
+        Finding("more", "advice", "more", "second hint", saves_ms=100.0),
+    ]
+    steps = conclude([diagnose("init", findings)], subject="net").findings
+    assert [(one.code, one.saves_ms) for one in steps] == [("large", 800.0), ("small", 10.0)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(SEVERITIES), st.sampled_from([None, "a", "b"])), max_size=30))
+def test_a_failure_is_always_in_the_conclusion(found: list[tuple[Severity, str | None]]) -> None:
+    diagnoses = [diagnose("env", [Finding("x", severity, "text", hint) for severity, hint in found])]
+    assert exit_code_of([conclude(diagnoses, subject="net")]) == exit_code_of(diagnoses)
+
+
+def test_what_is_left_out_is_counted() -> None:
+    findings = [Finding(f"f{i}", "advice", "text", f"hint {i}") for i in range(9)]
+    *steps, rest = conclude([diagnose("env", findings)], subject="net").findings
+    assert len(steps) == 6
+    assert rest.code == "more-steps"
+    assert rest.text.startswith("3 smaller steps")

@@ -117,10 +117,9 @@ def test_whatever_is_logged_the_phases_add_up(rng: random.Random, count: int) ->
     assert all(phase.ms >= 0 for phase in found.phases)
 
 
-def test_prepacking_is_what_kernels_take_less_without_it() -> None:
+def test_prepacking_is_taken_out_of_making_kernels() -> None:
     whole = Initialisation((Phase("parse", 5.0), Phase("kernels", 100.0), Phase("finish", 1.0)), ())
-    without = Initialisation((Phase("parse", 6.0), Phase("kernels", 10.0), Phase("finish", 1.0)), ())
-    split = split_prepacking(whole, without)
+    split = split_prepacking(whole, 90.0)
     assert split.phases == (
         Phase("parse", 5.0),
         Phase("kernels", 10.0),
@@ -128,7 +127,15 @@ def test_prepacking_is_what_kernels_take_less_without_it() -> None:
         Phase("finish", 1.0),
     )
     assert split.total_ms == whole.total_ms
-    assert split_prepacking(without, whole).ms("prepack") == 0
+    assert split_prepacking(whole, 1000.0).total_ms == whole.total_ms
+    assert split_prepacking(whole, -3.0) == whole
+
+
+@pytest.mark.parametrize("name", [*(f"default-{v}" for v in DEFAULTS), "prepared-1.23.2", "prepared-1.31.1"])
+def test_a_model_without_functions_spends_nothing_on_inlining(name: str) -> None:
+    found = split_phases(*read_recorded(name))
+    assert found.ms("inline") == 0
+    assert found.ms("register") > 0
 
 
 def test_every_phase_has_a_title() -> None:

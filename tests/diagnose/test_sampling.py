@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.bundle.loader_config import TensorSpec
+from pipeline.bundle.onnx_inputs import read_inputs
+from pipeline.bundle.onnx_wire import WireError
 from pipeline.diagnose.sampling import examine_bundle, examine_source, parse_shapes, settle_shapes
 from pipeline.errors import LoadError, SpecError
 from pipeline.runtime.tensors import read_tensors
-from tests.models import embedding, half_net, string_input, write_model
+from tests.models import (
+    bfloat16_net,
+    embedding,
+    half_net,
+    if_net,
+    int8_net,
+    optional_input,
+    sequence_input,
+    string_input,
+    two_inputs,
+    write_external_model,
+    write_model,
+    zero_inputs,
+)
 from tests.runtime.bundles import write_bundle
 
 OPEN = (TensorSpec("ids", "int64", ("batch", "length")), TensorSpec("mask", "int64", ("batch", "length")))
@@ -31,9 +52,9 @@ def test_what_is_assumed_is_said_with_how_to_say_otherwise() -> None:
 
 @pytest.mark.parametrize("wanted", [{"other": (1,)}, {"ids": (1,)}, {"ids": (1, 2, 3)}])
 def test_a_shape_that_does_not_fit_is_refused(wanted: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(LoadError, match="expected"):
+    with pytest.raises(SpecError, match="expected"):
         settle_shapes(OPEN, wanted)
-    with pytest.raises(LoadError):
+    with pytest.raises(SpecError):
         settle_shapes((TensorSpec("x", "float32", (1, 3)),), {"x": (2, 3)})
 
 
@@ -54,7 +75,7 @@ def test_shapes_are_parsed() -> None:
     "text", ["", "x", "=1", "x=1,", "x=-1", "x=1,a", "x=" + "1" * 20, "x=" + "1," * 40 + "1"]
 )
 def test_a_text_that_is_no_shape_is_refused(text: str) -> None:
-    with pytest.raises(LoadError, match="expected NAME=1,3,224,224"):
+    with pytest.raises(SpecError, match="expected NAME=1,3,224,224"):
         parse_shapes([text])
 
 
@@ -74,7 +95,7 @@ def test_strings_cannot_be_made_up(tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"no model")
-    with pytest.raises(LoadError, match="cannot load"):
+    with pytest.raises(LoadError, match="not an ONNX model"):
         examine_source(tmp_path / "x.onnx", tmp_path)
 
 
@@ -86,3 +107,42 @@ def test_a_bundle_is_examined_with_its_golden_sample(tmp_path: Path) -> None:
     assert read_tensors(Path(subject.sample))
     with pytest.raises(LoadError, match="no source model"):
         subject.require_source()
+
+
+@pytest.mark.parametrize(
+    "build", [two_inputs, embedding, if_net, half_net, bfloat16_net, int8_net, zero_inputs]
+)
+def test_inputs_are_read_from_the_file_as_onnx_runtime_reads_them(tmp_path: Path, build: Any) -> None:
+    model = build()
+    session = onnxruntime.InferenceSession(
+        str(write_model(model, tmp_path / "m.onnx")), providers=["CPUExecutionProvider"]
+    )
+    found = read_inputs(tmp_path / "m.onnx")
+    assert [one.name for one in found] == [one.name for one in session.get_inputs()]
+    spelling = {"float32": "float", "float64": "double"}
+    assert [f"tensor({spelling.get(one.dtype, one.dtype)})" for one in found] == [
+        one.type for one in session.get_inputs()
+    ]
+    assert [list(one.shape or ()) for one in found] == [one.shape for one in session.get_inputs()]
+
+
+def test_inputs_are_read_without_the_weights(tmp_path: Path) -> None:
+    path = write_external_model(embedding(), tmp_path / "m.onnx")
+    whole = read_inputs(path)
+    (tmp_path / "weights.bin").unlink()
+    assert read_inputs(path) == whole
+
+
+@pytest.mark.parametrize("build", [sequence_input, optional_input])
+def test_what_is_no_tensor_cannot_be_made_up(tmp_path: Path, build: Any) -> None:
+    with pytest.raises(LoadError, match="expected a tensor"):
+        examine_source(write_model(build(), tmp_path / "m.onnx"), tmp_path)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_inputs_or_an_error(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with contextlib.suppress(WireError):
+            assert isinstance(read_inputs(Path(file.name)), tuple)

@@ -27,13 +27,12 @@ def test_a_trace_names_the_phases_and_the_transformers(subject: Subject) -> None
     assert {"parse", "optimise", "kernels", "finish"} <= names
     assert "ConstantFolding" in {one.name for one in trace.initialisation.transformers}
     assert trace.init_ms > trace.initialisation.ms("finish")
-    assert trace.first_ms > 0
     assert trace.onnxruntime_ms > 0
 
 
 def test_a_start_is_shown_as_a_waterfall_and_told_in_figures(subject: Subject) -> None:
     found = diagnose_initialisation(subject, rounds=1)
-    waterfall, transformers = found.tables
+    waterfall, transformers = found.tables[:2]
     assert waterfall.bars == "ms"
     index = waterfall.columns.index("ms")
     total = found.figures["default"]["total_ms"]

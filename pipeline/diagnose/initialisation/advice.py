@@ -14,6 +14,11 @@ WORTH_TELLING = 0.1
 ACCOUNTED = 0.1
 """How far the phases' sum may be from the initialisation that was measured without logging."""
 
+PREPARE = "ortprep prepare   (a spec of the model in configs/ says what: ortprep schema, docs/spec.md)"
+"""The first step for whoever has a model and no bundle."""
+
+_TUNE = "ortprep tune   (with the model's spec; docs/tuning.md)"
+
 
 @dataclass(frozen=True)
 class Start:
@@ -27,6 +32,8 @@ class Start:
         steady_ms: A later run.
         measured_init_ms: Making the session, in processes without logging.
         on_gpu: Whether it is for a GPU.
+        is_prepared: Whether it is of a bundle.
+        weights_outside: Whether the weights are in a file of their own.
     """
 
     numpy_ms: float
@@ -36,6 +43,8 @@ class Start:
     steady_ms: float
     measured_init_ms: float
     on_gpu: bool
+    is_prepared: bool = False
+    weights_outside: bool = False
 
     @property
     def total_ms(self) -> float:
@@ -46,12 +55,12 @@ class Start:
 
 @dataclass(frozen=True)
 class _Measure:
-    """Something that removes phases.
+    """Something that removes phases, or most of them.
 
     Attributes:
         code: Of the finding.
         phases: What it removes.
-        does: What it is, continuing "… can be saved by".
+        does: What it is, continuing "… most of that is saved by".
         hint: How to get it.
     """
 
@@ -61,44 +70,44 @@ class _Measure:
     hint: str
 
 
-_MEASURES = (
-    _Measure(
-        "optimised-at-every-load",
-        ("inline", "optimise"),
-        "optimising the graph once, before deployment, and loading it with optimisation off",
-        "ortprep prepare",
-    ),
-    _Measure(
-        "weights-inside-the-model-file",
-        ("parse", "weights_out"),
-        "keeping the weights in a file of their own, which is mapped instead of parsed and copied",
-        "ortprep prepare",
-    ),
-    _Measure(
-        "prepacked-at-every-load",
-        ("prepack",),
-        "storing the weights packed, or leaving them unpacked where runs are no slower for it",
-        "ortprep tune",
-    ),
-    _Measure(
-        "device-made-ready-at-every-load",
-        ("provider",),
-        "making the devices of a node ready at once, each in a process of its own",
-        'SessionPool(bundle, devices="all")',
-    ),
-    _Measure(
-        "weights-copied-to-the-device",
-        ("weights_in",),
-        "reading weights in several threads and giving them one block of memory",
-        "ortprep tune   (external_data_loader_reading_threads, use_device_allocator_for_initializers)",
-    ),
-    _Measure(
-        "planned-at-every-load",
-        ("plan",),
-        "a smaller graph, fused before deployment",
-        "ortprep prepare",
-    ),
+_OPTIMISED = _Measure(
+    "optimised-at-every-load",
+    ("inline", "optimise"),
+    "optimising the graph once, before deployment, and loading it with optimisation off",
+    PREPARE,
 )
+_MAPPED = _Measure(
+    "weights-inside-the-model-file",
+    ("parse", "weights_out"),
+    "keeping the weights in a file of their own, which is mapped instead of parsed and copied",
+    PREPARE,
+)
+_PACKED = _Measure(
+    "prepacked-at-every-load",
+    ("prepack",),
+    "storing the weights packed, or leaving them unpacked where runs are no slower for it",
+    _TUNE,
+)
+_DEVICES = _Measure(
+    "device-made-ready-at-every-load",
+    ("provider",),
+    "making the devices of a node ready at once, each in a process of its own",
+    'SessionPool(bundle, devices="all")   (docs/serving.md)',
+)
+_COPIED = _Measure(
+    "weights-copied-to-the-device",
+    ("weights_in",),
+    "reading weights in several threads and giving them one block of memory",
+    _TUNE,
+)
+
+
+def measures_for(start: Start) -> tuple[_Measure, ...]:
+    """Returns what could remove parts of a start, by its kind."""
+    prepared = () if start.is_prepared else (_OPTIMISED,)
+    mapped = () if start.is_prepared or start.weights_outside else (_MAPPED,)
+    on_gpu = (_DEVICES, _COPIED) if start.on_gpu else ()
+    return (*prepared, *mapped, _PACKED, *on_gpu)
 
 
 def find_in_start(start: Start) -> tuple[Finding, ...]:
@@ -107,8 +116,8 @@ def find_in_start(start: Start) -> tuple[Finding, ...]:
 
 
 def saved_by(start: Start) -> dict[str, float]:
-    """Returns by measure how much of the start, in ms, its phases are."""
-    return {measure.code: start.initialisation.ms(*measure.phases) for measure in _MEASURES}
+    """Returns by measure how much of the start, in ms, its phases are: the most that it can save."""
+    return {measure.code: start.initialisation.ms(*measure.phases) for measure in measures_for(start)}
 
 
 def _accounts(start: Start) -> Iterator[Finding]:
@@ -126,13 +135,13 @@ def _accounts(start: Start) -> Iterator[Finding]:
 
 
 def _measures(start: Start) -> Iterator[Finding]:
-    for measure in _MEASURES:
+    for measure in measures_for(start):
         ms = start.initialisation.ms(*measure.phases)
         if ms >= WORTH_TELLING * start.total_ms:
             what = " and ".join(TITLES[name] for name in measure.phases if start.initialisation.ms(name))
             share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
-            text = f"{what}: {share}; saved by {measure.does}"
-            yield Finding(measure.code, "advice", text, measure.hint)
+            text = f"{what}: {share}; most of that is saved by {measure.does}"
+            yield Finding(measure.code, "advice", text, measure.hint, saves_ms=ms)
 
 
 def _imports(start: Start) -> Iterator[Finding]:
@@ -152,8 +161,8 @@ def _first_run(start: Start) -> Iterator[Finding]:
     said = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
     if start.on_gpu:
         text = f"{said}: kernels are loaded, convolutions planned, memory pools grown"
-        hint = "ortprep tune   (cudnn_conv_algo_search); serve only after a warm-up run of every shape"
+        yield Finding("first-run-takes-long", "advice", text, _TUNE, saves_ms=ms)
     else:
         text = f"{said}: memory is touched for the first time"
-        hint = "serve only after a warm-up run: load(bundle, check='golden')"
-    yield Finding("first-run-takes-long", "advice", text, hint)
+        hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
+        yield Finding("first-run-takes-long", "advice", text, hint)

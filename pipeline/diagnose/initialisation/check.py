@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pipeline.bundle.codec import encode
+from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
 from pipeline.diagnose.initialisation.advice import Start, find_in_start, saved_by
 from pipeline.diagnose.initialisation.phases import TITLES, split_prepacking
 from pipeline.diagnose.initialisation.tracing import Trace, trace_plan
-from pipeline.diagnose.subject import Subject, plan_of_bundle, plan_on
+from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject, plan_of_bundle, plan_on
+from pipeline.measuring.comparison import beats
 from pipeline.measuring.device_lock import CPU_DEVICE, measuring
 from pipeline.measuring.rounds import order_of_round
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.runtime.session import SessionPlan
 
-ROUNDS = 3
-_STEADY_S = 0.3
-_TIMEOUT_S = 3600.0
-_MOST_TRANSFORMERS = 12
-_NO_PREPACKING = {"session.disable_prepacking": "1"}
+ROUNDS = 5
+_STEADY_S = 0.2
+_TIMEOUT_S = 6 * 3600.0
+_MOST_TRANSFORMERS, _MOST_OPERATORS = 12, 5
+_PREPACKING = "session.disable_prepacking"
+_LEAST = 0.05
+
+
+@dataclass
+class _Measured:
+    """Results of one plan, one a round: without logging, with it, and with it but without prepacking."""
+
+    plain: list[ProbeResult] = field(default_factory=list)
+    traced: list[Trace] = field(default_factory=list)
+    unpacked: list[Trace] = field(default_factory=list)
 
 
 def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, rounds: int = ROUNDS) -> Diagnosis:
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
-    Processes with and without logging, and without prepacking, take turns; the process that took the median
-    time is the one that is shown, so that its phases add up.
+    Processes with and without logging, and without prepacking, take turns, of the source and of the bundle;
+    one of each kind goes before them and does not count. The process that took the median time is the one
+    that is shown, so that its phases add up.
 
     Args:
         subject: The model; where there is a bundle of it, that is taken apart beside it.
@@ -38,59 +51,55 @@ def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, round
         rounds: Fresh processes of each kind.
 
     Raises:
-        LoadError: The model cannot be loaded or run.
+        LoadError: The model cannot be loaded or run, or the bundle has no variant for the device.
+        BundleError: The bundle cannot be read.
         ChildError: A process died.
+        StageError: The folder of the device's lock cannot be trusted.
+        OSError: There is no room for the log.
     """
-    starts: dict[str, Start] = {}
-    traces: dict[str, Trace] = {}
+    plans = _plans(subject, device)
     with measuring(device):
-        for name, plan in _plans(subject, device).items():
-            starts[name], traces[name] = _measure_start(plan, subject.sample, rounds, device)
+        measured = _measure(plans, subject.sample, rounds)
+    starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
+    shown = {name: _middle(one.traced) for name, one in measured.items()}
     first = next(iter(starts))
-    findings = [*find_in_start(starts[first]), *_compare(starts)]
     return diagnose(
         "init",
-        findings,
+        [*find_in_start(starts[first]), *_compare(measured)],
         subject=subject.name,
-        tables=[*map(_phases_table, starts, starts.values()), _transformers(traces[first])],
-        figures={"device": device, **{name: _figures(starts[name], traces[name]) for name in starts}},
+        tables=[*map(_phases_table, starts, starts.values()), *_details(shown[first])],
+        figures={"device": device, **{name: _figures(starts[name], measured[name]) for name in starts}},
     )
 
 
 def _plans(subject: Subject, device: str) -> dict[str, SessionPlan]:
     plans = {}
     if subject.source is not None:
-        plans["default"] = plan_on(subject.source, device)
+        plans[DEFAULT] = plan_on(subject.source, device)
     if subject.bundle is not None:
-        plans["prepared"] = plan_of_bundle(Path(subject.bundle), device)
+        plans[PREPARED] = plan_of_bundle(Path(subject.bundle), device)
     return plans
 
 
-def _measure_start(plan: SessionPlan, sample: str, rounds: int, device: str) -> tuple[Start, Trace]:
-    plain: list[ProbeResult] = []
-    traced: list[Trace] = []
-    without: list[Trace] = []
-    steps: tuple[Callable[[], None], ...] = (
-        lambda: plain.append(_probe(plan, sample)),
-        lambda: traced.append(trace_plan(plan, sample)),
-        lambda: without.append(trace_plan(_unpacked(plan), sample)),
-    )
+def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict[str, _Measured]:
+    measured = {name: _Measured() for name in plans}
+    steps = [step for name, plan in plans.items() for step in _steps(plan, sample, measured[name])]
+    for plan in plans.values():
+        _probe(plan, sample)  # brings the files into the page cache
     for index in range(rounds):
         for step in order_of_round(steps, index):
             step()
-    shown = _middle(traced)
-    initialisation = split_prepacking(shown.initialisation, _middle(without).initialisation)
-    steady_ms = median(result.steady_ms for result in plain)
-    start = Start(
-        numpy_ms=median(trace.numpy_ms for trace in traced),
-        onnxruntime_ms=median(trace.onnxruntime_ms for trace in traced),
-        initialisation=initialisation,
-        first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
-        steady_ms=steady_ms,
-        measured_init_ms=median(result.init_ms for result in plain),
-        on_gpu=device != CPU_DEVICE,
-    )
-    return start, shown
+    return measured
+
+
+def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[], None]]:
+    steps: list[Callable[[], None]] = [
+        lambda: into.plain.append(_probe(plan, sample)),
+        lambda: into.traced.append(trace_plan(plan, sample)),
+    ]
+    if plan.session_options.config_entries.get(_PREPACKING) != "1":
+        steps.append(lambda: into.unpacked.append(trace_plan(_unpacked(plan), sample)))
+    return steps
 
 
 def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
@@ -98,21 +107,62 @@ def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
 
 
 def _unpacked(plan: SessionPlan) -> SessionPlan:
-    entries = {**plan.session_options.config_entries, **_NO_PREPACKING}
+    entries = {**plan.session_options.config_entries, _PREPACKING: "1"}
     return replace(plan, session_options=replace(plan.session_options, config_entries=entries))
 
 
-def _middle(traces: list[Trace]) -> Trace:
+def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str) -> Start:
+    traced, plain = measured.traced, measured.plain
+    steady_ms = median(result.steady_ms for result in plain)
+    return Start(
+        numpy_ms=median(trace.numpy_ms for trace in traced),
+        onnxruntime_ms=median(trace.onnxruntime_ms for trace in traced),
+        initialisation=split_prepacking(_middle(traced).initialisation, _prepacking_ms(measured)),
+        first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
+        steady_ms=steady_ms,
+        measured_init_ms=median(result.init_ms for result in plain),
+        on_gpu=device != CPU_DEVICE,
+        is_prepared=name == PREPARED,
+        weights_outside=_has_weights_outside(Path(plan.model)),
+    )
+
+
+def _prepacking_ms(measured: _Measured) -> float:
+    """Returns how much less making kernels takes without prepacking, 0 if not beyond the noise."""
+    whole = [trace.initialisation.ms("kernels") for trace in measured.traced]
+    without = [trace.initialisation.ms("kernels") for trace in measured.unpacked]
+    if not without or (len(whole) > 2 and not beats(without, whole, least=_LEAST)):
+        return 0.0
+    return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
+
+
+def _has_weights_outside(model: Path) -> bool:
+    try:
+        return bool(external_locations(read_skeleton(model)))
+    except WireError:
+        return False  # ONNX Runtime's own format, which is no protobuf
+
+
+def _middle(traces: Sequence[Trace]) -> Trace:
     ordered = sorted(traces, key=lambda trace: trace.init_ms)
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _compare(starts: Mapping[str, Start]) -> tuple[Finding, ...]:
-    if "prepared" not in starts or "default" not in starts:
+def _compare(measured: Mapping[str, _Measured]) -> tuple[Finding, ...]:
+    if not {DEFAULT, PREPARED} <= measured.keys():
         return ()
-    default, prepared = starts["default"].total_ms, starts["prepared"].total_ms
-    text = f"prepared, the first result is there after {prepared:.0f} ms instead of {default:.0f} ms"
-    return (Finding("prepared-start", "good" if prepared < default else "note", text),)
+    default, prepared = (_first_results(measured[name].plain) for name in (DEFAULT, PREPARED))
+    text = (
+        f"session and first run take {median(prepared):.0f} ms prepared, {median(default):.0f} ms by default"
+    )
+    if beats(prepared, default, least=_LEAST):
+        return (Finding("prepared-is-sooner", "good", text),)
+    hint = "ortprep tune   (searches for a better plan; docs/tuning.md)"
+    return (Finding("prepared-is-not-sooner", "note", f"{text}: no gain beyond the noise", hint),)
+
+
+def _first_results(results: Sequence[ProbeResult]) -> list[float]:
+    return [result.init_ms + result.first_ms for result in results]
 
 
 def _phases_table(name: str, start: Start) -> Table:
@@ -128,6 +178,15 @@ def _phases_table(name: str, start: Start) -> Table:
     return Table(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
 
 
+def _details(trace: Trace) -> list[Table]:
+    tables = [_transformers(trace)] if trace.initialisation.transformers else []
+    slowest = sorted(trace.first_operators.items(), key=lambda item: -item[1])[:_MOST_OPERATORS]
+    if slowest:
+        columns = ("operator", "ms longer than in later runs, with the profiler on")
+        tables.append(Table("first run", columns, tuple(slowest)))
+    return tables
+
+
 def _transformers(trace: Trace) -> Table:
     rows = trace.initialisation.transformers
     shown: list[tuple[Cell, ...]] = [
@@ -135,18 +194,22 @@ def _transformers(trace: Trace) -> Table:
     ]
     rest = rows[_MOST_TRANSFORMERS:]
     if rest:
-        shown.append(
-            (f"{len(rest)} others", sum(row.ms for row in rest), sum(row.passes for row in rest), "")
-        )
+        ms, passes = sum(row.ms for row in rest), sum(row.passes for row in rest)
+        shown.append((f"{len(rest)} others", ms, passes, ""))
     return Table("graph transformers", ("transformer", "ms", "passes", "changed the graph"), tuple(shown))
 
 
-def _figures(start: Start, trace: Trace) -> dict[str, Any]:
+def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
     return {
         **encode(start),
         "init_ms": start.initialisation.total_ms,
         "total_ms": start.total_ms,
-        "first_run_operators_ms": dict(trace.first_operators),
         "saved_by_ms": saved_by(start),
-        "onnxruntime": trace.onnxruntime,
+        "first_run_operators_ms": dict(_middle(measured.traced).first_operators),
+        "onnxruntime": measured.traced[0].onnxruntime,
+        "processes": {
+            "plain": encode(tuple(measured.plain)),
+            "traced_init_ms": [trace.init_ms for trace in measured.traced],
+            "unpacked_init_ms": [trace.init_ms for trace in measured.unpacked],
+        },
     }

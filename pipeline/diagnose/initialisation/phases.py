@@ -20,6 +20,7 @@ PhaseName: TypeAlias = Literal[
     "enter",
     "parse",
     "provider",
+    "register",
     "inline",
     "weights_out",
     "optimise",
@@ -35,6 +36,7 @@ TITLES: dict[PhaseName, str] = {
     "enter": "options, thread pools, libraries loaded ahead",
     "parse": "parse the model file",
     "provider": "execution provider: its library, device context",
+    "register": "kernel registries, session state",
     "inline": "inline functions",
     "weights_out": "copy weights out of the parsed file",
     "optimise": "graph transformers",
@@ -49,7 +51,9 @@ TITLES: dict[PhaseName, str] = {
 _TRANSFORMED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
 _ANNOUNCED = re.compile(r"Applying graph transformer (\S+) on step")
 _CLOSING: tuple[tuple[re.Pattern[str], PhaseName], ...] = (
-    (re.compile(r"AOT Inlining is not performed|AOT inlin", re.IGNORECASE), "inline"),
+    # Said at the same place whether or not there are functions; without, other work was done until then.
+    (re.compile(r"does not have any local functions"), "register"),
+    (re.compile(r"AOT inlin", re.IGNORECASE), "inline"),
     (re.compile(r"Running graph optimizations in loop"), "assign"),
     (re.compile(r"Applying \d+ graph transformer|Graph transformer step|No graph transformers"), "optimise"),
     (re.compile(r"Node placements"), "assign"),
@@ -149,15 +153,17 @@ def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation
     return Initialisation(phases, _transformers(intervals))
 
 
-def split_prepacking(whole: Initialisation, without: Initialisation) -> Initialisation:
+def split_prepacking(whole: Initialisation, prepack_ms: float) -> Initialisation:
     """Returns `whole` with prepacking apart from making kernels, which the log does not separate.
 
     Args:
         whole: With prepacking.
-        without: The same model with `session.disable_prepacking`.
+        prepack_ms: How much less making kernels takes without it.
     """
     kernels_ms = whole.ms("kernels")
-    prepack_ms = max(kernels_ms - without.ms("kernels"), 0.0)
+    prepack_ms = min(max(prepack_ms, 0.0), kernels_ms)
+    if not prepack_ms:
+        return whole
     parts: list[Phase] = []
     for phase in whole.phases:
         if phase.name == "kernels":

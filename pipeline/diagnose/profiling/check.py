@@ -11,8 +11,11 @@ from pipeline.diagnose.profiling.profile import NodeTime, Profile, family_of, fi
 from pipeline.diagnose.profiling.recording import profile_plan
 from pipeline.diagnose.subject import Subject, plan_of
 from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.runtime.probe import ProbeRequest, measure_plan
 
 _SHOWN = 12
+_STEADY_S = 0.2
+_TIMEOUT_S = 6 * 3600.0
 
 
 def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path | None = None) -> Diagnosis:
@@ -27,11 +30,14 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
         LoadError: The model cannot be loaded or run, or has no variant for the device.
         BundleError: The bundle cannot be read.
         ChildError: The process died.
-        OSError: The trace cannot be written.
+        StageError: The folder of the device's lock cannot be trusted.
+        OSError: The disk is full, or the trace cannot be written.
     """
+    plan = plan_of(subject, device)
     with measuring(device):
-        profile = profile_plan(plan_of(subject, device), subject.sample, trace=trace)
-    findings = list(find_in_profile(profile, on_gpu=device != CPU_DEVICE))
+        profile = profile_plan(plan, subject.sample, trace=trace)
+        steady = measure_plan(ProbeRequest(plan, subject.sample, _STEADY_S), timeout_s=_TIMEOUT_S).steady_ms
+    findings = list(find_in_profile(profile, on_gpu=device != CPU_DEVICE, steady_ms=steady))
     if trace is not None:
         hint = "open it in https://ui.perfetto.dev or chrome://tracing"
         findings.append(Finding("trace-written", "note", f"trace of every node: {trace}", hint))
@@ -39,27 +45,45 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
         "profile",
         findings,
         subject=subject.name,
-        tables=_tables(profile, device),
-        figures={"device": device, **encode(profile), "families": profile.families()},
+        tables=_tables(profile, device, steady),
+        figures={
+            "device": device,
+            **encode(profile),
+            "families": profile.families(),
+            "copies": profile.copies(),
+            "steady_ms": steady,
+        },
     )
 
 
-def _tables(profile: Profile, device: str) -> tuple[Table, ...]:
+def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[Table, ...]:
     total = profile.nodes_ms or 1.0
     operators: tuple[tuple[Cell, ...], ...] = tuple(
         (row.operator, row.provider, family_of(row.operator), row.nodes, row.ms, row.ms / total * 100)
         for row in profile.operators[:_SHOWN]
     )
     families: tuple[tuple[Cell, ...], ...] = tuple((name, x * 100) for name, x in profile.families().items())
-    title = f"a run on {device}: {profile.run_ms:.2f} ms profiled, {profile.nodes_ms:.2f} ms of it in nodes"
+    title = (
+        f"a run on {device}: {steady_ms:.2f} ms; {profile.run_ms:.2f} ms profiled, {total:.2f} ms in nodes"
+    )
     tables = [
         Table(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
         Table("families of operators", ("family", "%"), families),
+        _placement_table(profile),
         _nodes_table("slowest nodes", profile.nodes),
     ]
     if profile.kernels:
         tables.append(_nodes_table("slowest GPU kernels", profile.kernels))
     return tuple(tables)
+
+
+def _placement_table(profile: Profile) -> Table:
+    providers = dict.fromkeys((*profile.assigned, *profile.ran))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, profile.assigned.get(name), profile.ran.get(name, 0)) for name in providers
+    )
+    columns = ("execution provider", "nodes of the model given to it", "nodes that ran on it, after fusion")
+    return Table("placement", columns, rows)
 
 
 def _nodes_table(title: str, nodes: Sequence[NodeTime]) -> Table:

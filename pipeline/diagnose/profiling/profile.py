@@ -13,6 +13,16 @@ from pipeline.runtime.session import CPU
 
 _MOST_ROWS = 200
 _COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+_SHAPES = frozenset(
+    (
+        *("Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast"),
+        *("Add", "Sub", "Mul", "Div", "Mod", "Equal", "Less", "Greater", "Where", "Range", "Expand"),
+        *("ReduceProd", "ReduceMax", "ReduceMin", "Floor", "Ceil", "Min", "Max", "Not", "And", "Or"),
+        *("ConstantOfShape", "Identity"),
+    )
+)
+"""Operators that arithmetic on shapes consists of."""
+
 _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("convolution", ("conv",)),
     ("attention", ("attention",)),
@@ -62,7 +72,8 @@ class Profile:
 
     Attributes:
         runs: How many were looked at.
-        run_ms: A run, median; longer than without the profiler.
+        run_ms: A run, median; longer than without the profiler. On a GPU whose kernels are not recorded,
+            times of nodes are those of launching them.
         operators: The slowest first.
         nodes: Likewise, median by node.
         kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
@@ -124,7 +135,7 @@ def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> 
         run_ms=median(us for _, us in spans) / 1e3,
         operators=_operators(runs),
         nodes=_nodes(runs),
-        kernels=_kernels(events.kernels, runs=len(runs) + 1),
+        kernels=_kernels(events.kernels, after_us=spans[0][0], runs=len(runs)),
         ran=ran,
         assigned=dict(assigned),
     )
@@ -151,23 +162,36 @@ def _nodes(runs: Sequence[Sequence[Event]]) -> tuple[NodeTime, ...]:
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
 
 
-def _kernels(events: Sequence[Event], *, runs: int) -> tuple[NodeTime, ...]:
+def _kernels(events: Sequence[Event], *, after_us: float, runs: int) -> tuple[NodeTime, ...]:
     times: dict[tuple[str, str, str], float] = {}
     for event in events:
-        key = (event.name, event.operator, event.provider)
-        times[key] = times.get(key, 0.0) + event.us
+        if event.start_us >= after_us:
+            key = (event.name, event.operator, event.provider)
+            times[key] = times.get(key, 0.0) + event.us
     rows = [NodeTime(*key, us / runs / 1e3) for key, us in times.items()]
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
 
 
-def find_in_profile(profile: Profile, *, on_gpu: bool) -> tuple[Finding, ...]:
+def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> tuple[Finding, ...]:
     """Returns what a profile shows.
 
     Args:
         profile: Of a model.
         on_gpu: Whether its session was made for a GPU.
+        steady_ms: A run without the profiler.
     """
-    return (*_family(profile), *_overhead(profile), *(_placement(profile) if on_gpu else ()))
+    if not on_gpu:
+        return (*_family(profile), *_overhead(profile, steady_ms))
+    told = _family(profile) if profile.kernels else _launches()
+    return (*told, *_placement(profile))
+
+
+def _launches() -> Iterator[Finding]:
+    text = (
+        "times of nodes are those of launching their kernels, not of running them, since this build of ONNX "
+        "Runtime does not record kernels (microsoft/onnxruntime #20398)"
+    )
+    yield Finding("times-are-of-launches", "note", text, "nsys profile --trace=cuda,nvtx python your_job.py")
 
 
 def _family(profile: Profile) -> Iterator[Finding]:
@@ -180,29 +204,35 @@ def _family(profile: Profile) -> Iterator[Finding]:
         yield Finding("no-family-dominates", "note", text)
 
 
-def _overhead(profile: Profile) -> Iterator[Finding]:
-    between = 1 - profile.nodes_ms / profile.run_ms if profile.run_ms else 0.0
+def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
+    """Yields what is between nodes, by a run without the profiler, which itself works between them."""
+    between = 1 - profile.nodes_ms / steady_ms if steady_ms else 0.0
     if between >= _OVERHEAD:
-        text = f"{between:.0%} of a run is between its nodes: it has many small ones"
-        hint = "send larger batches; on a GPU, tune: {allow: [io_binding]} lets the search record CUDA graphs"
+        text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) is between its nodes: they are small"
+        hint = "send larger batches; --shape 'INPUT=8,…' tells what that gains"
         yield Finding("time-between-nodes", "advice", text, hint)
 
 
 def _placement(profile: Profile) -> Iterator[Finding]:
     total, fallen, copies = sum(profile.ran.values()), profile.ran.get(CPU, 0), profile.copies()
+    on_cpu = [one for one in profile.operators if one.provider == CPU]
     if fallen:
-        on_cpu = [one for one in profile.operators if one.provider == CPU]
-        kinds = ", ".join(dict.fromkeys(one.operator for one in on_cpu))
+        kinds = tuple(dict.fromkeys(one.operator for one in on_cpu))
         ms = sum(one.ms for one in on_cpu)
-        text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {kinds[:300]}"
-        hint = "export with another opset or element type: the provider has no kernel for these"
-        yield Finding("nodes-on-the-cpu", "advice", text, hint)
+        text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {', '.join(kinds)[:300]}"
+        yield _fallen(text, only_shapes=_SHAPES.issuperset(kinds), copies=copies)
     if copies:
         text = f"{copies} copies between devices in every run"
-        hint = (
-            "keep neighbouring nodes on one device; tune: {allow: [io_binding]} leaves copies of inputs out"
-        )
+        hint = "keep neighbouring nodes on one device; tune: {allow: [io_binding]} spares copies of inputs"
         yield Finding("copies-between-devices", "advice", text, hint)
     if not fallen and not copies:
         text = f"all {total} nodes run on the device, without copies between"
         yield Finding("all-on-the-device", "good", text)
+
+
+def _fallen(text: str, *, only_shapes: bool, copies: int) -> Finding:
+    if only_shapes and not copies:
+        # ONNX Runtime moves arithmetic on shapes there itself, since copying them would take longer.
+        return Finding("shapes-on-the-cpu", "note", f"{text}; arithmetic on shapes, which belongs there")
+    hint = "export with another opset or element type, if the provider has no kernel for these"
+    return Finding("nodes-on-the-cpu", "advice", text, hint)

@@ -20,7 +20,7 @@ from pipeline.runtime.session import SessionPlan
 if TYPE_CHECKING:
     import onnxruntime
 
-_TIMEOUT_S = 3600.0
+_TIMEOUT_S = 6 * 3600.0
 _FEWEST_RUNS, _MOST_RUNS, _ENOUGH_S = 4, 50, 2.0
 _ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 
@@ -42,7 +42,10 @@ def profile_plan(plan: SessionPlan, sample: str, *, trace: Path | None = None) -
         request = {"plan": encode(plan), "sample": sample, "folder": folder}
         answer = run_child(f"{__name__}:record", request, timeout_s=_TIMEOUT_S).value
         if trace is not None:
-            shutil.copyfile(answer["file"], trace)
+            # Beside it first, so that what was there before is replaced by a whole trace or not at all.
+            unfinished = trace.with_name(f".tmp-{trace.name}")
+            shutil.copyfile(answer["file"], unfinished)
+            unfinished.replace(trace)
     return decode(Profile, answer["profile"])
 
 

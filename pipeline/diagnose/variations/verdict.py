@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.variations.contenders import DEFAULT
-from pipeline.measuring.comparison import LEAST_ROUNDS, paired_ratio, separated
+from pipeline.diagnose.initialisation.advice import PREPARE
+from pipeline.diagnose.subject import DEFAULT, PREPARED
+from pipeline.measuring.comparison import LEAST_ROUNDS, beats, paired_ratio
 from pipeline.runtime.probe import ProbeResult
 
 Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]
@@ -66,9 +67,9 @@ def _compare(
     ratio = paired_ratio(mine, theirs)
     if len(mine) < LEAST_ROUNDS:
         return Comparison(ratio, "too few rounds")
-    if separated(mine, theirs):
+    if beats(mine, theirs, least=0.0):
         return Comparison(ratio, "less")
-    return Comparison(ratio, "more" if separated(theirs, mine) else "within the noise")
+    return Comparison(ratio, "more" if beats(theirs, mine, least=0.0) else "within the noise")
 
 
 def find_in_comparison(
@@ -102,10 +103,10 @@ def _soonest(comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: b
         f"{best}: first result {1 / sooner[best]:.1f}× sooner than the default, "
         f"runs {comparisons[best]['steady_ms'].ratio:.2f}× as long ({comparisons[best]['steady_ms'].verdict})"
     )
-    if best == "prepared":
+    if best == PREPARED:
         yield Finding("prepared-is-soonest", "good", text)
     else:
-        hint = "ortprep tune" if prepared else "ortprep prepare"
+        hint = "ortprep tune   (searches for a better plan; docs/tuning.md)" if prepared else PREPARE
         yield Finding("sooner-without-slower-runs", "advice", text, hint)
 
 

@@ -1,0 +1,96 @@
+"""What a model takes, read from its file without its weights or any library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.bundle.onnx_wire import WireError, read_skeleton, walk_fields
+
+_ELEMENT_TYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+    25: "uint2",
+    26: "int2",
+}
+"""`onnx.TensorProto.DataType`, as records spell it."""
+
+_LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know
+# Field numbers of onnx.proto3.
+_GRAPH, _INITIALIZER, _GRAPH_INPUT = 7, 5, 11
+_TENSOR_NAME = 8
+_VALUE_NAME, _VALUE_TYPE = 1, 2
+_TENSOR_TYPE, _ELEMENT, _SHAPE = 1, 1, 2
+_DIMENSION, _SIZE, _SYMBOL = 1, 1, 2
+
+
+def read_inputs(path: Path) -> tuple[TensorSpec, ...]:
+    """Returns a model's inputs in order, without those that initializers fill.
+
+    Args:
+        path: The model file, of any size. An input that is no tensor has the type `not a tensor`.
+
+    Raises:
+        WireError: The file is not a protobuf message, or has no graph.
+        OSError: It cannot be read.
+    """
+    graph = _last(read_skeleton(path), _GRAPH)
+    if graph is None:
+        raise WireError("no graph in it")
+    filled = {_text(_last(one, _TENSOR_NAME)) for one in _all(graph, _INITIALIZER)}
+    inputs = (_describe(one) for one in _all(graph, _GRAPH_INPUT))
+    return tuple(one for one in inputs if one.name not in filled)
+
+
+def _describe(value: bytes) -> TensorSpec:
+    name = _text(_last(value, _VALUE_NAME))
+    tensor = _last(_last(value, _VALUE_TYPE) or b"", _TENSOR_TYPE)
+    if tensor is None:
+        return TensorSpec(name, "not a tensor", None)
+    shape = _last(tensor, _SHAPE)
+    axes = None if shape is None else tuple(_axis(one) for one in _all(shape, _DIMENSION))
+    return TensorSpec(name, _ELEMENT_TYPES.get(_number(tensor, _ELEMENT) or 0, "unknown"), axes)
+
+
+def _axis(dimension: bytes) -> int | str | None:
+    size = _number(dimension, _SIZE)
+    return size if size is not None and size <= _LARGEST else _text(_last(dimension, _SYMBOL)) or None
+
+
+def _all(message: bytes, number: int) -> Iterator[bytes]:
+    return (value for found, value in walk_fields(message) if found == number and isinstance(value, bytes))
+
+
+def _last(message: bytes, number: int) -> bytes | None:
+    return next(reversed(list(_all(message, number))), None)
+
+
+def _number(message: bytes, number: int) -> int | None:
+    found = (value for known, value in walk_fields(message) if known == number)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
