@@ -37,6 +37,7 @@ _ELEMENT_TYPES = {
 }
 """`onnx.TensorProto.DataType`, as records spell it."""
 
+_OTHER, _UNKNOWN = "a sequence, map or optional", "an unknown element type"
 _LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER, _GRAPH_INPUT = 7, 5, 11
@@ -50,7 +51,7 @@ def read_inputs(path: Path) -> tuple[TensorSpec, ...]:
     """Returns a model's inputs in order, without those that initializers fill.
 
     Args:
-        path: The model file, of any size. An input that is no tensor has the type `not a tensor`.
+        path: The model file, of any size. What is no tensor has the type `a sequence, map or optional`.
 
     Raises:
         WireError: The file is not a protobuf message, or has no graph.
@@ -68,10 +69,10 @@ def _describe(value: bytes) -> TensorSpec:
     name = _text(_last(value, _VALUE_NAME))
     tensor = _last(_last(value, _VALUE_TYPE) or b"", _TENSOR_TYPE)
     if tensor is None:
-        return TensorSpec(name, "not a tensor", None)
+        return TensorSpec(name, _OTHER, None)
     shape = _last(tensor, _SHAPE)
     axes = None if shape is None else tuple(_axis(one) for one in _all(shape, _DIMENSION))
-    return TensorSpec(name, _ELEMENT_TYPES.get(_number(tensor, _ELEMENT) or 0, "unknown"), axes)
+    return TensorSpec(name, _ELEMENT_TYPES.get(_number(tensor, _ELEMENT) or 0, _UNKNOWN), axes)
 
 
 def _axis(dimension: bytes) -> int | str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +21,8 @@ from pipeline.cli.examination import Locations, examine_all
 from pipeline.diagnose.conclusion import conclude
 from pipeline.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
 from pipeline.diagnose.sampling import parse_shapes
-from pipeline.diagnose.subject import Subject
-from pipeline.errors import PipelineError
+from pipeline.diagnose.subject import Subject, plan_of
+from pipeline.errors import PipelineError, PoolError, SpecError
 
 Shape = Annotated[
     list[str] | None,
@@ -85,7 +88,7 @@ def doctor(
     wanted = _checks_named(check, models or [])
     _check_options(check, shape=shape, rounds=rounds, trace=trace, expect=expect)
     shapes = parse_shapes(shape or ())
-    with tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
+    with _ended_properly(), tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
         locations = Locations(Path(folder), configs, artifacts)
         subjects = examine_all(models or (), locations, shapes=shapes)
         request = Request(
@@ -109,6 +112,19 @@ def doctor(
         raise typer.Exit(code)
 
 
+@contextmanager
+def _ended_properly() -> Iterator[None]:
+    """Has whoever asks the process to end wait until nothing of it is left."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted; what the doctor had found is lost")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _check_options(
     check: str,
     *,
@@ -127,8 +143,9 @@ def _check_options(
     for option, is_unheeded, heeding in unheeded:
         if is_unheeded:
             raise typer.BadParameter(f"is for {heeding}, got {check or 'no check'}", param_hint=option)
-    if trace is not None and not trace.absolute().parent.is_dir():
-        raise typer.BadParameter(f"expected a folder that is there, got {trace.parent}", param_hint="--trace")
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
+        problem = f"expected a file in a folder that is there, got {trace}"
+        raise typer.BadParameter(problem, param_hint="--trace")
 
 
 def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
@@ -139,6 +156,8 @@ def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
         raise typer.BadParameter(problem, param_hint="CHECK")
     if not check:
         return _WITHOUT_MODEL
+    if models and check == "env":
+        raise typer.BadParameter(f"env is of the machine, got {models[0]}", param_hint="MODEL")
     if not models and check not in _WITHOUT_MODEL:
         raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
     if len(models) > 1 and check != "concurrent":
@@ -179,7 +198,10 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
     from pipeline.runtime.hardware import read_hardware
     from pipeline.runtime.pool.devices import resolve_devices
 
-    return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
+    try:
+        return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
+    except PoolError as error:
+        raise typer.BadParameter(error.message, param_hint="--devices") from None
 
 
 def _env(request: Request) -> Diagnosis:
@@ -192,12 +214,11 @@ def _gil(request: Request) -> Diagnosis:
     from pipeline.diagnose.gil.check import diagnose_gil
 
     # Among other checks it watches a model of its own, which is large enough for a clear answer.
-    subject = request.subjects[0] if request.subjects and not request.is_suite else None
-    return diagnose_gil(
-        model=subject.source if subject else None,
-        sample=subject.sample if subject else None,
-        device=request.devices[0],
-    )
+    device = request.devices[0]
+    if not request.subjects or request.is_suite:
+        return diagnose_gil(device=device)
+    subject = request.subjects[0]
+    return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
 
 
 def _rounds(request: Request, usual: int) -> int:
@@ -234,7 +255,9 @@ def _profile(request: Request) -> Diagnosis:
     from pipeline.diagnose.profiling.check import diagnose_profile
 
     subject = request.subjects[0]
-    trace = request.trace or Path(f"{subject.name}.trace.json")
+    trace = request.trace or Path(f"{Path(subject.name).name}.trace.json")
+    if subject.source is not None and trace.exists() and trace.samefile(subject.source):
+        raise SpecError(f"--trace would replace the model\n  expected another file, got {trace}")
     return diagnose_profile(subject, device=request.devices[0], trace=trace)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bundle.manifest import MANIFEST_FILE
+from pipeline.bundle.onnx_inputs import read_inputs
+from pipeline.bundle.onnx_wire import WireError
 from pipeline.cli.console import BuildObserver, say
 from pipeline.diagnose.sampling import examine_bundle, examine_source
 from pipeline.diagnose.subject import Subject
@@ -44,10 +46,17 @@ def examine_all(
         PipelineError: It cannot be read.
     """
     subjects = []
+    taken = {name: _inputs_of(Path(name)) for name in names}
+    for wanted in shapes:
+        if not any(known is None or wanted in known for known in taken.values()):
+            listed = ", ".join(sorted({one for known in taken.values() for one in known or ()}))
+            raise SpecError(f"no such input: {wanted!r}\n  expected one of {listed or 'an ONNX file'}")
     for number, name in enumerate(names):
         own = locations.folder / str(number)
         own.mkdir()
-        subject = _examine(name, Locations(own, locations.configs, locations.artifacts), shapes)
+        known = taken[name]
+        fitting = {one: shape for one, shape in shapes.items() if known is None or one in known}
+        subject = _examine(name, Locations(own, locations.configs, locations.artifacts), fitting)
         for remark in subject.remarks:
             say(f"{subject.name}: {remark}")
         subjects.append(subject)
@@ -59,8 +68,6 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
             return examine_source(path, locations.folder, shapes=shapes)
-    if shapes:
-        raise SpecError(f"--shape is for ONNX files\n  expected one, got {name}, which has shapes of its own")
     found = next((one for one in (path, bundle) if (one / MANIFEST_FILE).is_file()), None)
     if found is not None and not (found == bundle and _is_spec(name, locations.configs)):
         with working():
@@ -81,6 +88,16 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
         artifacts=locations.artifacts,
         observer=BuildObserver(),
     )
+
+
+def _inputs_of(path: Path) -> frozenset[str] | None:
+    """Returns the names of an ONNX file's inputs, none for no file, None if only a session can tell."""
+    if not path.is_file() or path.name == MANIFEST_FILE:
+        return frozenset()
+    try:
+        return frozenset(one.name for one in read_inputs(path))
+    except (WireError, OSError):
+        return None
 
 
 def _is_spec(name: str, configs: Path) -> bool:

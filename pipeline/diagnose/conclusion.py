@@ -37,8 +37,8 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     name = max(parts, key=lambda part: parts[part])
     text = f"what dominates: {name}, {parts[name]:.0f} ms of {start['total_ms']:.0f} ms to the first result"
     saved = start["saved_by_ms"]
-    if name == "making the session" and saved:
-        most = max(saved, key=lambda code: saved[code])
+    most = max(saved, key=lambda code: saved[code], default="")
+    if name == "making the session" and most and saved[most] >= parts[name] / 2:
         text += f"; most of it is {most.replace('-', ' ')}, {saved[most]:.0f} ms"
     yield Finding("what-dominates", "note", text)
 

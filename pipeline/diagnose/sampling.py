@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _UNKNOWN = 1
 _MOST_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
 _ORT_FORMAT = ".ort"
+_NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -107,10 +109,9 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
     except (WireError, OSError) as error:
         raise LoadError(f"not an ONNX model: {source}\n  {error}") from error
     for one in inputs:
-        if one.dtype in ("not a tensor", "unknown"):
+        if one.dtype in _NO_TENSORS:
             raise LoadError(
-                f"cannot make up input {one.name!r} of {source}\n  expected a tensor, got {one.dtype}",
-                hint="write a spec with samples: of it, and name that   (docs/spec.md)",
+                f"cannot make up input {one.name!r} of {source}\n  expected a tensor, got {one.dtype}"
             )
     return inputs
 
@@ -168,11 +169,12 @@ def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes,
         if math.prod(shape) > _MOST_ELEMENTS:
             raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
     assumed = [one.name for one in inputs if one.name not in wanted and _is_open(one, sizes)]
-    return shapes, tuple(
-        f"{name}: shape {list(shapes[name])} is assumed; "
-        f"--shape '{name}={','.join(map(str, shapes[name]))}' sets another"
-        for name in assumed
-    )
+    return shapes, tuple(_remark(name, shapes[name]) for name in assumed)
+
+
+def _remark(name: str, shape: tuple[int, ...]) -> str:
+    written = shlex.quote(f"{name}={','.join(map(str, shape))}")
+    return f"{name}: shape {list(shape)} is assumed; --shape {written} sets another"
 
 
 def _settled(one: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -205,5 +207,5 @@ def _dtype(onnx_type: str) -> str:
     """Returns an input's element type as records spell it, from ONNX Runtime's `tensor(float)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     if "(" in name:
-        return "not a tensor"
+        return _NO_TENSORS[0]
     return {"float": "float32", "double": "float64"}.get(name, name)

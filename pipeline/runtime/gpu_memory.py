@@ -1,10 +1,25 @@
-"""GPU memory in use, as NVIDIA's management library reports it."""
+"""GPU memory, as NVIDIA's management library reports it, and that library for whoever asks it for more."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of a GPU, or of a slice of one; bytes.
+
+    Attributes:
+        free_bytes: What nobody uses.
+        used_bytes: What all processes use together.
+    """
+
+    free_bytes: int
+    used_bytes: int
 
 
 class _Memory(ctypes.Structure):
@@ -23,30 +38,51 @@ def used_gpu_bytes(uuid: str) -> int | None:
     Returns:
         Bytes, or None where there is no management library or it does not know the GPU.
     """
-    with _management_library() as library:
-        if library is None:
-            return None
-        device, memory = ctypes.c_void_p(), _Memory()
-        # CUDA gives a MIG slice's identifier bare; this library wants to know what it identifies.
-        names = (uuid, uuid.replace("GPU-", "MIG-"))
-        if all(library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) for name in names):
-            return None
-        if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
-            return None
-        return int(memory.used)
+    with management_library() as library:
+        device = None if library is None else find_device(library, uuid)
+        memory = None if device is None else read_memory(library, device)
+    return None if memory is None else memory.used_bytes
 
 
 @contextmanager
-def _management_library() -> Iterator[ctypes.CDLL | None]:
+def management_library(library: Any = None) -> Iterator[Any]:
+    """Gives NVIDIA's management library (NVML), initialised while the block runs; None where there is none.
+
+    Args:
+        library: The library, loaded; the system's if None.
+    """
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
+        loaded = ctypes.CDLL("libnvidia-ml.so.1") if library is None else library
     except OSError:
         yield None
         return
-    if library.nvmlInit_v2() != 0:
+    if loaded.nvmlInit_v2() != 0:
         yield None
         return
     try:
-        yield library
+        yield loaded
     finally:
-        library.nvmlShutdown()
+        loaded.nvmlShutdown()
+
+
+def find_device(library: Any, uuid: str) -> ctypes.c_void_p | None:
+    """Returns the library's handle of a GPU or of a slice of one, None if it does not know it.
+
+    Args:
+        library: As `management_library` gives it.
+        uuid: `GPU-…`, as `Gpu.uuid` gives it.
+    """
+    device = ctypes.c_void_p()
+    # CUDA gives a MIG slice's identifier bare; this library wants to know what it identifies.
+    for name in (uuid, uuid.replace("GPU-", "MIG-")):
+        if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) == 0:
+            return device
+    return None
+
+
+def read_memory(library: Any, device: ctypes.c_void_p) -> GpuMemory | None:
+    """Returns the memory of what `find_device` found, None if the library does not say."""
+    memory = _Memory()
+    if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
+        return None
+    return GpuMemory(int(memory.free), int(memory.used))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.cli.doctor_tables import draw_waterfall, format_cell
 from tests.models import conv_net, embedding, two_inputs, write_model
-from tests.prepare.project import SHAPES, Project, folding_net
+from tests.prepare.project import SHAPES, Project, finish, folding_net
 from tests.runtime.bundles import write_bundle
 
 
@@ -80,6 +82,39 @@ def test_models_of_one_file_name_have_inputs_of_their_own(project: Project) -> N
     assert "situation-failed" not in {one["code"] for one in found["findings"]}
 
 
+def test_a_shape_is_for_the_model_that_has_the_input(project: Project) -> None:
+    write_model(embedding(), project.root / "words.onnx")
+    write_model(two_inputs(), project.root / "sums.onnx")
+    name = embedding().graph.input[0].name
+    wrong = project.run("doctor", "concurrent", "words.onnx", "sums.onnx", "--shape", "nothing=1")
+    assert wrong.code == 2
+    assert name in wrong.err
+    right = project.run("doctor", "concurrent", "words.onnx", "sums.onnx", "--shape", f"{name}=2,3")
+    assert right.code == 0, right.err
+    assert name not in right.err
+
+
+def test_a_trace_never_replaces_the_model(project: Project) -> None:
+    model = write_model(conv_net(), project.root / "net.onnx")
+    before = model.read_bytes()
+    assert project.run("doctor", "profile", "net.onnx", "--trace", "net.onnx").code == 2
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: signal.Signals) -> None:
+    write_model(conv_net(), project.root / "net.onnx")
+    process = project.start("-m", "pipeline", "doctor", "options", "net.onnx", "--rounds", "99")
+    assert process.stderr is not None
+    while "options" not in process.stderr.readline():
+        pass
+    while not list((project.root / "tmp").glob("ortprep-options-*")):
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert finish(process).code == 128 + number
+    assert list((project.root / "tmp").iterdir()) == []
+
+
 def test_a_model_s_names_are_no_orders_to_a_terminal(project: Project) -> None:
     model = two_inputs()
     model.graph.node[0].name = "\x1b[31mred[/red]\nenv: PROBLEM: forged"
@@ -123,6 +158,9 @@ def test_every_check_is_made_and_concluded(project: Project) -> None:
         ("init", "a", "--expect", "cuda"),
         ("env", "--shape", "x=1"),
         ("profile", "a", "--trace", "nowhere/x.json"),
+        ("profile", "a", "--trace", "."),
+        ("env", "a"),
+        ("gil", "--devices", "tpu"),
     ],
 )
 def test_wrong_use_is_told(project: Project, arguments: tuple[str, ...]) -> None:

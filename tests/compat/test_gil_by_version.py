@@ -1,38 +1,53 @@
 """Making a session holds the interpreter up to ONNX Runtime 1.30 and not from 1.31; a run never does.
 
-The one measured claim of the tests. It is made where the machine is quiet enough for the check to come to a
-verdict at all: the check compares with calls whose answer is known, and is silent where those come out wrong.
+The one measured claim of the tests. The check compares with calls whose answer is known, and is silent where
+those come out wrong: where the machine is too busy for them this is skipped, and for no other reason.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnxruntime
 import pytest
 
 from pipeline.diagnose.gil.check import diagnose_gil
-from pipeline.diagnose.gil.verdict import CREATING
+from pipeline.diagnose.gil.verdict import CREATING, HELD_SHARE
 from pipeline.versions import parse_version
 
 pytestmark = pytest.mark.runtime
 
 ATTEMPTS = 5
+QUIET_MS = 5.0
+"""Every phase of the model that is made takes several times this."""
 
 
-def clear_verdicts() -> dict[str, str]:
-    """Asks until every phase has a verdict, and none only just."""
+def is_quiet(controls: dict[str, list[dict[str, Any]]]) -> bool:
+    """Says whether what is known beforehand came out, by figures alone: to judge the judge."""
+    sharp = all(call["longest_gap_ms"] >= HELD_SHARE * call["elapsed_ms"] for call in controls["held"])
+    return sharp and all(call["longest_gap_ms"] <= QUIET_MS for call in controls["released"])
+
+
+def watched_verdicts() -> dict[str, str]:
+    """Asks until every phase has a verdict; skips only where the machine was never quiet enough for one."""
+    unclear: list[dict[str, str]] = []
     for _ in range(ATTEMPTS):
         found = diagnose_gil(model=None, sample=None)
         verdicts: dict[str, str] = found.figures["verdicts"]
         if set(verdicts.values()) <= {"held", "released"}:
             return verdicts
-    pytest.skip("the machine is too busy to tell who holds the interpreter")
+        if is_quiet(found.figures["controls"]):
+            unclear.append(verdicts)
+    if not unclear:
+        pytest.skip("the machine is too busy to tell who holds the interpreter")
+    return unclear[-1]
 
 
 def test_creation_holds_the_interpreter_only_before_1_31_and_a_run_never() -> None:
     version = parse_version(onnxruntime.__version__)
     assert version is not None
     expected = "released" if version >= (1, 31) else "held"
-    verdicts = clear_verdicts()
+    verdicts = watched_verdicts()
     assert verdicts.pop("run") == "released"
     assert verdicts
     assert set(verdicts) <= set(CREATING)

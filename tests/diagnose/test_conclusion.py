@@ -41,6 +41,7 @@ def test_what_dominates_is_said_with_its_figure() -> None:
     assert "optimised at every load, 200 ms" in text_of()
     assert "what only the first run takes, 900 ms" in text_of(first_extra_ms=900.0)
     assert "importing numpy and ONNX Runtime, 630 ms" in text_of(numpy_ms=600.0)
+    assert "most of it" not in text_of(init_ms=1000.0)
 
 
 def test_problems_come_first_and_a_step_is_told_once_with_all_it_gains() -> None:

@@ -13,7 +13,7 @@ from pipeline.diagnose.concurrent_models.verdict import SITUATIONS
 from pipeline.diagnose.subject import Subject
 from pipeline.errors import LoadError
 from pipeline.runtime.tensors import write_tensors
-from tests.runtime.bundles import sample, weights_of
+from tests.runtime.bundles import sample, weights_of, write_bundle
 from tests.runtime.tiny_models import add_model, write_linear
 
 SECONDS = 0.06
@@ -64,7 +64,7 @@ def test_a_model_that_cannot_be_run_is_a_problem_and_no_crash(add: Subject, line
     (finding,) = found.findings
     assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
     assert "linear.onnx" in finding.text
-    assert set(found.figures["failures"]) == set(SITUATIONS)
+    assert found.tables == ()
 
 
 def test_a_sample_that_does_not_fit_is_a_problem_and_no_crash(add: Subject, linear: Subject) -> None:
@@ -75,6 +75,14 @@ def test_a_sample_that_does_not_fit_is_a_problem_and_no_crash(add: Subject, line
     assert "cannot run" in finding.text
 
 
-def test_a_bundle_alone_is_an_error(add: Subject) -> None:
+def test_a_bundle_alone_is_run_as_jobs_run_it(add: Subject, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    write_tensors(tmp_path / "b.npz", {"x": sample()})
+    prepared = Subject("b", str(tmp_path / "b.npz"), bundle=str(bundle))
+    found = diagnose_concurrent([add, prepared], devices=["cpu"], seconds=SECONDS)
+    assert [set(model["rounds"]) for model in found.figures["models"]] == [set(SITUATIONS)] * 2
+
+
+def test_neither_source_nor_bundle_is_an_error(add: Subject) -> None:
     with pytest.raises(LoadError, match="no source model"):
-        diagnose_concurrent([add, Subject("b", add.sample, bundle="b")], devices=["cpu"])
+        diagnose_concurrent([add, Subject("b", add.sample)], devices=["cpu"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.diagnose.concurrent_models.check import place_models
 from pipeline.diagnose.concurrent_models.verdict import (
     SITUATIONS,
-    Contest,
+    Contention,
     Model,
     Ran,
     Situation,
@@ -21,33 +22,69 @@ from pipeline.diagnose.concurrent_models.verdict import (
     tabulate,
 )
 from pipeline.diagnose.diagnosis import Finding
+from tests.diagnose.planting import Plant, codes, name_plant, written_codes
 
 ON_CPU = (Model("a", "cpu", 1), Model("b", "cpu", 1))
 ON_GPUS = (Model("a", "cuda:0", None), Model("b", "cuda:1", None))
 
 
-def contest(
+def contention(
     runs_ms: Mapping[Situation, tuple[float, float]],
     *,
     models: tuple[Model, ...] = ON_GPUS,
     failures: Mapping[Situation, str] | None = None,
-) -> Contest:
+) -> Contention:
     rounds = {
         situation: tuple(
             tuple(Ran((run_ms * noise,) * 5, 0.9) for run_ms in of_models) for noise in (0.99, 1, 1.01)
         )
         for situation, of_models in runs_ms.items()
     }
-    return Contest(models, "1.31.1", rounds, failures or {})
+    return Contention(models, "1.31.1", rounds, failures or {}, 1.0)
 
 
-def codes(findings: Sequence[Finding]) -> list[str]:
-    return [finding.code for finding in findings]
+def findings_of(alone_ms: float, threads_ms: float, processes_ms: float) -> tuple[Finding, ...]:
+    runs = zip(SITUATIONS, ((each, each) for each in (alone_ms, threads_ms, processes_ms)), strict=True)
+    return find_in(contention(dict(runs), models=ON_CPU))
+
+
+PLANTS = (
+    Plant("concurrent-not-measured", "problem", find_in(contention({}, failures={"alone": "no"}))),
+    Plant(
+        "situation-failed",
+        "problem",
+        find_in(contention({"alone": (10, 10)}, failures={"threads": "out of memory"})),
+    ),
+    Plant("rounds-cut", "note", find_in(contention({}))),
+    Plant("threads-contend", "advice", findings_of(10, 20, 10)),
+    Plant("processes-contend", "note", findings_of(10, 10, 20)),
+    Plant("threads-as-fast", "good", findings_of(10, 10, 10)),
+    Plant("as-fast-as-alone", "good", findings_of(10, 10, 10)),
+    Plant("slower-than-alone", "note", findings_of(10, 20, 20)),
+    Plant("cores-divided", "note", findings_of(10, 10, 10)),
+)
+
+
+def test_every_code_that_is_written_is_planted() -> None:
+    modules = ("concurrent_models.verdict", "concurrent_models.check", "turns")
+    assert written_codes(*(f"pipeline.diagnose.{module}" for module in modules)) == {p.code for p in PLANTS}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=name_plant)
+def test_what_is_planted_is_found_with_its_severity(plant: Plant) -> None:
+    assert plant.is_found
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_too_few_rounds_are_said_to_be_and_compare_nothing(done: int) -> None:
+    whole = contention({"alone": (10, 10), "threads": (20, 20), "processes": (10, 10)})
+    rounds = {situation: rounds[:done] for situation, rounds in whole.rounds.items() if done}
+    assert codes(find_in(dataclasses.replace(whole, rounds=rounds))) == ["rounds-cut"]
 
 
 def test_threads_that_are_slower_than_processes_contend() -> None:
     """As was reported of one process with ten GPUs: 0.091 ms alone, 0.33 in threads, 0.090 in processes."""
-    found = find_in(contest({"alone": (0.091,) * 2, "threads": (0.33,) * 2, "processes": (0.09,) * 2}))
+    found = find_in(contention({"alone": (0.091,) * 2, "threads": (0.33,) * 2, "processes": (0.09,) * 2}))
     assert codes(found) == ["threads-contend", "as-fast-as-alone"]
     assert found[0].severity == "advice"
     assert "a 3.67×" in found[0].text
@@ -55,30 +92,34 @@ def test_threads_that_are_slower_than_processes_contend() -> None:
 
 
 def test_only_the_models_that_suffer_are_named() -> None:
-    found = find_in(contest({"alone": (10, 10), "threads": (10, 20), "processes": (10, 10)}))
+    found = find_in(contention({"alone": (10, 10), "threads": (10, 20), "processes": (10, 10)}))
     assert "b 2.00×" in found[0].text
     assert "a 1.00×" not in found[0].text
 
 
 def test_threads_as_fast_as_processes_are_good() -> None:
-    found = find_in(contest(dict.fromkeys(SITUATIONS, (10, 20))))
+    found = find_in(contention(dict.fromkeys(SITUATIONS, (10, 20))))
     assert codes(found) == ["threads-as-fast", "as-fast-as-alone"]
 
 
 def test_processes_that_are_slower_are_said_to_be() -> None:
-    found = find_in(contest({"alone": (10, 10), "threads": (10, 10), "processes": (15, 10)}))
+    found = find_in(contention({"alone": (10, 10), "threads": (10, 10), "processes": (15, 10)}))
     assert codes(found) == ["processes-contend", "as-fast-as-alone"]
 
 
 def test_what_is_slower_than_alone_in_the_better_way_too_is_no_matter_of_threads() -> None:
-    found = find_in(contest({"alone": (10, 10), "threads": (20, 20), "processes": (20, 20)}, models=ON_CPU))
+    found = find_in(
+        contention({"alone": (10, 10), "threads": (20, 20), "processes": (20, 20)}, models=ON_CPU)
+    )
     assert codes(found) == ["threads-as-fast", "slower-than-alone", "cores-divided"]
     assert "memory bandwidth" in (found[1].hint or "")
 
 
 def test_models_that_share_a_gpu_are_told_to_part() -> None:
     shared = (Model("a", "cuda:0", None), Model("b", "cuda:0", None))
-    found = find_in(contest({"alone": (10, 10), "threads": (20, 20), "processes": (20, 20)}, models=shared))
+    found = find_in(
+        contention({"alone": (10, 10), "threads": (20, 20), "processes": (20, 20)}, models=shared)
+    )
     assert found[1].hint == "give each a device of its own"
 
 
@@ -87,14 +128,14 @@ def test_a_situation_that_fails_is_a_problem_and_the_others_are_compared(failed:
     rest: dict[Situation, tuple[float, float]] = {
         situation: (10, 10) for situation in SITUATIONS if situation != failed
     }
-    found = find_in(contest(rest, failures={failed: "out of memory"}))
+    found = find_in(contention(rest, failures={failed: "out of memory"}))
     assert codes(found)[0] == "situation-failed"
     assert "out of memory" in found[0].text
     assert len(found) > 1
 
 
 def test_if_all_fail_that_is_said_once() -> None:
-    found = find_in(contest({}, models=ON_CPU, failures=dict.fromkeys(SITUATIONS, "no")))
+    found = find_in(contention({}, models=ON_CPU, failures=dict.fromkeys(SITUATIONS, "no")))
     assert codes(found) == ["concurrent-not-measured"]
 
 
@@ -105,19 +146,19 @@ def test_contention_of_less_than_a_tenth_is_never_reported(
     runs = dict.fromkeys(SITUATIONS, (run_ms, run_ms))
     runs[slowest] = (run_ms * (1 + share / 10),) * 2
     assert not {"threads-contend", "processes-contend", "slower-than-alone"} & set(
-        codes(find_in(contest(runs)))
+        codes(find_in(contention(runs)))
     )
 
 
 def test_a_slow_down_is_relative_to_alone() -> None:
-    what = contest({"alone": (10, 10), "threads": (20, 5)})
+    what = contention({"alone": (10, 10), "threads": (20, 5)})
     assert slow_down(what, 0, "threads") == pytest.approx(2)
     assert slow_down(what, 1, "threads") == pytest.approx(0.5)
     assert slow_down(what, 0, "processes") is None
 
 
 def test_a_table_has_every_model_in_every_situation() -> None:
-    table = tabulate(contest(dict.fromkeys(SITUATIONS, (10, 20))))
+    table = tabulate(contention(dict.fromkeys(SITUATIONS, (10, 20))))
     assert len(table.rows) == 6
     assert all(len(row) == len(table.columns) for row in table.rows)
 

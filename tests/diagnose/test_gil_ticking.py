@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.diagnose.gil.ticking import Call, Ticker, call_between
-from pipeline.diagnose.gil.verdict import Verdict, judge
+from pipeline.diagnose.gil.verdict import HELD_SHARE, RELEASED_SHARE, Verdict, judge
 from pipeline.diagnose.gil.watching import hold_core_only, hold_interpreter
 
 WORK_US = 50_000
@@ -40,8 +40,16 @@ def test_without_a_tick_the_gap_is_the_call() -> None:
     assert call_between(1.0, 1.5, [0.9, 1.6]) == Call(500.0, 500.0, 0)
 
 
-def clear_verdict(work: Callable[[], object]) -> Verdict:
-    """Watches until the machine is quiet enough for a verdict, which is then the only one there can be."""
+def is_quiet(released: list[Call], held: list[Call]) -> bool:
+    """Says whether a machine lets what is known beforehand come out: written anew, to judge the judge."""
+    gap_ms = max(call.longest_gap_ms for call in released)
+    sharp = all(call.longest_gap_ms >= HELD_SHARE * call.elapsed_ms for call in held)
+    return sharp and gap_ms <= RELEASED_SHARE * min(WORK_US / 1e3, *(call.elapsed_ms for call in released))
+
+
+def watched_verdict(work: Callable[[], object]) -> Verdict:
+    """Watches until there is a verdict; skips only where the machine was never quiet enough for one."""
+    unclear: list[Verdict] = []
     for _ in range(ATTEMPTS):
         with Ticker() as ticker:
             released, held, calls = (
@@ -51,12 +59,35 @@ def clear_verdict(work: Callable[[], object]) -> Verdict:
         verdict = judge(calls, released=released, held=held)
         if verdict in ("held", "released"):
             return verdict
-    pytest.skip("the machine is too busy for any verdict")
+        if is_quiet(released, held):
+            unclear.append(verdict)
+    if not unclear:
+        pytest.skip("the machine is too busy for any verdict")
+    return unclear[-1]
+
+
+def test_where_the_interpreter_is_kept_the_gap_is_the_call_however_busy_the_machine() -> None:
+    with Ticker() as ticker:
+        call, _ = ticker.observe(lambda: ctypes.PyDLL(None).usleep(WORK_US))
+    assert call.longest_gap_ms >= WORK_US / 1e3
+    assert call.elapsed_ms >= call.longest_gap_ms
+
+
+def test_where_it_is_not_there_are_ticks_however_busy_the_machine() -> None:
+    with Ticker() as ticker:
+
+        def wait_for_ticks() -> None:
+            end_s, enough = time.monotonic() + 60, len(ticker._ticks) + 5
+            while len(ticker._ticks) < enough and time.monotonic() < end_s:
+                time.sleep(0.001)
+
+        call, _ = ticker.observe(wait_for_ticks)
+    assert call.ticks >= 4
 
 
 def test_a_call_into_c_that_keeps_the_interpreter_is_found_out() -> None:
     library = ctypes.PyDLL(None)
-    assert clear_verdict(lambda: library.usleep(WORK_US)) == "held"
+    assert watched_verdict(lambda: library.usleep(WORK_US)) == "held"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +96,7 @@ def test_a_call_into_c_that_keeps_the_interpreter_is_found_out() -> None:
     ids=["c", "python"],
 )
 def test_a_call_that_lets_go_of_it_is_not_accused(work: Callable[[], object]) -> None:
-    assert clear_verdict(work) == "released"
+    assert watched_verdict(work) == "released"
 
 
 def test_what_the_work_returned_is_returned_and_the_thread_ends() -> None:

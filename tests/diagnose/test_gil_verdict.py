@@ -8,23 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.diagnosis import Finding
+from pipeline.diagnose.gil.releases import phrase_upgrade, releases_in_creation
 from pipeline.diagnose.gil.ticking import Call
-from pipeline.diagnose.gil.verdict import LEAST_MS, Observations, find_in, judge, tabulate
+from pipeline.diagnose.gil.verdict import LEAST_MS, Observations, explain_nothing, find_in, judge, tabulate
+from tests.diagnose.planting import Plant, codes, name_plant, written_codes
 
 FREE = (Call(60, 0.7, 100),) * 3
 STUCK = (Call(60, 60, 0),) * 3
 LONG_FREE = (Call(400, 7, 600),) * 3
 LONG_STUCK = (Call(400, 400, 0),) * 3
+LONG_PARTLY = (Call(400, 130, 400),) * 3
 SHORT = (Call(3, 3, 0),) * 3
 
 
 def observed(**phases: tuple[Call, ...]) -> Observations:
-    return Observations("1.30.0", phases, released=FREE, held=STUCK)
+    return Observations("1.30.0", "onnxruntime", phases, released=FREE, held=STUCK)
 
 
-def codes(findings: tuple[Finding, ...]) -> list[str]:
-    return [finding.code for finding in findings]
+PLANTS = (
+    Plant("gil-not-measured", "problem", [explain_nothing("no such file", None)]),
+    Plant("gil-held-in-creation", "advice", find_in(observed(load=LONG_STUCK))),
+    Plant("gil-held-in-creation", "advice", find_in(observed(load=LONG_FREE, initialise=LONG_PARTLY))),
+    Plant("gil-released-in-creation", "good", find_in(observed(load=LONG_FREE, initialise=LONG_FREE))),
+    Plant("gil-released-in-run", "good", find_in(observed(run=LONG_FREE))),
+    Plant("gil-held-in-run", "problem", find_in(observed(run=LONG_STUCK))),
+    Plant("gil-held-in-run", "note", find_in(observed(run=LONG_PARTLY))),
+    Plant("gil-unclear", "note", find_in(observed(load=SHORT))),
+)
+
+
+def test_every_code_that_is_written_is_planted() -> None:
+    written = written_codes("pipeline.diagnose.gil.verdict", "pipeline.diagnose.gil.check")
+    assert written == {plant.code for plant in PLANTS}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=name_plant)
+def test_what_is_planted_is_found_with_its_severity(plant: Plant) -> None:
+    assert plant.is_found
 
 
 def test_a_gap_as_long_as_the_call_is_the_lock() -> None:
@@ -52,7 +72,7 @@ def test_a_lock_held_in_many_pieces_is_held() -> None:
 
 
 def test_a_lock_held_for_a_third_is_held_partly() -> None:
-    assert judge((Call(400, 130, 400),) * 3, released=FREE, held=STUCK) == "partly"
+    assert judge(LONG_PARTLY, released=FREE, held=STUCK) == "partly"
 
 
 @given(st.floats(0.001, LEAST_MS * 0.999), st.floats(0, 1), st.integers(0, 1000))
@@ -91,7 +111,17 @@ def test_a_version_that_holds_it_in_creation_is_advised_against_with_the_figures
     found = find_in(observed(load=LONG_STUCK, initialise=LONG_STUCK, run=LONG_FREE))
     assert codes(found) == ["gil-held-in-creation", "gil-released-in-run"]
     assert "400.0 of 400.0 ms of load, 400.0 of 400.0 ms of initialise" in found[0].text
-    assert "1.31" in (found[0].hint or "")
+    assert "pip install 'onnxruntime>=1.31'" in (found[0].hint or "")
+
+
+def test_the_wheel_that_is_there_is_the_one_to_upgrade_and_never_another_beside_it() -> None:
+    assert phrase_upgrade("onnxruntime-gpu") == "pip install 'onnxruntime-gpu>=1.31'"
+    assert "pip install" not in phrase_upgrade(None)
+
+
+def test_the_interpreter_is_let_go_of_from_1_31_on() -> None:
+    versions = ("1.9.0", "1.30.2", "1.31.0", "1.31.0.dev20261101", "2.0", "of my own")
+    assert [releases_in_creation(version) for version in versions] == [False, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("phase", ["load", "initialise"])

@@ -47,7 +47,7 @@ def test_a_size_that_is_given_once_holds_for_every_input() -> None:
 def test_what_is_assumed_is_said_with_how_to_say_otherwise() -> None:
     shapes, remarks = settle_shapes(OPEN, {})
     assert shapes == {"ids": (1, 1), "mask": (1, 1)}
-    assert remarks[0] == "ids: shape [1, 1] is assumed; --shape 'ids=1,1' sets another"
+    assert remarks[0] == "ids: shape [1, 1] is assumed; --shape ids=1,1 sets another"
 
 
 @pytest.mark.parametrize("wanted", [{"other": (1,)}, {"ids": (1,)}, {"ids": (1, 2, 3)}])

@@ -38,7 +38,7 @@ def test_a_start_is_shown_as_a_waterfall_and_told_in_figures(subject: Subject) -
     total = found.figures["default"]["total_ms"]
     assert sum(float(row[index] or 0) for row in waterfall.rows) == pytest.approx(total)
     assert transformers.rows
-    assert {one.code for one in found.findings} & {"phases-add-up", "phases-do-not-add-up"}
+    assert len([one for one in found.findings if one.code.startswith("phases-")]) == 1
 
 
 def test_a_bundle_alone_can_be_taken_apart(tmp_path: Path) -> None:

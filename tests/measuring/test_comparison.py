@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.measuring.comparison import is_below, separated
+from pipeline.measuring.comparison import beats, is_below, separated
 
 positive = st.floats(0.01, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)
@@ -41,6 +41,50 @@ def test_a_gap_that_drift_hides_from_quartiles_is_seen() -> None:
     below, above = [9.0 * d for d in drift], [10.0 * d for d in drift]
     assert not separated(below, above)
     assert is_below(below, above)
+
+
+@given(rounds, st.floats(0.1, 10))
+def test_the_unit_of_a_figure_changes_no_verdict(pairs: list[tuple[float, float]], unit: float) -> None:
+    below, above = [a for a, _ in pairs], [a * 1.5 for a, _ in pairs]
+    scaled = [value * unit for value in below], [value * unit for value in above]
+    assert beats(*scaled, least=0.05) == beats(below, above, least=0.05)
+
+
+@given(rounds, st.floats(0, 1))
+def test_no_two_plans_beat_each_other(pairs: list[tuple[float, float]], least: float) -> None:
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    assert not (beats(one, other, least=least) and beats(other, one, least=least))
+
+
+@given(rounds, st.floats(0, 1), st.floats(0, 1))
+def test_who_beats_by_more_beats_by_less(
+    pairs: list[tuple[float, float]], one_least: float, other_least: float
+) -> None:
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    less, more = sorted((one_least, other_least))
+    assert beats(one, other, least=less) or not beats(one, other, least=more)
+
+
+def test_a_gain_too_small_to_count_is_none_however_sure() -> None:
+    assert not beats([100.0] * 3, [104.0] * 3, least=0.05)
+    assert beats([100.0] * 3, [106.0] * 3, least=0.05)
+    assert not beats([100.0] * 3, [106.0] * 3, least=0.1)
+    assert beats([100.0] * 3, [104.0] * 3, least=0)
+
+
+def test_two_rounds_beat_nothing() -> None:
+    assert not beats([1.0, 1.0], [9.0, 9.0], least=0.05)
+
+
+def test_of_equal_plans_one_seldom_beats_the_other() -> None:
+    chance = random.Random(7)
+
+    def noisy(count: int) -> list[float]:
+        return [math.exp(chance.gauss(0, 0.05)) for _ in range(count)]
+
+    for count, most in ((3, 0.07), (5, 0.045), (7, 0.025)):
+        calls = [beats(noisy(count), noisy(count), least=0.05) for _ in range(3000)]
+        assert sum(calls) / len(calls) < most
 
 
 def test_of_equal_plans_one_is_seldom_called_smaller() -> None:

@@ -6,14 +6,16 @@ in the driver, the allocator and other locks of a process, and in Python where a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline.bundle.codec import encode
+from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.concurrent_models.verdict import (
     SITUATIONS,
-    Contest,
+    Contention,
     Model,
     Ran,
     Situation,
@@ -25,10 +27,10 @@ from pipeline.diagnose.diagnosis import Diagnosis, diagnose
 from pipeline.diagnose.parallel.isolation import isolate
 from pipeline.diagnose.parallel.processes import Answers, run_together
 from pipeline.diagnose.subject import Subject, plan_of
+from pipeline.diagnose.turns import take_turns
 from pipeline.errors import PipelineError
 from pipeline.measuring.comparison import LEAST_ROUNDS
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
-from pipeline.measuring.rounds import order_of_round
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.session import SessionPlan
 
@@ -54,19 +56,21 @@ def diagnose_concurrent(
     Raises:
         LoadError: A subject has no source, and no variant of its bundle runs on its device.
         BundleError: A bundle cannot be read.
+        StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
+        OSError: There is no room on the disk for what processes are asked and answer.
     """
     those = list(subjects) if len(subjects) > 1 else [*subjects] * 2
     models = place_models([subject.name for subject in those], devices, cores=read_hardware().cores)
     loads = [(_plan(subject, model), subject.sample) for subject, model in zip(those, models, strict=True)]
     # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
-    with measuring(devices[0]):
-        contest = _run_contest(models, loads, window_s=seconds / LEAST_ROUNDS)
+    with alone_on(devices[0]):
+        contention = _measure(models, loads, window_s=seconds / LEAST_ROUNDS)
     return diagnose(
         "concurrent",
-        find_in(contest),
+        find_in(contention),
         subject=", ".join(subject.name for subject in subjects),
-        tables=[tabulate(contest)] if contest.rounds else [],
-        figures=_figures(contest),
+        tables=[tabulate(contention)] if contention.rounds else [],
+        figures=_figures(contention),
     )
 
 
@@ -98,21 +102,20 @@ def _plan(subject: Subject, model: Model) -> SessionPlan:
     return replace(plan, session_options=replace(plan.session_options, attributes=attributes))
 
 
-def _run_contest(models: tuple[Model, ...], loads: Sequence[Load], *, window_s: float) -> Contest:
-    rounds: dict[Situation, list[tuple[Ran, ...]]] = {situation: [] for situation in SITUATIONS}
-    failures: dict[Situation, str] = {}
-    version = ""
-    for index in range(LEAST_ROUNDS):
-        for situation in order_of_round(SITUATIONS, index):
-            if situation in failures:
-                continue
-            try:
-                ran, version = measure_situation(situation, loads, window_s=window_s)
-                rounds[situation].append(ran)
-            except PipelineError as error:
-                failures[situation] = error.message
-    complete = {each: tuple(ran) for each, ran in rounds.items() if each not in failures}
-    return Contest(models, version, complete, failures)
+def _measure(models: tuple[Model, ...], loads: Sequence[Load], *, window_s: float) -> Contention:
+    # Runs that do not count: they say soon what cannot be run at all, and how long it takes to load it all.
+    begun_s = time.monotonic()
+    try:
+        _, version = measure_situation("alone", loads, window_s=0.0)
+    except PipelineError as error:
+        return Contention(models, "", {}, {"alone": error.message}, 0.0)
+    of_each_s = (time.monotonic() - begun_s) / len(_different(loads))
+    turns = take_turns(
+        SITUATIONS,
+        lambda situation: measure_situation(situation, loads, window_s=window_s)[0],
+        estimate_s=len(SITUATIONS) * len(loads) * of_each_s,
+    )
+    return Contention(models, version, turns.rounds, turns.failures, turns.round_s)
 
 
 def measure_situation(
@@ -122,16 +125,20 @@ def measure_situation(
 
     Raises:
         PipelineError: A session could not be made or did not run, or a process died.
+        OSError: There is no room on the disk for what processes are asked and answer.
     """
     if situation == "threads":
         return _run_in_one(loads, window_s)
     if situation == "processes":
         return _run_in_each(loads, window_s)
-    # Copies of a model on one device are alike when alone: once is enough.
-    different = {str(load): load for load in loads}
-    alone = {name: _run_in_each([load], window_s) for name, load in different.items()}
+    alone = {name: _run_in_each([load], window_s) for name, load in _different(loads).items()}
     ran = tuple(alone[str(load)][0][0] for load in loads)
     return ran, alone[str(loads[0])][1]
+
+
+def _different(loads: Sequence[Load]) -> dict[str, Load]:
+    """Copies of a model on one device are alike when alone: once is enough."""
+    return {str(load): load for load in loads}
 
 
 def _run_in_one(loads: Sequence[Load], window_s: float) -> tuple[tuple[Ran, ...], str]:
@@ -165,22 +172,23 @@ def _read_answers(answers: Answers) -> tuple[tuple[Ran, ...], str]:
     return ran, answers.values[0]["onnxruntime"]
 
 
-def _figures(contest: Contest) -> dict[str, Any]:
+def _figures(contention: Contention) -> dict[str, Any]:
     def of_model(index: int) -> dict[str, Any]:
         return {
-            **asdict(contest.models[index]),
+            **asdict(contention.models[index]),
             "rounds": {
                 situation: [
                     {"run_ms": list(models[index].run_ms), "cpu_share": models[index].cpu_share}
                     for models in rounds
                 ]
-                for situation, rounds in contest.rounds.items()
+                for situation, rounds in contention.rounds.items()
             },
-            "slow_down": {way: slow_down(contest, index, way) for way in SITUATIONS if way != "alone"},
+            "slow_down": {way: slow_down(contention, index, way) for way in SITUATIONS if way != "alone"},
         }
 
     return {
-        "onnxruntime": contest.onnxruntime,
-        "models": [of_model(index) for index in range(len(contest.models))],
-        "failures": dict(contest.failures),
+        "onnxruntime": contention.onnxruntime,
+        "models": [of_model(index) for index in range(len(contention.models))],
+        "failures": dict(contention.failures),
+        "round_s": contention.round_s,
     }

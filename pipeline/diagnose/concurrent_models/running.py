@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode
-from pipeline.diagnose.parallel.line import Line
-from pipeline.diagnose.parallel.processes import line_of, values_of
+from pipeline.diagnose.parallel.barrier import Barrier, values_of
+from pipeline.diagnose.parallel.processes import join
 from pipeline.errors import LoadError
 from pipeline.runtime.background_import import import_onnxruntime
 from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
@@ -24,7 +24,7 @@ def run_models(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs models, and measures each run of each while all of them, in all processes, run.
 
     Args:
-        request: `plans` and `samples`, one of each per model; `window_s`, how long; `line` and
+        request: `plans` and `samples`, one of each per model; `window_s`, how long; `barrier` and
             `participants`, as `run_together` adds them, a model being one participant.
 
     Returns:
@@ -33,12 +33,13 @@ def run_models(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         LoadError: A session cannot be made, or does not run.
+        ChildError: Another process failed.
     """
-    line = line_of(request)
+    barrier = join(request)
     plans = [decode(SessionPlan, plan) for plan in request["plans"]]
     runs = [_prepare(plan, Path(sample)) for plan, sample in zip(plans, request["samples"], strict=True)]
     with ThreadPoolExecutor(len(runs)) as threads:
-        measured = values_of([threads.submit(_measure, run, line, request["window_s"]) for run in runs])
+        measured = values_of([threads.submit(_measure, run, barrier, request["window_s"]) for run in runs])
     return {"onnxruntime": import_onnxruntime().__version__, "models": measured}
 
 
@@ -57,15 +58,15 @@ def _prepare(plan: SessionPlan, sample: Path) -> Callable[[], object]:
     return run
 
 
-def _measure(run: Callable[[], object], line: Line, window_s: float) -> dict[str, Any]:
-    with line.kept():
+def _measure(run: Callable[[], object], barrier: Barrier, window_s: float) -> dict[str, Any]:
+    with barrier.kept():
         for _ in range(_WARM_UP_RUNS):
             run()
-        line.wait("warm")
+        barrier.wait("warm")
         figures = _measure_window(run, window_s)
         # Runs on until nobody measures: the slowest would else be measured on a machine that falls idle.
-        line.arrive("measured")
-        while not line.is_complete("measured"):
+        barrier.arrive("measured")
+        while not barrier.is_complete("measured"):
             run()
     return figures
 

@@ -16,6 +16,7 @@ from pipeline.diagnose.environment.rules import find, name_providers
 from pipeline.diagnose.environment.runtime import parse_libraries, read_runtime, try_providers
 from pipeline.diagnose.environment.tables import build_tables
 from pipeline.diagnose.environment.wheels import read_requirements, read_wheels
+from pipeline.measuring.device_lock import working
 from pipeline.runtime.hardware import read_hardware
 
 CHECK = "env"
@@ -34,13 +35,21 @@ def diagnose_environment(
 ) -> Diagnosis:
     """Returns what ONNX Runtime finds on this machine, and what it misses; takes a few seconds.
 
+    It makes sessions and reads from the disk, so it waits for measurements. It does not wait for builds,
+    which may take hours where this is a container's start-up check: beside one a disk looks slow.
+
     Args:
         artifacts: Folder of the bundles, there or not: its disk is measured.
         expect: Execution providers that must work: `cuda`, or `CUDAExecutionProvider`.
         root: Folder in which `proc` and `sys` are.
         shared_memory: Where shared memory is kept.
+
+    Raises:
+        StageError: The folder of the device's lock cannot be trusted.
+        OSError: There is no room on the disk for what processes are asked and answer.
     """
-    facts = read_facts(artifacts=artifacts, root=root, shared_memory=shared_memory)
+    with working():
+        facts = read_facts(artifacts=artifacts, root=root, shared_memory=shared_memory)
     return describe(facts, expect=expect)
 
 
@@ -51,7 +60,11 @@ def describe(facts: Facts, *, expect: Sequence[str] = ()) -> Diagnosis:
 
 
 def read_facts(*, artifacts: Path, root: Path = _ROOT, shared_memory: Path = _SHARED_MEMORY) -> Facts:
-    """Reads everything the rules judge; see `diagnose_environment` for the arguments."""
+    """Reads everything the rules judge; see `diagnose_environment` for the arguments.
+
+    Raises:
+        OSError: There is no room on the disk for what processes are asked and answer.
+    """
     hardware = read_hardware()
     runtime, libraries = read_runtime()
     wheels = read_wheels()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.diagnose.environment.facts import GpuState, PcieLink
+from pipeline.runtime.gpu_memory import find_device, management_library, read_memory
 from pipeline.runtime.hardware import Gpu
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 def read_gpu_states(gpus: Sequence[Gpu], library: Any = None) -> tuple[GpuState, ...]:
@@ -28,7 +24,7 @@ def read_gpu_states(gpus: Sequence[Gpu], library: Any = None) -> tuple[GpuState,
     """
     if not gpus:
         return ()
-    with _initialised(library) as management:
+    with management_library(library) as management:
         if management is None:
             return tuple(GpuState(gpu) for gpu in gpus)
         return tuple(_read_state(management, gpu) for gpu in gpus)
@@ -52,46 +48,19 @@ def read_driver_version(sys: Path = Path("/sys")) -> str:
     return _read(sys / "module/nvidia/version")
 
 
-@contextmanager
-def _initialised(library: Any) -> Iterator[Any]:
-    if library is None:
-        try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            yield None
-            return
-    if library.nvmlInit_v2() != 0:
-        yield None
-        return
-    try:
-        yield library
-    finally:
-        library.nvmlShutdown()
-
-
 def _read_state(management: Any, gpu: Gpu) -> GpuState:
-    device = _find_device(management, gpu.uuid)
+    device = find_device(management, gpu.uuid)
     if device is None:
         return GpuState(gpu)
-    memory = _Memory()
-    told = management.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+    memory = read_memory(management, device)
     whole = _whole_gpu(management, device)
     persistence = _read_number(management.nvmlDeviceGetPersistenceMode, whole)
     return GpuState(
         device=gpu,
-        free_bytes=int(memory.free) if told else None,
+        free_bytes=None if memory is None else memory.free_bytes,
         persistence=None if persistence is None else persistence == 1,
         link=_read_link(management, whole),
     )
-
-
-def _find_device(management: Any, uuid: str) -> ctypes.c_void_p | None:
-    device = ctypes.c_void_p()
-    # CUDA gives a MIG slice's identifier bare; this library wants to know what it identifies.
-    for name in (uuid, uuid.replace("GPU-", "MIG-")):
-        if management.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) == 0:
-            return device
-    return None
 
 
 def _whole_gpu(management: Any, device: ctypes.c_void_p) -> ctypes.c_void_p:

@@ -20,7 +20,7 @@ _GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
 
 def find_of_wheels(facts: Facts) -> Iterator[Finding]:
     """Yields what is wrong with what is installed."""
-    yield from _find_of_several(facts.wheels)
+    yield from _find_of_several(facts)
     if facts.runtime.error is not None:
         yield _broken_import(facts)
         return
@@ -81,18 +81,26 @@ def find_of_libraries(facts: Facts, expected: Sequence[str]) -> Iterator[Finding
         yield _missing(package, libraries, "problem" if "problem" in severities else "note")
 
 
-def _find_of_several(wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _find_of_several(facts: Facts) -> Iterator[Finding]:
     places: dict[str, list[Wheel]] = {}
-    for wheel in wheels:
+    for wheel in facts.wheels:
         places.setdefault(wheel.location, []).append(wheel)
     for together in places.values():
         if len({wheel.name for wheel in together}) > 1:
             yield _several_wheels(together)
     if len(places) > 1:
-        seen, *hidden = wheels
-        listed = ", ".join(f"{_describe(wheel)} in {wheel.location}" for wheel in hidden)
-        text = f"{_describe(seen)} in {seen.location} comes first on the import path and hides {listed}"
-        yield Finding("onnxruntime-shadowed", "note", text)
+        yield _shadowed(facts)
+
+
+def _shadowed(facts: Facts) -> Finding:
+    imported = facts.runtime.folder.rpartition("/")[0]
+    seen = next((wheel for wheel in facts.wheels if wheel.location == imported), facts.wheels[0])
+    hidden = [wheel for wheel in facts.wheels if wheel.location != seen.location]
+    listed = ", ".join(f"{_describe(wheel)} in {wheel.location}" for wheel in hidden)
+    text = f"{_describe(seen)} in {seen.location} is what is imported, and hides {listed}"
+    names = " ".join(dict.fromkeys(wheel.name for wheel in hidden))
+    hint = f"keep one: take the other folder from PYTHONPATH, or pip uninstall {names} in its environment"
+    return Finding("onnxruntime-shadowed", "advice", text, hint)
 
 
 def _describe(wheel: Wheel) -> str:

@@ -28,6 +28,16 @@ def read_wheels(path: Sequence[str] | None = None) -> tuple[Wheel, ...]:
     return tuple(dict.fromkeys(_find(path or sys.path)))
 
 
+def name_installed(wheels: Sequence[Wheel]) -> str | None:
+    """Returns the one distribution that is imported; None if there is none, or several own its files. Pure.
+
+    Args:
+        wheels: As `read_wheels` gives them.
+    """
+    names = {wheel.name for wheel in wheels if wheel.location == wheels[0].location}
+    return names.pop() if len(names) == 1 else None
+
+
 def read_requirements(name: str) -> tuple[str, ...]:
     """Returns what an installed distribution requires, extras included; nothing if it is not installed."""
     try:

@@ -8,16 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.diagnose.diagnosis import Diagnosis, Finding, diagnose
+from pipeline.diagnose.alone import alone_on
+from pipeline.diagnose.diagnosis import Diagnosis, diagnose
+from pipeline.diagnose.environment.wheels import name_installed, read_wheels
 from pipeline.diagnose.gil.model import write_heavy_model
 from pipeline.diagnose.gil.ticking import Call
-from pipeline.diagnose.gil.verdict import Observations, find_in, judge_phases, tabulate
+from pipeline.diagnose.gil.verdict import Observations, explain_nothing, find_in, judge_phases, tabulate
+from pipeline.diagnose.turns import CHILD_TIMEOUT_S
 from pipeline.errors import PipelineError
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import CPU, CUDA
-
-_TIMEOUT_S = 900.0
 
 
 def diagnose_gil(
@@ -32,15 +33,16 @@ def diagnose_gil(
 
     Returns:
         A problem where nothing could be observed, rather than an error.
+
+    Raises:
+        StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
+        OSError: There is no room on the disk for what a process is asked and answers.
     """
-    try:
-        with measuring(device):
+    with alone_on(device):
+        try:
             seen = observe(model, sample, device)
-    except PipelineError as error:
-        text = f"could not watch ONNX Runtime make a session: {error.message}"
-        return diagnose(
-            "gil", [Finding("gil-not-measured", "problem", text, error.hint)], subject=model or ""
-        )
+        except PipelineError as error:
+            return diagnose("gil", [explain_nothing(error.message, error.hint)], subject=model or "")
     return diagnose(
         "gil", find_in(seen), subject=model or "", tables=[tabulate(seen)], figures=_figures(seen, device)
     )
@@ -51,6 +53,7 @@ def observe(model: str | None, sample: str | None, device: str) -> Observations:
 
     Raises:
         PipelineError: It could not make the session, or died.
+        OSError: There is no room on the disk for the model that is made, or for what the process answers.
     """
     if model is not None:
         return _observe(model, sample, device)
@@ -67,9 +70,10 @@ def _observe(model: str, sample: str | None, device: str) -> Observations:
         "provider": CPU if on_cpu else CUDA,
         "provider_options": {} if on_cpu else {"device_id": device.removeprefix("cuda:")},
     }
-    answer = run_child("pipeline.diagnose.gil.watching:watch", request, timeout_s=_TIMEOUT_S).value
+    answer = run_child("pipeline.diagnose.gil.watching:watch", request, timeout_s=CHILD_TIMEOUT_S).value
     return Observations(
         onnxruntime=answer["onnxruntime"],
+        wheel=name_installed(read_wheels()),
         phases={phase: _calls(calls) for phase, calls in answer["phases"].items()},
         released=_calls(answer["released"]),
         held=_calls(answer["held"]),

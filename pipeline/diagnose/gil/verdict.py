@@ -8,6 +8,7 @@ from statistics import median
 from typing import Literal
 
 from pipeline.diagnose.diagnosis import Cell, Finding, Table
+from pipeline.diagnose.gil.releases import phrase_upgrade
 from pipeline.diagnose.gil.ticking import Call
 
 Verdict = Literal["held", "partly", "released", "unclear"]
@@ -29,9 +30,6 @@ HELD_PACE = 0.1
 CREATING = ("load", "initialise", "create")
 """Phases of making a session; `create` is both in one, where a version's own calls cannot be told apart."""
 
-RELEASED_FROM = "1.31"
-"""The version from which making a session lets other threads run (microsoft/onnxruntime #27063)."""
-
 
 @dataclass(frozen=True)
 class Observations:
@@ -39,12 +37,14 @@ class Observations:
 
     Attributes:
         onnxruntime: Version.
+        wheel: Installed distribution that it is of; None where that is not clear.
         phases: Calls of ONNX Runtime by phase: `load`, `initialise`, `run`; or `create`, `run`.
         released: Calls that are known to let other threads run while they keep a core busy.
         held: Calls that are known to let none run.
     """
 
     onnxruntime: str
+    wheel: str | None
     phases: Mapping[str, tuple[Call, ...]]
     released: tuple[Call, ...]
     held: tuple[Call, ...]
@@ -116,6 +116,12 @@ def find_in(seen: Observations) -> tuple[Finding, ...]:
     return (*findings, *([_explain_unclear(seen, unclear)] if unclear else []))
 
 
+def explain_nothing(reason: str, hint: str | None) -> Finding:
+    """Returns what to say where nothing could be observed."""
+    text = f"could not watch ONNX Runtime make a session: {reason}"
+    return Finding("gil-not-measured", "problem", text, hint)
+
+
 def tabulate(seen: Observations) -> Table:
     """Returns the clearest call of every phase as a table."""
     verdicts = judge_phases(seen)
@@ -151,7 +157,7 @@ def _find_creating(seen: Observations, verdicts: Mapping[str, Verdict]) -> tuple
                 "advice",
                 f"ONNX Runtime {seen.onnxruntime} keeps the interpreter to itself while it makes a session: "
                 f"no other thread ran for {_describe(seen, holding)}; threads that load at once take turns",
-                f"pip install 'onnxruntime-gpu>={RELEASED_FROM}', or load in processes: "
+                f"{phrase_upgrade(seen.wheel)}, or load in processes: "
                 'SessionPool("artifacts/NAME", devices="all")',
             ),
         )

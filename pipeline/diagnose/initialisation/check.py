@@ -10,13 +10,14 @@ from typing import Any
 
 from pipeline.bundle.codec import encode
 from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
 from pipeline.diagnose.initialisation.advice import Start, find_in_start, saved_by
 from pipeline.diagnose.initialisation.phases import TITLES, split_prepacking
 from pipeline.diagnose.initialisation.tracing import Trace, trace_plan
 from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject, plan_of_bundle, plan_on
 from pipeline.measuring.comparison import beats
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.measuring.rounds import order_of_round
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.runtime.session import SessionPlan
@@ -58,7 +59,7 @@ def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, round
         OSError: There is no room for the log.
     """
     plans = _plans(subject, device)
-    with measuring(device):
+    with alone_on(device):
         measured = _measure(plans, subject.sample, rounds)
     starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
     shown = {name: _middle(one.traced) for name, one in measured.items()}
@@ -124,6 +125,7 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str)
         on_gpu=device != CPU_DEVICE,
         is_prepared=name == PREPARED,
         weights_outside=_has_weights_outside(Path(plan.model)),
+        is_apart=_is_apart([one.init_ms for one in traced], [one.init_ms for one in plain]),
     )
 
 
@@ -134,6 +136,10 @@ def _prepacking_ms(measured: _Measured) -> float:
     if not without or (len(whole) > 2 and not beats(without, whole, least=_LEAST)):
         return 0.0
     return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
+
+
+def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    return beats(one, other, least=_LEAST) or beats(other, one, least=_LEAST)
 
 
 def _has_weights_outside(model: Path) -> bool:

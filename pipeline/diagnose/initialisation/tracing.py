@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tempfile
 import time
@@ -16,8 +15,7 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.diagnose.initialisation.log_lines import parse_log
 from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, split_phases
-from pipeline.diagnose.profiling.trace_events import parse_events
-from pipeline.diagnose.running import run_once
+from pipeline.diagnose.profiling.trace_events import read_events
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import SessionPlan
 
@@ -88,8 +86,9 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
     times.append(time.perf_counter())
+    from pipeline.runtime.running import run_first
     from pipeline.runtime.session import build_session
-    from pipeline.runtime.tensors import read_tensors
+    from pipeline.runtime.tensors import read_tensors, run_session
 
     folder = Path(request["folder"])
     plan = _logged(decode(SessionPlan, request["plan"]), folder)
@@ -99,9 +98,9 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         end_ns = time.time_ns()
         feeds = read_tensors(Path(request["sample"]))
         for _ in range(1 + _LATER_RUNS):
-            run_once(session, feeds, plan.model)
+            run_first(lambda: run_session(session, feeds), feeds, plan.model)
         profile = session.end_profiling()
-    events = parse_events(json.loads(Path(profile).read_bytes()))
+    events = read_events(Path(profile))
     start_ns = session.get_profiling_start_time_ns()
     loaded = next((e for e in events.session if e.name.startswith(_LOADED)), None)
     loaded_ns = None if loaded is None else start_ns + int((loaded.start_us + loaded.us) * 1000)

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline.bundle.codec import decode
-from pipeline.diagnose.parallel.processes import line_of, values_of
+from pipeline.diagnose.parallel.barrier import values_of
+from pipeline.diagnose.parallel.processes import join
 from pipeline.runtime.background_import import import_onnxruntime
 from pipeline.runtime.memory import private_bytes
 from pipeline.runtime.session import SessionPlan, build_session
@@ -23,7 +24,8 @@ def make_sessions(request: Mapping[str, Any]) -> dict[str, Any]:
     Times are `time.monotonic()`, in seconds: one clock for all processes of the machine.
 
     Args:
-        request: `plans`; `in_threads`, whether all are made at once; `line` and `participants`, as
+        request: `plans`; `in_threads`, whether all are made at once; `begin_together`, whether to wait until
+            all other processes have imported ONNX Runtime too; `barrier` and `participants`, as
             `run_together` adds them, a process being one participant.
 
     Returns:
@@ -32,13 +34,17 @@ def make_sessions(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         LoadError: A session cannot be made.
+        ChildError: Another process failed.
     """
+    barrier = join(request)
     onnxruntime = import_onnxruntime()
     imported_s = time.monotonic()
     plans = [decode(SessionPlan, plan) for plan in request["plans"]]
+    if request["begin_together"]:
+        barrier.wait("imported")
     made = _make_in_threads(plans) if request["in_threads"] else [_make(plan) for plan in plans]
     # Memory that others give back, and their end, would otherwise be in the figures of who comes last.
-    line_of(request).wait("ready")
+    barrier.wait("ready")
     return {
         "onnxruntime": onnxruntime.__version__,
         "imported_s": imported_s,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.bundle.codec import encode
+from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
 from pipeline.diagnose.profiling.profile import NodeTime, Profile, family_of, find_in_profile
 from pipeline.diagnose.profiling.recording import profile_plan
 from pipeline.diagnose.subject import Subject, plan_of
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.probe import ProbeRequest, measure_plan
 
 _SHOWN = 12
@@ -34,7 +35,7 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
         OSError: The disk is full, or the trace cannot be written.
     """
     plan = plan_of(subject, device)
-    with measuring(device):
+    with alone_on(device):
         profile = profile_plan(plan, subject.sample, trace=trace)
         steady = measure_plan(ProbeRequest(plan, subject.sample, _STEADY_S), timeout_s=_TIMEOUT_S).steady_ms
     findings = list(find_in_profile(profile, on_gpu=device != CPU_DEVICE, steady_ms=steady))

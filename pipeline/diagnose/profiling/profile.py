@@ -37,6 +37,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _OTHER = "other"
 _DOMINANT = 0.5
 _OVERHEAD = 0.3
+_MANY_NODES = 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class OperatorTime:
         operator: Operator type.
         provider: Execution provider.
         ms: All its nodes together, median of the runs after the first.
-        nodes: How many of them ran.
+        nodes: How many of them ran, each once however often it did.
     """
 
     operator: str
@@ -75,7 +76,7 @@ class Profile:
         run_ms: A run, median; longer than without the profiler. On a GPU whose kernels are not recorded,
             times of nodes are those of launching them.
         operators: The slowest first.
-        nodes: Likewise, median by node.
+        nodes: Likewise, all that a node took in a run.
         kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
         ran: Nodes by execution provider that ran them.
         assigned: Nodes of the model by the provider they were given to; empty before ONNX Runtime 1.25.
@@ -128,8 +129,8 @@ def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> 
         raise LoadError("nothing to summarise\n  expected the profile of at least two runs, got fewer")
     spans = sorted((e.start_us, e.us) for e in events.session if e.name == "model_run")[1:]
     ran: dict[str, int] = {}
-    for node in runs[-1]:
-        ran[node.provider] = ran.get(node.provider, 0) + 1
+    for _, provider in {(node.name, node.provider) for node in runs[-1]}:
+        ran[provider] = ran.get(provider, 0) + 1
     return Profile(
         runs=len(runs),
         run_ms=median(us for _, us in spans) / 1e3,
@@ -144,8 +145,10 @@ def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> 
 def _operators(runs: Sequence[Sequence[Event]]) -> tuple[OperatorTime, ...]:
     rows = []
     for kind in dict.fromkeys(_kind(node) for run in runs for node in run):
-        own = [[node.us for node in run if _kind(node) == kind] for run in runs]
-        rows.append(OperatorTime(*kind, median(sum(run) for run in own) / 1e3, max(map(len, own))))
+        own = [[node for node in run if _kind(node) == kind] for run in runs]
+        nodes = max(len({node.name for node in run}) for run in own)
+        ms = median(sum(node.us for node in run) for run in own) / 1e3
+        rows.append(OperatorTime(*kind, ms, nodes))
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
 
 
@@ -156,8 +159,12 @@ def _kind(node: Event) -> tuple[str, str]:
 def _nodes(runs: Sequence[Sequence[Event]]) -> tuple[NodeTime, ...]:
     times: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
+        totals: dict[tuple[str, str, str], float] = {}
         for node in run:
-            times.setdefault((node.name, node.operator, node.provider), []).append(node.us)
+            key = (node.name, node.operator, node.provider)
+            totals[key] = totals.get(key, 0.0) + node.us
+        for key, us in totals.items():
+            times.setdefault(key, []).append(us)
     rows = [NodeTime(*key, median(us) / 1e3) for key, us in times.items()]
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MOST_ROWS])
 
@@ -207,7 +214,7 @@ def _family(profile: Profile) -> Iterator[Finding]:
 def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
     """Yields what is between nodes, by a run without the profiler, which itself works between them."""
     between = 1 - profile.nodes_ms / steady_ms if steady_ms else 0.0
-    if between >= _OVERHEAD:
+    if between >= _OVERHEAD and sum(profile.ran.values()) >= _MANY_NODES:
         text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) is between its nodes: they are small"
         hint = "send larger batches; --shape 'INPUT=8,…' tells what that gains"
         yield Finding("time-between-nodes", "advice", text, hint)

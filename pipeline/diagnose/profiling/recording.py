@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.diagnose.profiling.profile import Profile, summarise_profile
-from pipeline.diagnose.profiling.trace_events import parse_events
+from pipeline.diagnose.profiling.trace_events import read_events
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import SessionPlan
 
@@ -61,19 +60,19 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         LoadError: The session could not be made or run.
     """
-    from pipeline.diagnose.running import run_once
+    from pipeline.runtime.running import run_first
     from pipeline.runtime.session import build_session
-    from pipeline.runtime.tensors import read_tensors
+    from pipeline.runtime.tensors import read_tensors, run_session
 
     plan = _profiled(decode(SessionPlan, request["plan"]), Path(request["folder"]))
     session = build_session(plan)
     feeds = read_tensors(Path(request["sample"]))
     end, runs = time.monotonic() + _ENOUGH_S, 0
     while runs < _FEWEST_RUNS or (runs < _MOST_RUNS and time.monotonic() < end):
-        run_once(session, feeds, plan.model)
+        run_first(lambda: run_session(session, feeds), feeds, plan.model)
         runs += 1
     file = session.end_profiling()
-    events = parse_events(json.loads(Path(file).read_bytes()))
+    events = read_events(Path(file))
     profile = summarise_profile(events, assigned=_assigned(session))
     return {"profile": encode(profile), "file": file}
 

@@ -1,9 +1,11 @@
-"""The events of ONNX Runtime's profile, a Chrome trace. Pure."""
+"""The events of ONNX Runtime's profile, a Chrome trace."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +25,7 @@ class Event:
         us: How long it took.
         operator: Operator type of a node, "" for none.
         provider: Execution provider of a node, "" for none.
+        thread: What it ran on.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Event:
     us: float
     operator: str = ""
     provider: str = ""
+    thread: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class ProfileEvents:
 
     Attributes:
         session: Loading, initialising, runs.
-        nodes: Runs of nodes.
+        nodes: Runs of nodes, each without those of its subgraphs, which have events of their own.
         kernels: Runs of GPU kernels, where the build of ONNX Runtime records them.
     """
 
@@ -89,9 +93,23 @@ def parse_events(document: object) -> ProfileEvents:
     found = [(str(row.get("cat")), _event(row)) for row in _complete(rows)]
     return ProfileEvents(
         session=tuple(event for category, event in found if category == "Session"),
-        nodes=tuple(event for category, event in found if category == "Node" and event.operator),
+        nodes=own_times([event for category, event in found if category == "Node" and event.operator]),
         kernels=tuple(event for category, event in found if category == "Kernel"),
     )
+
+
+def read_events(path: Path) -> ProfileEvents:
+    """Reads a profile that ONNX Runtime wrote; names in it may be no UTF-8.
+
+    Raises:
+        LoadError: It is no profile.
+        OSError: It cannot be read.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        raise LoadError(f"not a profile of ONNX Runtime: {path.name}\n  {error}") from error
+    return parse_events(document)
 
 
 def _complete(rows: Sequence[object]) -> Iterator[Mapping[str, Any]]:
@@ -102,6 +120,24 @@ def _complete(rows: Sequence[object]) -> Iterator[Mapping[str, Any]]:
 
 def _is_number(*values: object) -> bool:
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def own_times(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Returns events in order of their start, each with its time less that of the events within it.
+
+    A `Loop` or `If` lasts as long as the nodes of its subgraph, which are told beside it.
+    """
+    ordered = sorted(events, key=lambda event: (event.start_us, -event.us))
+    own = [event.us for event in ordered]
+    around: dict[int, list[int]] = {}
+    for index, event in enumerate(ordered):
+        outer = around.setdefault(event.thread, [])
+        while outer and ordered[outer[-1]].start_us + ordered[outer[-1]].us <= event.start_us:
+            outer.pop()
+        if outer:
+            own[outer[-1]] -= event.us
+        outer.append(index)
+    return tuple(replace(event, us=max(us, 0.0)) for event, us in zip(ordered, own, strict=True))
 
 
 def _event(row: Mapping[str, Any]) -> Event:
@@ -116,4 +152,5 @@ def _event(row: Mapping[str, Any]) -> Event:
         # ONNX Runtime also notes fences and the like of a node; its run is what counts.
         operator=str(arguments.get("op_name", "")) if is_kernel_time or row.get("cat") == "Kernel" else "",
         provider=str(arguments.get("provider", "")),
+        thread=row["tid"] if isinstance(row.get("tid"), int) else 0,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.bundle.codec import encode
+from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Severity, Table, diagnose
 from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject
 from pipeline.diagnose.variations.contenders import Contender, build_contenders
@@ -19,7 +20,7 @@ from pipeline.diagnose.variations.verdict import (
     find_in_comparison,
 )
 from pipeline.measuring.comparison import summarise
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.measuring.rounds import run_rounds
 from pipeline.runtime.probe import ProbeResult, measure_plan
 
@@ -43,7 +44,7 @@ def diagnose_options(subject: Subject, *, device: str = CPU_DEVICE, rounds: int 
         StageError: The folder of the device's lock cannot be trusted.
         OSError: The disk is full.
     """
-    with measuring(device), tempfile.TemporaryDirectory(prefix="ortprep-options-") as folder:
+    with alone_on(device), tempfile.TemporaryDirectory(prefix="ortprep-options-") as folder:
         contenders, skipped = build_contenders(subject, device, Path(folder))
         by_name = {contender.name: contender for contender in contenders}
 

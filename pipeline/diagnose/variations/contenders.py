@@ -24,6 +24,7 @@ STEADY_S = 0.2
 
 _TIMEOUT_S = 6 * 3600.0
 _FIRST_GPU = "cuda:0"
+_MOST_INLINE_BYTES = 2**31 - 2**20
 _NO_PREPACKING = {"session.disable_prepacking": "1"}
 _HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
 
@@ -108,6 +109,8 @@ def _of_optimised(model: Path, device: str, *, mapped: bool) -> Iterator[tuple[s
 
 
 def _write(source: str, device: str, model: Path, *, external: bool) -> Path:
+    if not external:
+        _check_fits_inline(Path(source))
     _check_room(Path(source), model.parent)
     request = {"plan": encode(_writing_plan(source, device, model, external=external))}
     run_child(f"{__name__}:write_optimised", request, timeout_s=_TIMEOUT_S)
@@ -125,13 +128,24 @@ def _check_room(source: Path, folder: Path) -> None:
         )
 
 
+def _check_fits_inline(source: Path) -> None:
+    """Raises unless a model's weights may be within the file that ONNX Runtime writes."""
+    if _external(source):
+        raise LoadError(f"the weights of {source.name} are in files of their own, and would not come inside")
+    if source.stat().st_size > _MOST_INLINE_BYTES:
+        raise LoadError(f"the weights of {source.name} do not fit into one protobuf file")
+
+
+def _external(model: Path) -> tuple[str, ...]:
+    try:
+        return external_locations(read_skeleton(model))
+    except WireError:
+        return ()  # ONNX Runtime's own format, which is no protobuf
+
+
 def model_bytes(model: Path) -> int:
     """Returns the size of a model file and its external data."""
-    try:
-        locations = external_locations(read_skeleton(model))
-    except WireError:
-        locations = ()  # ONNX Runtime's own format, which is no protobuf
-    files = [model, *(model.parent / location for location in locations)]
+    files = [model, *(model.parent / location for location in _external(model))]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

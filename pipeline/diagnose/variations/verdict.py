@@ -81,8 +81,14 @@ def find_in_comparison(
         comparisons: As `compare` returns them.
         prepared: Whether a bundle took part.
     """
+    verdicts = {one.verdict for own in comparisons.values() for one in own.values()}
+    if verdicts == {"too few rounds"}:
+        text = f"too few rounds to tell a difference from noise; {LEAST_ROUNDS} are the least"
+        return (Finding("too-few-rounds", "note", text, "ortprep doctor options … --rounds 5"),)
     if not comparisons:
-        return (Finding("nothing-compared", "note", "the default could not be measured beside anything"),)
+        text = "nothing to compare with: the default is the source model in plain ONNX Runtime"
+        hint = "name the ONNX file or the spec, not the bundle alone"
+        return (Finding("nothing-compared", "note", text, hint),)
     return (*_soonest(comparisons, prepared=prepared), *_slower_runs(comparisons))
 
 

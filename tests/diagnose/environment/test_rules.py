@@ -73,7 +73,7 @@ PLANTS = (
     Plant("both-wheels-installed", "problem", replace(HEALTHY, wheels=BOTH)),
     Plant(
         "onnxruntime-shadowed",
-        "note",
+        "advice",
         replace(HEALTHY, wheels=(*HEALTHY.wheels, Wheel("onnxruntime", "1.30.0", "/usr/lib/python3"))),
     ),
     Plant("onnxruntime-version-differs", "problem", _imported(version="1.30.0")),

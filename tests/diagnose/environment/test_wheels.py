@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.diagnose.environment.wheels import read_requirements, read_wheels
+from pipeline.diagnose.environment.wheels import name_installed, read_requirements, read_wheels
 from pipeline.versions import installed_onnxruntime
 
 
@@ -55,3 +55,14 @@ def test_the_installed_wheel_is_found() -> None:
 
 def test_what_is_not_installed_requires_nothing() -> None:
     assert read_requirements("onnxruntime-of-the-moon") == ()
+
+
+def test_the_wheel_that_is_imported_is_named_and_none_where_several_own_its_files(tmp_path: Path) -> None:
+    assert name_installed(()) is None
+    plant_wheel(tmp_path / "one", "onnxruntime", "1.30.0")
+    plant_wheel(tmp_path / "two", "onnxruntime_gpu", "1.31.1")
+    folders = [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert name_installed(read_wheels(folders)) == "onnxruntime"
+    assert name_installed(read_wheels(folders[::-1])) == "onnxruntime-gpu"
+    plant_wheel(tmp_path / "one", "onnxruntime-gpu", "1.31.1")
+    assert name_installed(read_wheels(folders)) is None
