@@ -6,6 +6,7 @@ from rich.table import Table
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.cli.tables import describe_first_phase, format_summary
+from pipeline.report.trials import describe_choice, figures_of
 from pipeline.stages.tune.again import Again
 
 
@@ -18,7 +19,7 @@ def build_trials_table(record: TuningRecord, *, title: str) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("", overflow="fold")
     for trial in sorted(record.trials, key=_rank):
-        figures = trial.final or trial.figures
+        figures = figures_of(trial)
         table.add_row(
             str(trial.number), describe_choice(record, trial), *_cells(figures), _remark(record, trial)
         )
@@ -26,7 +27,7 @@ def build_trials_table(record: TuningRecord, *, title: str) -> Table:
 
 
 def _rank(trial: TrialRecord) -> tuple[bool, float, int]:
-    figures = trial.final or trial.figures
+    figures = figures_of(trial)
     return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
 
 
@@ -35,18 +36,6 @@ def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
         return ("–",) * 5
     summaries = (figures.init_ms, figures.first_result_ms, figures.steady_ms, figures.private_mb)
     return (*(format_summary(one) for one in summaries), f"{figures.cost_ratio.median:.3f}×")
-
-
-def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
-    """Returns what a plan changes of the base plan, the first value of every knob."""
-    if "plan" in trial.choice:
-        return trial.choice["plan"]
-    changed = [
-        f"{knob}={value}"
-        for knob, value in trial.choice.items()
-        if value != next(iter(record.knobs.get(knob, (value,))))
-    ]
-    return " ".join(changed) or "the base plan"
 
 
 def _remark(record: TuningRecord, trial: TrialRecord) -> str:
@@ -86,7 +75,7 @@ def build_again_table(trial: TrialRecord, again: Again, *, title: str) -> Table:
     table.add_column("")
     for heading in ("init ms", "first result ms", "steady ms", "private MB", "cost of default's"):
         table.add_column(heading, justify="right")
-    table.add_row("recorded", *_cells(trial.final or trial.figures))
+    table.add_row("recorded", *_cells(figures_of(trial)))
     table.add_row("now", *_cells(again.figures))
     table.add_row("default, now", *_cells(again.default))
     return table

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from doit.cmd_base import ModuleTaskLoader
@@ -18,7 +17,6 @@ from doit.doit_cmd import DoitMain
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 
 from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.errors import PipelineError
 from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
 from pipeline.graph.explain import explain_tasks, format_explanation
@@ -136,7 +134,7 @@ def _report_task(
     packages = tuple(tasks[-1] for tasks in builds)
     return {
         "basename": "report",
-        "actions": [functools.partial(_write_report, packages, observer, errors)],
+        "actions": [functools.partial(_report, packages, observer, errors)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
         "uptodate": [functools.partial(_is_report_current, packages)],
         "clean": [_ReportRemoval(packages)],
@@ -165,8 +163,15 @@ def _act(
 ) -> TaskFailed | None:
     # Measuring takes its device for itself; all other work shares the machine, but not with a measurement.
     shared = {} if task.id.stage in ("tune", "measure") else {"shared": working}
+    return _attempt(
+        lambda: run_task(task, cache=cache, say=functools.partial(observer.said, name), **shared), errors
+    )
+
+
+def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | None:
+    """Does a task's work; what it raises is the task's failure, and is collected."""
     try:
-        run_task(task, cache=cache, say=functools.partial(observer.said, name), **shared)
+        work()
     except PipelineError as error:
         if errors is not None:
             errors.append(error)
@@ -178,33 +183,20 @@ def _publish(task: Task, name: str, observer: Observer, errors: Errors | None) -
     # Imported here: whoever only builds need not have what registries need.
     from pipeline.graph.publishing import publish_model
 
-    try:
-        publish_model(task, functools.partial(observer.said, name))
-    except PipelineError as error:
-        if errors is not None:
-            errors.append(error)
-        return TaskFailed(str(error))
-    return None
+    return _attempt(lambda: publish_model(task, functools.partial(observer.said, name)), errors)
 
 
-def _write_report(packages: Sequence[Task], observer: Observer, errors: Errors | None) -> TaskFailed | None:
+def _report(packages: Sequence[Task], observer: Observer, errors: Errors | None) -> TaskFailed | None:
     # Imported here: whoever only builds need not have what reports need.
-    from pipeline.graph.reporting import write_report
+    from pipeline.graph.reporting import report_tasks
 
-    try:
-        size_bytes = write_report(_manifests(packages), _report_file(packages))
-        observer.said("report", f"{_report_file(packages)}: {size_bytes / 2**20:.1f} MB")
-    except PipelineError as error:
-        if errors is not None:
-            errors.append(error)
-        return TaskFailed(str(error))
-    return None
+    return _attempt(lambda: report_tasks(packages, functools.partial(observer.said, "report")), errors)
 
 
 def _is_report_current(packages: Sequence[Task]) -> bool:
-    from pipeline.graph.reporting import is_report_current
+    from pipeline.graph.reporting import is_report_of_tasks_current
 
-    return not packages or is_report_current(_manifests(packages), _report_file(packages))
+    return is_report_of_tasks_current(packages)
 
 
 @dataclass(frozen=True)
@@ -214,21 +206,13 @@ class _ReportRemoval:
     packages: tuple[Task, ...]
 
     def __call__(self) -> None:
+        from pipeline.graph.reporting import report_file
+
         if self.packages:
-            _report_file(self.packages).unlink(missing_ok=True)
+            report_file(self.packages).unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return "<remove the report"
-
-
-def _manifests(packages: Sequence[Task]) -> list[Path]:
-    return [task.folder / MANIFEST_FILE for task in packages]
-
-
-def _report_file(packages: Sequence[Task]) -> Path:
-    from pipeline.graph.reporting import REPORT_FILE
-
-    return packages[0].artifacts / REPORT_FILE
 
 
 def _is_current(task: Task, cache: DigestCache) -> bool:

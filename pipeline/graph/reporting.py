@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pipeline
 from pipeline.bundle.atomic import write_bytes_atomic
 from pipeline.bundle.loader_config import LOADER_FILE
+from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.graph.receipts import WORK_FOLDER, read_receipt
 from pipeline.report.building import build_report
 from pipeline.report.library import bundled_library
 from pipeline.report.reading import digest_inputs, read_subjects
 from pipeline.report.rendering import render_report
 from pipeline.report.subject import Built, Subject
+
+if TYPE_CHECKING:
+    from pipeline.graph.execution import Task
 
 REPORT_FILE = "report.html"
 """Where the report of all bundles is, below the folder of artifacts."""
@@ -69,6 +74,36 @@ def is_report_current(manifests: Sequence[Path], out: Path) -> bool:
         return found is not None and found.group(1).decode() == _digest(manifests)
     except OSError:
         return False
+
+
+def report_tasks(packages: Sequence[Task], say: Callable[[str], None]) -> None:
+    """Writes the report of all bundles of a build beside them.
+
+    Args:
+        packages: The last task of every model, which is done.
+        say: Told where it is.
+
+    Raises:
+        PipelineError: As `write_report`.
+        OSError: The disk is full or read-only.
+    """
+    if packages:
+        size_bytes = write_report(_manifests(packages), report_file(packages))
+        say(f"{report_file(packages)}: {size_bytes / 2**20:.1f} MB")
+
+
+def is_report_of_tasks_current(packages: Sequence[Task]) -> bool:
+    """Says whether the report of a build's bundles is of exactly these, by this version."""
+    return not packages or is_report_current(_manifests(packages), report_file(packages))
+
+
+def report_file(packages: Sequence[Task]) -> Path:
+    """Returns where the report of a build's bundles is; there is at least one."""
+    return packages[0].artifacts / REPORT_FILE
+
+
+def _manifests(packages: Sequence[Task]) -> list[Path]:
+    return [task.folder / MANIFEST_FILE for task in packages]
 
 
 def _digest(manifests: Sequence[Path]) -> str:

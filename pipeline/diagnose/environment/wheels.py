@@ -47,11 +47,20 @@ def read_requirements(name: str) -> tuple[str, ...]:
 
 
 def _find(path: Sequence[str]) -> Iterator[Wheel]:
-    for distribution in metadata.distributions(path=list(path)):
-        # A folder left half deleted has no name.
-        name = distribution.metadata["Name"] or ""
+    context = metadata.DistributionFinder.Context(path=list(path))
+    # Not `metadata.distributions`, which asks finders that packages put in Python's place, as the backport
+    # importlib_metadata does where it is imported: those leave out files that are not there.
+    for distribution in metadata.MetadataPathFinder.find_distributions(context):
+        name = _name_of(distribution)
         if _NAMES.fullmatch(name) and _owns_package(distribution, name):
             yield Wheel(_normalise(name), distribution.version, str(distribution.locate_file("")))
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.metadata["Name"] or ""
+    except FileNotFoundError:
+        return ""  # a folder left half deleted
 
 
 def _owns_package(distribution: metadata.Distribution, name: str) -> bool:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pipeline.diagnose.environment.wheels import name_installed, read_requirements, read_wheels
 from pipeline.versions import installed_onnxruntime
 
@@ -66,3 +68,11 @@ def test_the_wheel_that_is_imported_is_named_and_none_where_several_own_its_file
     assert name_installed(read_wheels(folders[::-1])) == "onnxruntime-gpu"
     plant_wheel(tmp_path / "one", "onnxruntime-gpu", "1.31.1")
     assert name_installed(read_wheels(folders)) is None
+
+
+def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(tmp_path: Path) -> None:
+    # MLflow's dependencies import the backport, which leaves out files that are not there.
+    pytest.importorskip("importlib_metadata")
+    plant_wheel(tmp_path, "onnxruntime", "1.30.0")
+    (tmp_path / "half-1.0.dist-info").mkdir()
+    assert [wheel.name for wheel in read_wheels([str(tmp_path)])] == ["onnxruntime"]
