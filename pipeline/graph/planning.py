@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import get_args
 
 from pipeline.errors import SpecError
-from pipeline.spec.models import ModelSpec, Target
+from pipeline.spec.fields import Target
+from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import Plan
 
 log = logging.getLogger(__name__)

@@ -2,99 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    field_validator,
-    model_validator,
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from pipeline.spec.conversion import Convert
+from pipeline.spec.fields import (
+    Frozen,
+    Glob,
+    Name,
+    NotNegative,
+    Number,
+    OptimizerName,
+    Positive,
+    ScalarOption,
+    Seconds,
+    Section,
+    Sha256,
+    Shape,
+    Target,
+    Text,
+    Threads,
+    Url,
+    check_text,
 )
-
-from pipeline.bundle.paths import NAME_PATTERN, is_safe_name
 from pipeline.spec.frozen import FrozenDict
-from pipeline.spec.redaction import has_credentials, last_link
-
-T = TypeVar("T")
-
-Target = Literal["cpu", "cuda"]
-"""Execution providers a bundle can be prepared for."""
-
-_DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
+from pipeline.spec.redaction import has_credentials
 
 
-def _check_text(text: str) -> str:
-    if not text or "\0" in text:
-        raise ValueError("expected text that is not empty and has no NUL")
-    return text
-
-
-def _check_name(name: str) -> str:
-    if not is_safe_name(name):
-        raise ValueError(
-            "expected up to 128 letters, digits, '.', '_' and '-', a letter or digit first and no '..'"
-        )
-    return name
-
-
-def _check_digest(digest: str) -> str:
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError("expected 64 hexadecimal digits, as sha256sum prints them")
-    return f"sha256:{digest.removeprefix('sha256:').lower()}"
-
-
-def _check_url(url: str) -> str:
-    if has_credentials(url):
-        raise ValueError(
-            "expected a URL without user and password, which would end up in the bundle; "
-            "put them into ~/.netrc or the environment"
-        )
-    if not _URL.fullmatch(last_link(url)):
-        raise ValueError("expected scheme://… without spaces; a file on this machine is given by path:")
-    return url
-
-
-def _check_glob(pattern: str) -> str:
-    parts = _check_text(pattern).split("/")
-    if pattern.startswith("/") or any("**" in part and part != "**" for part in parts):
-        raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
-    if not pattern.endswith(".npz"):
-        raise ValueError("expected a glob that ends in .npz")
-    return pattern
-
-
-Text = Annotated[str, Field(min_length=1), AfterValidator(_check_text)]
-Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})]
-Sha256 = Annotated[str, AfterValidator(_check_digest)]
-Url = Annotated[str, AfterValidator(_check_url)]
-Glob = Annotated[str, AfterValidator(_check_glob)]
-OptimizerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
-Dimension = Annotated[int, Field(ge=0, le=2**31)]
-Shape = Annotated[tuple[Dimension, ...], Field(max_length=64)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
-Threads = Annotated[int, Field(ge=0, le=4096)]
-ScalarOption = str | int | Number | bool
-"""Value of a session or provider option, or of a tensor's element, as YAML gives it."""
-
-Frozen = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
-"""A mapping that keeps its spec frozen and hashable."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class Source(_Section):
+class Source(Section):
     """Where the model comes from: exactly one of `path`, `url` and `demo`."""
 
     model_config = ConfigDict(
@@ -123,7 +60,7 @@ class Source(_Section):
         return self
 
 
-class Input(_Section):
+class Input(Section):
     """What production sends for one input."""
 
     shapes: tuple[Shape, ...] = Field(
@@ -153,14 +90,14 @@ class Input(_Section):
         return self
 
 
-class OutputTolerance(_Section):
+class OutputTolerance(Section):
     """Tolerance of one output."""
 
     rtol: NotNegative = Field(description="Relative tolerance.")
     atol: NotNegative = Field(description="Absolute tolerance.")
 
 
-class Verify(_Section):
+class Verify(Section):
     """How close a prepared model's answers must be: |got − expected| ≤ atol + rtol · |expected|."""
 
     rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
@@ -171,7 +108,7 @@ class Verify(_Section):
     )
 
 
-class Optimize(_Section):
+class Optimize(Section):
     """The one-time graph optimisation."""
 
     level: Literal["all", "extended", "basic"] = Field(default="all", description="Where the ladder starts.")
@@ -181,7 +118,7 @@ class Optimize(_Section):
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
 
 
-class Runtime(_Section):
+class Runtime(Section):
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
     intra_op_num_threads: Threads | None = Field(
@@ -198,7 +135,7 @@ class Runtime(_Section):
     )
 
 
-class Measure(_Section):
+class Measure(Section):
     """How default ONNX Runtime and the prepared model are compared."""
 
     rounds: int = Field(default=5, ge=3, le=99, description="Fresh processes per plan, page cache warm.")
@@ -209,7 +146,7 @@ class Measure(_Section):
     timeout_s: Seconds = Field(default=600.0, description="Deadline of one process, in seconds.")
 
 
-class Tune(_Section):
+class Tune(Section):
     """The search for the best way to store, load and run what was prepared."""
 
     runs_per_load: int = Field(
@@ -275,10 +212,10 @@ def _check_registry(registry: str) -> str:
         raise ValueError(
             "expected a URL without user and password: each kind of registry takes them from its own place"
         )
-    return _check_text(registry)
+    return check_text(registry)
 
 
-class Publish(_Section):
+class Publish(Section):
     """Where `doit publish` publishes the bundle."""
 
     registry: Annotated[str, AfterValidator(_check_registry)] = Field(
@@ -303,7 +240,7 @@ class Publish(_Section):
     )
 
 
-class ModelSpec(_Section):
+class ModelSpec(Section):
     """One model and everything that is to be done with it."""
 
     name: Name = Field(description="Name of the bundle: one path component.")
@@ -317,6 +254,9 @@ class ModelSpec(_Section):
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] | Literal["auto"] = Field(
         default="auto",
         description="Execution providers to prepare for; auto: those this machine has.",
+    )
+    convert: Convert | None = Field(
+        default=None, description="Graph passes before the optimisation; each precision is a variant."
     )
     optimize: Optimize = Optimize()
     runtime: Runtime = Runtime()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.errors import StageError
 from pipeline.spec.models import ModelSpec
+from pipeline.stages.variants import PORTABLE, VariantPlan, plan_variants
 
-PORTABLE = "portable"
-"""The variant every bundle carries: operators of ONNX and of the source only, for any machine."""
+__all__ = ["LEFT_OUT", "PORTABLE", "Context", "Plan", "Stage", "TaskId", "Upstream", "target_of"]
+
+LEFT_OUT = "left_out"
+"""Key of a result that says why a variant is not built after all; whatever requires it is left out too."""
 
 
 @dataclass(frozen=True, order=True)
@@ -18,8 +23,8 @@ class TaskId:
     """One stage of one model, for one variant where the stage has variants.
 
     Attributes:
-        stage: `fetch`, `optimize`, `verify`, `tune`, `measure` or `package`.
-        variant: `cpu`, `cuda`, `portable`, or None for a stage that runs once per model.
+        stage: `fetch`, `convert`, `optimize`, `verify`, `tune`, `measure` or `package`.
+        variant: Name of a `VariantPlan`, or None for a stage that runs once per model.
     """
 
     stage: str
@@ -51,10 +56,25 @@ class Plan:
     targets: tuple[str, ...]
     missing: Mapping[str, str]
 
+    @cached_property
+    def variant_plans(self) -> Mapping[str, VariantPlan]:
+        """What is built, by name: each target's variants, and the portable one last."""
+        return {variant.name: variant for variant in plan_variants(self.spec.convert, self.targets)}
+
     @property
     def variants(self) -> tuple[str, ...]:
-        """Variants that are built: one per target, and the portable one."""
-        return (*self.targets, PORTABLE)
+        """Names of the variants that are built."""
+        return tuple(self.variant_plans)
+
+    @property
+    def tuned_variants(self) -> tuple[str, ...]:
+        """Names of those that are tuned and measured: all but the portable one."""
+        return tuple(name for name in self.variants if name != PORTABLE)
+
+
+def target_of(plan: Plan, variant: str | None) -> str:
+    """Returns what a variant runs on: `cpu` or `cuda`; for a task without a variant, `cpu`."""
+    return "cpu" if variant is None else plan.variant_plans[variant].target
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,22 @@ class Context:
     folder: Path
     say: Callable[[str], None]
     kept: Path
+
+    @property
+    def variant_plan(self) -> VariantPlan:
+        """What the task's variant is.
+
+        Raises:
+            StageError: The task is for no variant.
+        """
+        if self.variant is None:
+            raise StageError("the stage runs once per variant\n  expected a variant, got none")
+        return self.plan.variant_plans[self.variant]
+
+    @property
+    def target(self) -> str:
+        """What the task's variant runs on: `cpu` or `cuda`."""
+        return self.variant_plan.target
 
     @property
     def spec(self) -> ModelSpec:

@@ -1,0 +1,188 @@
+"""What a user writes about conversions: the spec's section `convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from pipeline.spec.fields import Frozen, Glob, NotNegative, Number, Seconds, Section, Target, Text
+from pipeline.spec.frozen import FrozenDict
+
+Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
+"""What a variant can be converted to; `mixed` is fp16 with as few fp32 nodes as its accuracy needs."""
+
+Step = Literal["fp32", "fp16", "bf16", "mixed", "int8", "int4"]
+"""A step of the ladder of precisions; `fp32` leaves the variant out."""
+
+OperatorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+Metric = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+DimensionName = Annotated[str, Field(min_length=1, max_length=256)]
+BoundSize = Annotated[int, Field(ge=1, le=2**31)]
+Binding = Frozen[BoundSize]
+"""Sizes by the name of a symbolic dimension, or by `INPUT[AXIS]` where a dimension has no name."""
+
+
+def _check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(items)) != len(items):
+        raise ValueError(f"expected each once, got {', '.join(map(str, items))}")
+    return items
+
+
+Precisions = Annotated[tuple[Precision, ...], AfterValidator(_check_each_once)]
+
+
+class Fusion(Section):
+    """Fusion of transformer subgraphs by `onnxruntime.transformers.optimizer`."""
+
+    model_type: Text = Field(description="Kind of model that the optimizer knows: bert, gpt2, vit, unet, ….")
+    num_heads: int = Field(default=0, ge=0, le=65_536, description="Attention heads; 0 finds them.")
+    hidden_size: int = Field(default=0, ge=0, le=2**24, description="Hidden size; 0 finds it.")
+    library: Literal["onnxruntime", "onnxruntime-tools"] = Field(
+        default="onnxruntime", description="Package whose optimizer fuses; the second is the older one."
+    )
+    disable: tuple[Text, ...] = Field(default=(), description="Fusions left out: attention, gelu, ….")
+    optional: bool = Field(default=False, description="Whether it is no error if nothing could be fused.")
+
+
+class Half(Section):
+    """Conversion to fp16 or bf16."""
+
+    block_operators: tuple[OperatorType, ...] = Field(
+        default=(), description="Operators that stay in fp32, besides those that have no half precision."
+    )
+    keep_nodes: tuple[Text, ...] = Field(default=(), description="Nodes that stay in fp32, by name.")
+    clip: bool = Field(
+        default=False,
+        description="Whether weights beyond the largest half-precision number become that number; "
+        "otherwise they are an error.",
+    )
+
+
+class Calibration(Section):
+    """Where the ranges of activations come from, for `mode: static`."""
+
+    samples: Glob | None = Field(
+        default=None, description="Glob of .npz files, relative to the spec; the spec's samples if not given."
+    )
+    method: Literal["minmax", "entropy", "percentile"] = Field(
+        default="minmax", description="How a range is taken from what was seen."
+    )
+
+
+class Quantize(Section):
+    """Quantisation, for `int8` and `int4`."""
+
+    mode: Literal["auto", "dynamic", "static", "weight_only"] = Field(
+        default="auto",
+        description="Of int8: activations quantised as they come, by calibrated ranges, or not at all; "
+        "auto takes what pays on the target. int4 is always weight_only.",
+    )
+    per_channel: bool = Field(default=True, description="Whether every output channel has a scale.")
+    operators: tuple[OperatorType, ...] = Field(
+        default=(),
+        description="Operators that are quantised; if not given, those with kernels.",
+    )
+    exclude: tuple[Text, ...] = Field(default=(), description="Nodes that are not quantised, by name.")
+    activation: Literal["uint8", "int8"] = Field(default="uint8", description="Of static: activations' type.")
+    block_size: Literal[16, 32, 64, 128, 256] = Field(
+        default=32, description="Of weight_only: weights that share a scale."
+    )
+    symmetric: bool = Field(default=True, description="Of weight_only: whether zero is always exact.")
+    calibration: Calibration = Calibration()
+
+
+class Thresholds(Section):
+    """How near an output must be to the unconverted source's; null asks nothing."""
+
+    max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
+    mean_abs: NotNegative | None = Field(default=None, description="Largest mean absolute difference.")
+    cosine: Annotated[float, Field(ge=-1, le=1)] | None = Field(
+        default=0.99, description="Least cosine of the angle to the reference, of every sample."
+    )
+    snr_db: Number | None = Field(
+        default=20.0, description="Least signal-to-noise ratio in decibels, of every sample."
+    )
+    top1: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Least share of rows whose largest element is the reference's."
+    )
+
+
+class Gate(Thresholds):
+    """What a converted model must reach; what does not is not shipped."""
+
+    outputs: Frozen[Thresholds] = Field(
+        default_factory=FrozenDict, description="Thresholds by output name, in place of the common ones."
+    )
+    metric: Metric | None = Field(
+        default=None,
+        description="module:function of your own, relative to the spec: (inputs, expected, got) → number.",
+    )
+    metric_at_least: Number | None = Field(default=None, description="What it must return at least.")
+
+    @model_validator(mode="after")
+    def _metric_has_threshold(self) -> Gate:
+        if (self.metric is None) != (self.metric_at_least is None):
+            raise ValueError("expected metric and metric_at_least together")
+        return self
+
+
+class Search(Section):
+    """The search for nodes to leave unconverted when the gate does not hold."""
+
+    max_trials: int = Field(default=200, ge=0, le=100_000, description="Most sets of nodes that are tried.")
+    budget_s: Seconds = Field(default=1800.0, description="Seconds it takes; what has begun is finished.")
+
+
+class Convert(Section):
+    """Graph passes before the one-time optimisation, each gated by measured accuracy."""
+
+    fusion: Fusion | None = Field(default=None, description="Fuse transformer subgraphs.")
+    shapes: Binding | tuple[Binding, ...] = Field(
+        default_factory=FrozenDict,
+        description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one for each.",
+    )
+    precision: Precision | Precisions | Frozen[Precision | Precisions] = Field(
+        default=(), description="Precisions that are variants beside fp32; by target if that matters."
+    )
+    half: Half = Half()
+    quantize: Quantize = Quantize()
+    gate: Gate = Gate()
+    ladder: Annotated[tuple[Step, ...], AfterValidator(_check_each_once)] = Field(
+        default=(),
+        description="What a precision whose gate does not hold becomes, from the left: "
+        "[int8, mixed, fp16, fp32]; the build fails if there is none.",
+    )
+    search: Search = Search()
+    timeout_s: Seconds = Field(default=3600.0, description="Deadline of one pass, in seconds.")
+
+    @field_validator("precision")
+    @classmethod
+    def _known_targets(cls, value: Any) -> Any:
+        unknown = set(value) - set(Target.__args__) if isinstance(value, Mapping) else set()  # type: ignore[attr-defined]
+        if unknown:
+            raise ValueError(f"expected targets as keys, got {', '.join(sorted(unknown))}")
+        return value
+
+    @field_validator("shapes")
+    @classmethod
+    def _different(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and (len(set(value)) != len(value) or not all(value)):
+            raise ValueError("expected mappings that differ and are not empty")
+        return value
+
+    @property
+    def binding(self) -> Mapping[str, int]:
+        """Sizes that every variant for a target is bound to; empty for none."""
+        return self.shapes if isinstance(self.shapes, Mapping) else {}
+
+    @property
+    def buckets(self) -> tuple[Mapping[str, int], ...]:
+        """Sizes that each make a variant of their own."""
+        return () if isinstance(self.shapes, Mapping) else self.shapes
+
+    def precisions(self, target: str) -> tuple[str, ...]:
+        """Returns what is made for a target besides fp32, in the order of the spec."""
+        given = self.precision.get(target, ()) if isinstance(self.precision, Mapping) else self.precision
+        return (given,) if isinstance(given, str) else given

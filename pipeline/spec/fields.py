@@ -1,0 +1,92 @@
+"""What the sections of a spec are made of: their base, and the types of their fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from pipeline.bundle.paths import NAME_PATTERN, is_safe_name
+from pipeline.spec.frozen import FrozenDict
+from pipeline.spec.redaction import has_credentials, last_link
+
+T = TypeVar("T")
+
+Target = Literal["cpu", "cuda"]
+"""Execution providers a bundle can be prepared for."""
+
+_DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
+
+
+def check_text(text: str) -> str:
+    """Returns text that is not empty and has no NUL.
+
+    Raises:
+        ValueError: It is, or has.
+    """
+    if not text or "\0" in text:
+        raise ValueError("expected text that is not empty and has no NUL")
+    return text
+
+
+def _check_name(name: str) -> str:
+    if not is_safe_name(name):
+        raise ValueError(
+            "expected up to 128 letters, digits, '.', '_' and '-', a letter or digit first and no '..'"
+        )
+    return name
+
+
+def _check_digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError("expected 64 hexadecimal digits, as sha256sum prints them")
+    return f"sha256:{digest.removeprefix('sha256:').lower()}"
+
+
+def _check_url(url: str) -> str:
+    if has_credentials(url):
+        raise ValueError(
+            "expected a URL without user and password, which would end up in the bundle; "
+            "put them into ~/.netrc or the environment"
+        )
+    if not _URL.fullmatch(last_link(url)):
+        raise ValueError("expected scheme://… without spaces; a file on this machine is given by path:")
+    return url
+
+
+def _check_glob(pattern: str) -> str:
+    parts = check_text(pattern).split("/")
+    if pattern.startswith("/") or any("**" in part and part != "**" for part in parts):
+        raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
+    if not pattern.endswith(".npz"):
+        raise ValueError("expected a glob that ends in .npz")
+    return pattern
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
+Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})]
+Sha256 = Annotated[str, AfterValidator(_check_digest)]
+Url = Annotated[str, AfterValidator(_check_url)]
+Glob = Annotated[str, AfterValidator(_check_glob)]
+OptimizerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+Dimension = Annotated[int, Field(ge=0, le=2**31)]
+Shape = Annotated[tuple[Dimension, ...], Field(max_length=64)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+Threads = Annotated[int, Field(ge=0, le=4096)]
+ScalarOption = str | int | Number | bool
+"""Value of a session or provider option, or of a tensor's element, as YAML gives it."""
+
+Frozen = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
+"""A mapping that keeps its spec frozen and hashable."""
+
+
+class Section(BaseModel):
+    """A part of a spec: keys it does not know are an error, and it never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
