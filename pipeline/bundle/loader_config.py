@@ -14,7 +14,7 @@ from pipeline.errors import BundleError, IntegrityError
 from pipeline.versions import parse_version
 
 LOADER_FILE = "loader.json"
-LOADER_SCHEMA_VERSION = "1.1"
+LOADER_SCHEMA_VERSION = "1.2"
 MAX_LOADER_BYTES = 4 * 1024 * 1024
 
 
@@ -124,34 +124,6 @@ class FirstPhase:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to load the model, prepared for one kind of machine.
-
-    Attributes:
-        name: Unique in the bundle (`cpu`, `cuda`, `portable`).
-        target: What a job asks for (`cpu`, `cuda`); several variants may serve one target.
-        model: Path of the ONNX file; also listed in `files`.
-        files: Every file the session reads.
-        session_options: How the session is made.
-        providers: In order of preference, as ONNX Runtime takes them.
-        requirements: What the machine must have.
-        first_phase: What may serve until a session with the options above is made, None for nothing.
-        io_binding: Whether runs have to bind inputs and outputs to fixed memory of the device, as a recorded
-            CUDA graph needs it; `run` alone then does not do.
-    """
-
-    name: str
-    target: str
-    model: str
-    files: tuple[FileEntry, ...]
-    session_options: SessionOptionsRecord
-    providers: tuple[ProviderRecord, ...]
-    requirements: Requirements
-    first_phase: FirstPhase | None = None
-    io_binding: bool = False
-
-
-@dataclass(frozen=True)
 class Tolerance:
     """`|got − expected| <= atol + rtol · |expected|`, element by element."""
 
@@ -174,6 +146,42 @@ class Golden:
     file: FileEntry
     default: Tolerance
     outputs: Mapping[str, Tolerance] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to load the model, prepared for one kind of machine.
+
+    Attributes:
+        name: Unique in the bundle (`cpu`, `cuda`, `portable`).
+        target: What a job asks for (`cpu`, `cuda`); several variants may serve one target.
+        model: Path of the ONNX file; also listed in `files`.
+        files: Every file the session reads.
+        session_options: How the session is made.
+        providers: In order of preference, as ONNX Runtime takes them.
+        requirements: What the machine must have.
+        first_phase: What may serve until a session with the options above is made, None for nothing.
+        io_binding: Whether runs have to bind inputs and outputs to fixed memory of the device, as a recorded
+            CUDA graph needs it; `run` alone then does not do.
+        precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `mixed`, `int8`, `int4`.
+        binding: Sizes its symbolic dimensions are bound to, by name, or by `INPUT[AXIS]` where one has none.
+        bucket: Whether it is there for batches of these sizes only, beside one for all.
+        golden: Its own golden sample; None for the bundle's.
+    """
+
+    name: str
+    target: str
+    model: str
+    files: tuple[FileEntry, ...]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    requirements: Requirements
+    first_phase: FirstPhase | None = None
+    io_binding: bool = False
+    precision: str = "fp32"
+    binding: Mapping[str, int] = field(default_factory=dict)
+    bucket: bool = False
+    golden: Golden | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,8 @@ def _check(config: LoaderConfig, *, name: str) -> None:
     for variant in config.variants:
         for problem in _contradictions(variant):
             raise BundleError(f"bad variant {variant.name!r} in {name}\n  {problem}")
-    for tolerance in (config.golden.default, *config.golden.outputs.values()):
+    goldens = [config.golden, *(v.golden for v in config.variants if v.golden is not None)]
+    for tolerance in (one for golden in goldens for one in (golden.default, *golden.outputs.values())):
         if not (0 <= tolerance.rtol < math.inf and 0 <= tolerance.atol < math.inf):
             raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
     check_file_entries(listed_files(config), name=name)
@@ -239,6 +248,10 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     providers = tuple(provider.name for provider in variant.providers)
     if not providers or needs.providers != providers:
         yield f"expected the providers it requires, {list(needs.providers)}, got {list(providers)}"
+    if variant.bucket and not variant.binding:
+        yield "expected the sizes that it is a bucket for, got none"
+    if any(size < 1 for size in variant.binding.values()):
+        yield f"expected sizes of 1 and more, got {dict(variant.binding)}"
     first = variant.first_phase
     if first is not None and _places(first.providers) != _places(variant.providers):
         yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
@@ -255,7 +268,13 @@ def _places(providers: tuple[ProviderRecord, ...]) -> list[tuple[str, str | None
 def listed_files(config: LoaderConfig) -> tuple[FileEntry, ...]:
     """Returns every file the loader config names, each once, in order."""
     entries = [entry for variant in config.variants for entry in variant.files]
-    return tuple(dict.fromkeys([*entries, config.golden.file]))
+    goldens = [golden_of(config, variant).file for variant in config.variants]
+    return tuple(dict.fromkeys([*entries, *goldens, config.golden.file]))
+
+
+def golden_of(config: LoaderConfig, variant: Variant) -> Golden:
+    """Returns the golden sample that a variant's answers are checked with: its own, or the bundle's."""
+    return config.golden if variant.golden is None else variant.golden
 
 
 def check_file_entries(entries: tuple[FileEntry, ...], *, name: str) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import MAX_JSON_BYTES
+from pipeline.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
 from pipeline.bundle.loader_config import FileEntry, check_file_entries
 from pipeline.bundle.record import read_record, write_record
 from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import TuningRecord
 
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA_VERSION = "1.2"
+MANIFEST_SCHEMA_VERSION = "1.3"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
 
 
@@ -202,6 +203,8 @@ class VariantRecord:
         measurements: What it costs.
         decision: What is shipped, and why.
         tuning: The search for its plan, None without one.
+        conversion: How its graph was converted before, None if it was not.
+        accuracy: Of a converted variant, per output, how near the optimised graph is to the source.
     """
 
     name: str
@@ -212,6 +215,8 @@ class VariantRecord:
     measurements: tuple[MeasurementRecord, ...] = ()
     decision: Decision | None = None
     tuning: TuningRecord | None = None
+    conversion: ConversionRecord | None = None
+    accuracy: tuple[OutputAccuracy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,7 @@ class Manifest:
         files: Every file of the bundle except this one.
         git: Where the spec was from, None if it lies in no repository.
         parts: What the bundle was put together from, if from several that were published apart.
+        left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
 
     schema_version: str
@@ -287,6 +293,7 @@ class Manifest:
     missing_targets: tuple[MissingTarget, ...] = field(default=())
     git: GitState | None = None
     parts: tuple[PartOrigin, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -36,6 +36,11 @@ Reader = Callable[[int, int], bytes]
 """Returns the bytes from an offset (inclusive) to another (exclusive)."""
 
 
+StandIn = Callable[[int, int, int], bytes | None]
+"""Says what stands for a large tensor's values: takes the number of their field, their offset in the file and
+their length; returns fields of the tensor instead, or None to leave the values in."""
+
+
 class WireError(ValueError):
     """Bytes that are not a protobuf message, or the beginning of one only."""
 
@@ -51,11 +56,12 @@ class _Field:
     end: int
 
 
-def read_skeleton(path: Path) -> bytes:
+def read_skeleton(path: Path, stand_in: StandIn | None = None) -> bytes:
     """Reads an ONNX model without the values of its large tensors.
 
     Args:
         path: The model file, of any size.
+        stand_in: What tensors have in place of values above `SMALL_BYTES`; nothing if it is not given.
 
     Returns:
         A serialised `ModelProto` in which tensors above `SMALL_BYTES` have name, type, dims and external
@@ -68,7 +74,9 @@ def read_skeleton(path: Path) -> bytes:
     handle = os.open(path, os.O_RDONLY)
     try:
         size_bytes = os.fstat(handle).st_size
-        return _strip(lambda start, end: os.pread(handle, end - start, start), 0, size_bytes, "model")
+        return _strip(
+            lambda start, end: os.pread(handle, end - start, start), 0, size_bytes, "model", stand_in
+        )
     finally:
         os.close(handle)
 
@@ -141,7 +149,7 @@ def encode_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _strip(read: Reader, start: int, end: int, kind: str, depth: int = 0) -> bytes:
+def _strip(read: Reader, start: int, end: int, kind: str, stand_in: StandIn | None, depth: int = 0) -> bytes:
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     nested = _NESTED[kind]
@@ -149,9 +157,12 @@ def _strip(read: Reader, start: int, end: int, kind: str, depth: int = 0) -> byt
     for field in _fields(read, start, end):
         large = field.wire_type == _LENGTH and field.end - field.payload > SMALL_BYTES
         if large and kind == "tensor" and field.number in _TENSOR_VALUES:
+            place = field.number, field.payload, field.end - field.payload
+            other = b"" if stand_in is None else stand_in(*place)
+            kept += read(field.start, field.end) if other is None else other
             continue
         if large and field.number in nested:
-            inner = _strip(read, field.payload, field.end, nested[field.number], depth + 1)
+            inner = _strip(read, field.payload, field.end, nested[field.number], stand_in, depth + 1)
             kept += encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
         else:
             kept += read(field.start, field.end)

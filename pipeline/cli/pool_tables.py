@@ -45,7 +45,7 @@ def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
     return (
         worker.name,
         worker.state,
-        ", ".join(worker.variants.values()) or "–",
+        ", ".join(_variants(worker)) or "–",
         "–" if worker.pid is None else str(worker.pid),
         _figure(worker.start_s),
         _figure(private_mb),
@@ -54,6 +54,12 @@ def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
         _figure(worker.p99_ms),
         str(worker.restarts),
     )
+
+
+def _variants(worker: WorkerStats) -> Iterator[str]:
+    for model, variant in worker.variants.items():
+        buckets = len(worker.buckets.get(model, ()))
+        yield f"{variant} and {buckets} bucket{'s' if buckets > 1 else ''}" if buckets else variant
 
 
 def describe_drive(result: Drive) -> Iterator[str]:

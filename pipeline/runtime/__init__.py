@@ -1,4 +1,4 @@
-"""What jobs import: `load`, `load_progressive` and, for every device of a node, `SessionPool`.
+"""What jobs import: `load`, `load_progressive`, `load_bucketed`; for every device of a node `SessionPool`.
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.
 """
@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.runtime.bucketed_session import BucketedSession
+    from pipeline.runtime.buckets import load_bucketed
     from pipeline.runtime.hardware import Hardware, read_hardware
     from pipeline.runtime.loading import load, open_bundle
     from pipeline.runtime.opening import OpenedBundle
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.runtime.sources import locate
 
 __all__ = [
+    "BucketedSession",
     "Hardware",
     "OpenedBundle",
     "Placement",
@@ -34,6 +37,7 @@ __all__ = [
     "WorkerStats",
     "build_session",
     "load",
+    "load_bucketed",
     "load_progressive",
     "locate",
     "open_bundle",
@@ -43,6 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BucketedSession": "bucketed_session",
     "Hardware": "hardware",
     "OpenedBundle": "opening",
     "Placement": "pool.placement",
@@ -55,6 +60,7 @@ _HOMES = {
     "WorkerStats": "pool.crew",
     "build_session": "session",
     "load": "loading",
+    "load_bucketed": "buckets",
     "load_progressive": "progressive",
     "locate": "sources",
     "open_bundle": "loading",

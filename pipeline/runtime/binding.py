@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.runtime.session import CUDA
+from pipeline.runtime.session import CUDA, onnxruntime_errors
 from pipeline.runtime.tensors import run_session
 
 if TYPE_CHECKING:
@@ -107,3 +107,44 @@ class BoundRun:
         """Returns where the outputs lie on the device, by name."""
         values = self._binding.get_outputs()
         return {name: value.data_ptr() for name, value in zip(self._names, values, strict=True)}
+
+
+class BoundRuns:
+    """Runs of a session that needs inputs and outputs bound, on batches of any shapes, one at a time.
+
+    Batches of the shapes that come first are run in place, where a CUDA graph may be recorded, and others
+    unrecorded, as `run_once` does.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self._session = session
+        self._errors = onnxruntime_errors()
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._in_place: BoundRun | None = None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs on a batch and returns its outputs by name, as arrays on the host.
+
+        Raises:
+            Exception: Whatever ONNX Runtime raises.
+        """
+        shapes = {name: array.shape for name, array in feeds.items()}
+        if self._shapes is None:
+            answers = run_once(self._session, feeds, io_binding=True)  # they can be run at all
+            # Copies, since on the CPU a bound value is the array itself, which is the caller's.
+            copies = {name: np.array(array) for name, array in feeds.items()}
+            self._shapes, self._in_place = shapes, BoundRun(self._session, copies)
+            return answers
+        if self._in_place is None or self._shapes != shapes:
+            return run_once(self._session, feeds, io_binding=True)
+        self._in_place.update(feeds)
+        try:
+            self._in_place()
+        except self._errors:
+            # Outputs are bound to the memory of the first run; where their shapes depend on values, no more.
+            self._in_place = None
+            return run_once(self._session, feeds, io_binding=True)
+        return self._in_place.outputs()

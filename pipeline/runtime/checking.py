@@ -118,7 +118,7 @@ def _unmet(config: LoaderConfig, variant: Variant) -> tuple[str, ...]:
     onnxruntime = import_onnxruntime()
     selection = select_variant(
         dataclasses.replace(config, variants=(variant,)),
-        target=None,
+        target=variant.name,
         hardware=read_hardware(gpus=needs_gpu(variant.requirements)),
         onnxruntime_version=onnxruntime.__version__,
         available_providers=onnxruntime.get_available_providers(),

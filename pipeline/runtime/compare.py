@@ -111,7 +111,7 @@ def compare_output(
     result = Comparison(name, count=expected.size)
     for start in range(0, expected.size, block_elements):
         stop = min(start + block_elements, expected.size)
-        left, right = widen(_read_block(expected, start, stop)), widen(_read_block(got, start, stop))
+        left, right = widen(read_block(expected, start, stop)), widen(read_block(got, start, stop))
         block = _compare_block(left, right, tolerance)
         if _is_worse(block, result):
             result = replace(
@@ -147,7 +147,7 @@ def _is_worse(block: _Block, result: Comparison) -> bool:
     return (_SEVERITY[block.reason], block.ratio) > (_SEVERITY[result.reason], result.ratio)
 
 
-def _read_block(array: Array, start: int, stop: int) -> Array:
+def read_block(array: Array, start: int, stop: int) -> Array:
     """Copies elements `start` to `stop`, in C order, without touching or keeping the rest in memory."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
     block: Array = np.array(flat[start:stop])

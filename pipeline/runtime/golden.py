@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.loader_config import LoaderConfig, Variant
+from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
 from pipeline.bundle.paths import resolve_inside
 from pipeline.errors import LoadError
 from pipeline.runtime.session import onnxruntime_errors
@@ -37,7 +37,8 @@ def check_answers(
     """
     from pipeline.runtime.binding import run_once
 
-    feeds, expected = read_golden(config, root)
+    golden = golden_of(config, variant)
+    feeds, expected = read_golden(golden, root)
     hint, subject = f"ortprep prepare {config.name}", f"variant {variant.name!r} of {root}"
     try:
         answers = run_once(session, feeds, io_binding=variant.io_binding)
@@ -46,17 +47,17 @@ def check_answers(
             f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",
             hint=hint,
         ) from error
-    problems = find_problems(config, expected, answers)
+    problems = find_problems(golden, expected, answers)
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise LoadError(f"{subject} does not answer as recorded\n{lines}", hint=hint)
 
 
-def read_golden(config: LoaderConfig, root: Path) -> tuple[dict[str, Array], dict[str, Array]]:
+def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str, Array]]:
     """Returns the golden sample's inputs, and its outputs as they were recorded, by name.
 
     Args:
-        config: The bundle's loader config.
+        golden: The sample.
         root: The bundle's folder.
 
     Raises:
@@ -65,21 +66,19 @@ def read_golden(config: LoaderConfig, root: Path) -> tuple[dict[str, Array], dic
     """
     from pipeline.runtime.tensors import read_tensors
 
-    tensors = read_tensors(resolve_inside(root, config.golden.file.path))
+    tensors = read_tensors(resolve_inside(root, golden.file.path))
     return _select(tensors, _INPUT), _select(tensors, _OUTPUT)
 
 
-def find_problems(
-    config: LoaderConfig, expected: Mapping[str, Array], answers: Mapping[str, Array]
-) -> list[str]:
+def find_problems(golden: Golden, expected: Mapping[str, Array], answers: Mapping[str, Array]) -> list[str]:
     """Returns what is wrong with answers to the golden sample, a line for each output that differs.
 
     Args:
-        config: The bundle's loader config, which has the tolerances.
+        golden: The sample, which has the tolerances.
         expected: The recorded outputs by name.
         answers: The outputs that came.
     """
-    return list(_find_problems(config, expected, answers))
+    return list(_find_problems(golden, expected, answers))
 
 
 def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,19 +104,19 @@ def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _find_problems(
-    config: LoaderConfig, expected: Mapping[str, Array], answers: Mapping[str, Array]
+    golden: Golden, expected: Mapping[str, Array], answers: Mapping[str, Array]
 ) -> Iterator[str]:
     from pipeline.runtime.compare import compare_output
 
     if not expected:
-        yield f"{config.golden.file.path} holds no output"
+        yield f"{golden.file.path} holds no output"
     for name, array in expected.items():
         if name not in answers:
             yield f"{name}: expected an output, got none"
             continue
         # Tensors of a sequence or map, `NAME[…]`, have the tolerance of `NAME`, as when they were verified.
-        outputs = config.golden.outputs
-        tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or config.golden.default
+        outputs = golden.outputs
+        tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or golden.default
         found = compare_output(array, answers[name], tolerance, name=name)
         if not found.ok:
             # Without elements to compare, the reason says it all.

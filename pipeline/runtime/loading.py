@@ -42,6 +42,7 @@ def load(
     check: CheckPolicy = "none",
     timeout_s: float | None = None,
     require_signature: str | os.PathLike[str] | None = None,
+    precision: str = "fastest-within-gate",
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
@@ -59,6 +60,9 @@ def load(
         timeout_s: Seconds after which the load is given up; pulling comes before.
         require_signature: A public key's file, or what else `ortprep pull --verify` takes: a bundle that is
             not signed so is refused.
+        precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was made, of
+            those whose answers are as near to the source's as its spec asks; `fp32`, `fp16`, `bf16`, `mixed`,
+            `int8` or `int4` takes that one.
 
     Raises:
         SignatureError: The bundle is not signed as is required.
@@ -79,6 +83,7 @@ def load(
         check=check,
         timeout_s=timeout_s,
         require_signature=require_signature,
+        precision=precision,
     ).session
 
 
@@ -92,6 +97,7 @@ def open_bundle(
     timeout_s: float | None = None,
     require_signature: str | os.PathLike[str] | None = None,
     plan: PlanChoice = "steady",
+    precision: str = "fastest-within-gate",
 ) -> OpenedBundle:
     """Does what `load` does, with its arguments and errors, and also returns what was decided.
 
@@ -107,8 +113,10 @@ def open_bundle(
     importing = BackgroundImport()
     # Imported now, so that ONNX Runtime's thread does not have to wait for it.
     from pipeline.runtime import opening
+    from pipeline.runtime.selection import FASTEST, PRECISIONS
 
-    wishes = opening.Wishes(target, device_id, digests, check, deadline, plan)
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    wishes = opening.Wishes(target, device_id, digests, check, deadline, plan, precision=precision)
     return opening.open_bundle(path, wishes, importing)
 
 

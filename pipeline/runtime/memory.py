@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
 _SMAPS_ROLLUP = Path("/proc/self/smaps_rollup")
 _STATUS = Path("/proc/self/status")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def private_bytes() -> int:
@@ -27,6 +29,14 @@ def peak_rss_bytes() -> int:
     """
     value = _read_field(_STATUS, "VmHWM:")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if value is None else value
+
+
+def available_bytes() -> int:
+    """Returns how much memory a child may take: nine tenths of what is available, so that it fails first."""
+    value = _read_field(_MEMINFO, "MemAvailable:")
+    if value is None:
+        value = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return value * 9 // 10
 
 
 def _read_field(path: Path, name: str) -> int | None:

@@ -14,7 +14,7 @@ from pipeline.bundle.paths import resolve_inside
 from pipeline.errors import IntegrityError, LoadError, PipelineError
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.permissions import find_forbidden, find_junk
-from pipeline.runtime.selection import PassedOver, Selection, needs_gpu, select_variant, serves
+from pipeline.runtime.selection import FASTEST, PassedOver, Selection, needs_gpu, select_variant, serves
 from pipeline.runtime.session import SessionPlan, build_session, with_device
 from pipeline.runtime.variant_files import VariantFiles, fetch_files, identify
 
@@ -93,6 +93,7 @@ class Wishes:
     deadline: Deadline
     plan: PlanChoice = "steady"
     adapt: Callable[[SessionPlan], SessionPlan] | None = None
+    precision: str = FASTEST
 
 
 def open_bundle(bundle: Path, wishes: Wishes, importing: BackgroundImport) -> OpenedBundle:
@@ -141,7 +142,7 @@ def _open(root: Path, wishes: Wishes, importing: BackgroundImport) -> OpenedBund
 
 def _choose(root: Path, wishes: Wishes, importing: BackgroundImport) -> Chosen:
     config = read_loader_config(root)
-    candidates = [variant for variant in config.variants if serves(variant, wishes.target)]
+    candidates = [v for v in config.variants if serves(v, wishes.target, wishes.precision)]
     hardware = read_hardware(gpus=any(needs_gpu(variant.requirements) for variant in candidates))
 
     def select(version: str | None, providers: list[str] | None) -> Selection:
@@ -152,6 +153,7 @@ def _choose(root: Path, wishes: Wishes, importing: BackgroundImport) -> Chosen:
             onnxruntime_version=version,
             available_providers=providers,
             device_id=wishes.device_id,
+            precision=wishes.precision,
         )
 
     def fetch(variant: Variant) -> VariantFiles:
@@ -167,7 +169,7 @@ def _choose(root: Path, wishes: Wishes, importing: BackgroundImport) -> Chosen:
     selection = select(onnxruntime.__version__, onnxruntime.get_available_providers())
     variant = selection.variant
     if variant is None:
-        raise _nothing_fits(root, config, selection.passed_over, wishes.target)
+        raise _nothing_fits(root, config, selection.passed_over, wishes)
     if files is None or variant != probable:
         files = fetch(variant)
     files.check()
@@ -241,13 +243,19 @@ def build_plan(
 
 
 def _nothing_fits(
-    root: Path, config: LoaderConfig, passed_over: tuple[PassedOver, ...], target: str | None
+    root: Path, config: LoaderConfig, passed_over: tuple[PassedOver, ...], wishes: Wishes
 ) -> LoadError:
+    target = wishes.target
     hint = f"ortprep prepare {config.name} --target {target or config.variants[0].target}"
     if not passed_over:
         names = ", ".join(dict.fromkeys(variant.target for variant in config.variants))
+        asked, expected = repr(target), names
+        if wishes.precision != FASTEST:
+            asked = f"{wishes.precision}{f' on {target}' if target else ''}"
+            expected = ", ".join(f"{v.name} ({v.precision})" for v in config.variants if not v.bucket)
+            hint = f"convert: {{precision: {wishes.precision}}}   # in the spec of {config.name}"
         return LoadError(
-            f"bundle was not prepared for {target!r}: {root}\n  expected one of {names}", hint=hint
+            f"bundle was not prepared for {asked}: {root}\n  expected one of {expected}", hint=hint
         )
     lines = "\n".join(f"  {variant}" for variant in passed_over)
     return LoadError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)

@@ -33,6 +33,7 @@ def load_progressive(
     timeout_s: float | None = None,
     require_signature: str | os.PathLike[str] | None = None,
     steady_after: BuildStart = "first_run",
+    precision: str = "fastest-within-gate",
 ) -> ProgressiveSession:
     """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
 
@@ -50,6 +51,7 @@ def load_progressive(
         require_signature: As for `load`.
         steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
             nothing from it, or `now`. `wait_steady` has it made in any case.
+        precision: As for `load`.
 
     Raises:
         PipelineError: As `load` does.
@@ -64,6 +66,7 @@ def load_progressive(
         timeout_s=timeout_s,
         require_signature=require_signature,
         plan="first",
+        precision=precision,
     )
     from pipeline.runtime.progressive_session import ProgressiveSession
     from pipeline.runtime.succession import Succession

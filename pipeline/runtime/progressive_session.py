@@ -4,51 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import LoadError, PipelineError
+from pipeline.errors import PipelineError
+from pipeline.runtime.stand_in import StandIn
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from pipeline.runtime.succession import Phase, Succession
 
-_OWNER = "_ortprep_session"
 
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input or output of a model, with the attributes of `onnxruntime.NodeArg`.
-
-    ONNX Runtime's own keep their session alive, and with it the first session's memory.
-
-    Attributes:
-        name: Its name.
-        type: Its type as ONNX Runtime writes it (`tensor(float)`).
-        shape: One item per axis: a size, a symbolic name, or None.
-    """
-
-    name: str
-    type: str
-    shape: list[int | str | None]
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a model says of itself, with the attributes of `onnxruntime.ModelMetadata`, which are ONNX's."""
-
-    producer_name: str
-    graph_name: str
-    domain: str
-    description: str
-    graph_description: str
-    version: int
-    custom_metadata_map: Mapping[str, str]
-
-
-class ProgressiveSession:
+class ProgressiveSession(StandIn):
     """What jobs use of an `onnxruntime.InferenceSession`, on a first session and then on a steady one.
 
     It may be used from many threads. A run ends on the session that it began on, and a session is freed as
@@ -109,7 +77,7 @@ class ProgressiveSession:
         Raises:
             LoadError: This was closed.
         """
-        outputs = self._succession.current().run(output_names, input_feed, run_options)
+        outputs = self._current().run(output_names, input_feed, run_options)
         self._succession.start()
         return outputs
 
@@ -124,22 +92,10 @@ class ProgressiveSession:
         Raises:
             LoadError: This was closed.
         """
-        session = self._succession.current()
+        session = self._current()
         outputs = session.run_with_ort_values(output_names, input_dict_ort_values, run_options)
         self._succession.start()
         return outputs
-
-    def io_binding(self) -> onnxruntime.IOBinding:
-        """Returns a binding of the session in service now; it keeps that session, and runs on it, for ever.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        session = self._succession.current()
-        binding = session.io_binding()
-        # ONNX Runtime before 1.31 lets a session go while a binding points into it.
-        setattr(binding, _OWNER, session)
-        return binding
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
         """Runs as `InferenceSession.run_with_iobinding` does, on the session that the binding was made from.
@@ -147,80 +103,9 @@ class ProgressiveSession:
         Raises:
             LoadError: This was closed, or the binding is not of `io_binding`.
         """
-        self._succession.current()
-        owner = getattr(iobinding, _OWNER, None)
-        if owner is None:
-            raise LoadError(
-                "binding of another session\n  expected one that this session's io_binding returned"
-            )
-        owner.run_with_iobinding(iobinding, run_options)
+        super().run_with_iobinding(iobinding, run_options)
         self._succession.start()
 
-    def get_inputs(self) -> list[TensorInfo]:
-        """Returns the model's inputs, in order.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return [_describe(node) for node in self._succession.current().get_inputs()]
-
-    def get_outputs(self) -> list[TensorInfo]:
-        """Returns the model's outputs, in order.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return [_describe(node) for node in self._succession.current().get_outputs()]
-
-    def get_overridable_initializers(self) -> list[TensorInfo]:
-        """Returns the model's weights that an input may replace.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return [_describe(node) for node in self._succession.current().get_overridable_initializers()]
-
-    def get_modelmeta(self) -> ModelInfo:
-        """Returns what the model says of itself.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        meta = self._succession.current().get_modelmeta()
-        return ModelInfo(
-            producer_name=meta.producer_name,
-            graph_name=meta.graph_name,
-            domain=meta.domain,
-            description=meta.description,
-            graph_description=meta.graph_description,
-            version=meta.version,
-            custom_metadata_map=dict(meta.custom_metadata_map),
-        )
-
-    def get_providers(self) -> list[str]:
-        """Returns the execution providers of the session in service.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return list(self._succession.current().get_providers())
-
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Returns the options of the execution providers of the session in service.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return dict(self._succession.current().get_provider_options())
-
-    def get_session_options(self) -> onnxruntime.SessionOptions:
-        """Returns the options of the session in service.
-
-        Raises:
-            LoadError: This was closed.
-        """
-        return self._succession.current().get_session_options()
-
-
-def _describe(node: Any) -> TensorInfo:
-    return TensorInfo(node.name, node.type, list(node.shape))
+    def _current(self) -> onnxruntime.InferenceSession:
+        session: onnxruntime.InferenceSession = self._succession.current()
+        return session

@@ -11,6 +11,12 @@ from pipeline.runtime.hardware import Hardware
 from pipeline.runtime.session import CUDA
 from pipeline.versions import parse_version
 
+FASTEST = "fastest-within-gate"
+"""Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""
+
+PRECISIONS = ("fp32", "fp16", "bf16", "mixed", "int8", "int4")
+"""What a variant may be in."""
+
 
 @dataclass(frozen=True)
 class PassedOver:
@@ -49,6 +55,7 @@ def select_variant(
     onnxruntime_version: str | None,
     available_providers: Sequence[str] | None,
     device_id: int | None = None,
+    precision: str = FASTEST,
 ) -> Selection:
     """Picks the first variant, in the bundle's order of preference, whose requirements this machine meets.
 
@@ -59,10 +66,11 @@ def select_variant(
         onnxruntime_version: Of the installed ONNX Runtime; None leaves versions unchecked.
         available_providers: What it offers; None leaves providers unchecked.
         device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
+        precision: What the job asks for: one of `PRECISIONS`, or `FASTEST`.
     """
     passed_over: list[PassedOver] = []
     for variant in config.variants:
-        if not serves(variant, target):
+        if not serves(variant, target, precision):
             continue
         reasons = find_reasons(
             variant,
@@ -95,9 +103,14 @@ def find_reasons(
     )
 
 
-def serves(variant: Variant, target: str | None) -> bool:
-    """Says whether a variant is what a job asks for: its target, its name, or anything."""
-    return target is None or target in (variant.target, variant.name)
+def serves(variant: Variant, target: str | None, precision: str = FASTEST) -> bool:
+    """Says whether a variant is what a job asks for: its target, its name, or anything, in that precision.
+
+    One that takes batches of certain sizes only has to be asked for by name.
+    """
+    if precision not in (FASTEST, variant.precision):
+        return False
+    return target == variant.name or (target in (None, variant.target) and not variant.bucket)
 
 
 def needs_gpu(requirements: Requirements) -> bool:

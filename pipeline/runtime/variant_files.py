@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.bundle.digest import DigestCache, digest_file
-from pipeline.bundle.loader_config import LoaderConfig, Variant
+from pipeline.bundle.loader_config import LoaderConfig, Variant, golden_of
 from pipeline.bundle.paths import resolve_inside
 from pipeline.bundle.verification import (
     Difference,
@@ -101,7 +101,7 @@ def fetch_files(
         IntegrityError: A path leaves the bundle, or its two records contradict each other.
         LoadTimeoutError: The deadline passed.
     """
-    entries = (*variant.files, config.golden.file) if with_golden else variant.files
+    entries = (*variant.files, golden_of(config, variant).file) if with_golden else variant.files
     paths = tuple(resolve_inside(root, entry.path) for entry in entries)
     identities = tuple((path, identify(path)) for path in paths)
     start_prefetch(paths)

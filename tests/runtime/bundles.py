@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,59 @@ def write_bundle(
     write_loader_config(folder, config)
     write_record(folder)
     return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A variant that answers with weights of its own, so that answers tell which one it was."""
+
+    name: str
+    seed: int
+    batch: int | None = None
+    precision: str = "fp32"
+    requirements: Requirements = CPU_ONLY
+    io_binding: bool = False
+
+
+BUCKETED = (
+    Part("cpu", seed=0),
+    Part("cpu-int8", seed=1, precision="int8"),
+    Part("cpu-batch4", seed=2, batch=4),
+    Part("cpu-batch8", seed=3, batch=8),
+    Part("cpu-int8-batch4", seed=4, batch=4, precision="int8"),
+)
+
+
+def write_converted(folder: Path, parts: Sequence[Part] = BUCKETED) -> Path:
+    """Writes a bundle of two precisions with buckets, each variant with a golden sample of its own."""
+    write_bundle(folder, requirements={part.name: part.requirements for part in parts})
+    config = read_loader_config(folder)
+    variants = tuple(
+        _convert(folder, variant, part) for variant, part in zip(config.variants, parts, strict=True)
+    )
+    write_loader_config(folder, dataclasses.replace(config, variants=variants))
+    write_record(folder)
+    return folder
+
+
+def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
+    weights, x = weights_of(part.seed), batch_of(part.batch or 2)
+    paths = write_linear(folder / variant.model, weights, part.batch or "batch")
+    golden = f"{part.name}/golden.npz"
+    write_tensors(folder / golden, {"input:x": x, "output:y": x @ weights})
+    return dataclasses.replace(
+        variant,
+        files=tuple(entry(folder, f"{part.name}/{path.name}") for path in paths),
+        precision=part.precision,
+        binding={"batch": part.batch} if part.batch else {},
+        bucket=part.batch is not None,
+        golden=Golden(entry(folder, golden), Tolerance(1e-4, 1e-5)),
+        io_binding=part.io_binding,
+    )
+
+
+def batch_of(size: int) -> NDArray[np.float32]:
+    return np.random.default_rng(size).standard_normal((size, ROWS)).astype(np.float32)
 
 
 def _write_variant(

@@ -12,7 +12,7 @@ import pytest
 from pipeline.bundle.loader_config import read_loader_config, write_loader_config
 from pipeline.errors import LoadError
 from pipeline.runtime import load
-from pipeline.runtime.binding import BoundRun, run_once
+from pipeline.runtime.binding import BoundRun, BoundRuns, run_once
 from pipeline.runtime.tensors import run_session
 from tests.runtime.bundles import sample, weights_of, write_bundle, write_record
 
@@ -41,6 +41,19 @@ def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle: Pat
         addresses.add(run.addresses()["y"])
     assert len(addresses) == 1
     np.testing.assert_allclose(run.outputs()["y"], sample() @ weights_of(0), rtol=1e-4)
+
+
+def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle: Path) -> None:
+    session = load(bundle)
+    runs, answers = BoundRuns(session), []
+    batches = [sample()[:rows] * factor for factor in (1, 2, 3) for rows in (2, 1, 2)]
+    for x in batches:
+        before = x.copy()
+        answers.append(runs.run({"x": x})["y"])
+        np.testing.assert_array_equal(x, before, err_msg="a caller's batch was written to")
+    # Compared after all runs, so that answers whose memory is used again would be noticed.
+    for x, answer in zip(batches, answers, strict=True):
+        np.testing.assert_array_equal(answer, run_session(session, {"x": x})["y"])
 
 
 def mark_bound(bundle: Path) -> None:

@@ -73,7 +73,7 @@ def _model(
     return _field(1, IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, OPSET))
 
 
-def write_linear(path: Path, weights: Weights) -> tuple[Path, Path]:
+def write_linear(path: Path, weights: Weights, batch: int | str = "batch") -> tuple[Path, Path]:
     """Writes `y = x @ weights` with the weights in `<path>.data`; returns both files. x is (batch, rows)."""
     data = path.with_name(path.name + ".data")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ def write_linear(path: Path, weights: Weights) -> tuple[Path, Path]:
         _model(
             [_node("MatMul", ("x", "w"), "y")],
             [_external_tensor("w", weights, data.name, 0)],
-            {"x": ("batch", rows)},
-            {"y": ("batch", columns)},
+            {"x": (batch, rows)},
+            {"y": (batch, columns)},
         )
     )
     return path, data

@@ -50,6 +50,7 @@ class WorkerStats:
         device: Its device.
         models: What it serves.
         variants: Which variant of each model it took.
+        buckets: Those for batches of certain sizes that it has beside it, likewise.
         state: What it is doing.
         pid: Its process; None without one.
         start_s: What its last start took, from before its process was made; None before it was ready.
@@ -68,6 +69,7 @@ class WorkerStats:
     device: str
     models: tuple[str, ...]
     variants: Mapping[str, str]
+    buckets: Mapping[str, tuple[str, ...]]
     state: WorkerState
     pid: int | None
     start_s: float | None
@@ -132,6 +134,7 @@ class Member:
     start_s: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
+    buckets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     private_bytes: int | None = None
     served: int = 0
     refusals: int = 0
@@ -183,6 +186,7 @@ class Member:
             device=self.workplace.device.name,
             models=self.models,
             variants=dict(self.variants),
+            buckets=dict(self.buckets),
             state=self.state,
             pid=self.pid,
             start_s=self.start_s,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
 from pipeline.errors import PoolClosedError
-from pipeline.runtime.element_types import Array
+from pipeline.runtime.selection import FASTEST
 
 if TYPE_CHECKING:
     from pipeline.runtime.pool.crew import PoolStats, WorkerEvent
+    from pipeline.runtime.pool.questions import Question
     from pipeline.runtime.pool.session_pool import SessionPool
 
 _KEPT = 10
@@ -52,55 +54,55 @@ def drive_bundle(
     requests: int,
     clients: int,
     observer: Callable[[WorkerEvent], None],
+    precision: str = FASTEST,
 ) -> tuple[Drive, PoolStats]:
-    """Makes a pool of a bundle, drives it with the golden sample, and returns what came of it.
+    """Makes a pool of a bundle, drives it with its golden samples, and returns what came of it.
 
     Raises:
-        PipelineError: As `SessionPool` does.
+        PipelineError: As `SessionPool` does; or the samples cannot be read.
+        PoolError: Workers took variants that have no golden sample in common.
     """
-    from pipeline.runtime.golden import find_problems, read_golden
+    from pipeline.runtime.pool.questions import read_questions
     from pipeline.runtime.pool.session_pool import SessionPool
 
-    config = read_loader_config(bundle)
-    inputs, expected = read_golden(config, bundle)
     with SessionPool(
-        bundle, devices=devices, workers_per_device=workers_per_device, observer=observer
+        bundle,
+        devices=devices,
+        workers_per_device=workers_per_device,
+        precision=precision,
+        observer=observer,
     ) as pool:
-        result = drive(
-            pool,
-            inputs,
-            lambda answer: find_problems(config, expected, answer),
-            requests=requests,
-            clients=clients,
-        )
+        served = _served_variants(read_loader_config(bundle), pool.stats())
+        result = drive(pool, read_questions(served, bundle), requests=requests, clients=clients)
         return result, pool.stats()
 
 
+def _served_variants(config: LoaderConfig, stats: PoolStats) -> list[LoaderConfig]:
+    """Returns the bundle with the variants that workers have, once for all workers that have the same."""
+    (model,) = {name for worker in stats.workers for name in worker.models}
+    named = {(worker.variants[model], *worker.buckets.get(model, ())) for worker in stats.workers}
+    by_name = {variant.name: variant for variant in config.variants}
+    return [replace(config, variants=tuple(by_name[name] for name in names)) for names in sorted(named)]
+
+
 def drive(
-    pool: SessionPool,
-    inputs: Mapping[str, Array],
-    check: Callable[[Mapping[str, Array]], list[str]],
-    *,
-    requests: int,
-    clients: int,
-    retries: int = 0,
+    pool: SessionPool, questions: Sequence[Question], *, requests: int, clients: int, retries: int = 0
 ) -> Drive:
     """Makes requests from several threads until so many are made.
 
     Args:
         pool: A pool of one model.
-        inputs: What every request brings.
-        check: Returns what is wrong with an answer.
+        questions: What requests bring, in turn.
         requests: How many.
         clients: How many threads.
         retries: Of each request.
     """
-    result, lock, left = Drive(requests), threading.Lock(), [requests]
+    result, lock = Drive(requests), threading.Lock()
+    turns = itertools.islice(itertools.cycle(questions), requests)
 
-    def is_one_left() -> bool:
+    def next_question() -> Question | None:
         with lock:
-            left[0] -= 1
-            return left[0] >= 0
+            return next(turns, None)
 
     def note(kind: str, problems: list[str]) -> None:
         with lock:
@@ -108,9 +110,9 @@ def drive(
             result.problems.extend(problems[: _KEPT - len(result.problems)])
 
     def work() -> None:
-        while is_one_left():
+        while (question := next_question()) is not None:
             try:
-                problems = check(pool.run(inputs, retries=retries))
+                problems = question.find_problems(pool.run(question.inputs, retries=retries))
             except PoolClosedError:
                 return  # whoever closed it wants no more
             except Exception as error:  # noqa: BLE001 - whatever it is, the request has failed

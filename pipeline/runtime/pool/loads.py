@@ -5,44 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.bundle.loader_config import LoaderConfig, listed_files, read_loader_config
+from pipeline.bundle.loader_config import Variant, listed_files, read_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, PlanFigures, VariantRecord, read_manifest
+from pipeline.runtime.bucket_choice import find_buckets
 from pipeline.runtime.pool.devices import Device
 from pipeline.runtime.pool.placement import ModelLoad, Placement, Room, place_models
+from pipeline.runtime.selection import FASTEST, serves
 
 _MB = 2**20
+_PORTABLE = "portable"
 
 
-def read_load(name: str, bundle: Path, target: str | None, *, copies: int = 1) -> ModelLoad:
+def read_load(
+    name: str,
+    bundle: Path,
+    target: str | None,
+    *,
+    copies: int = 1,
+    precision: str = FASTEST,
+    buckets: bool = True,
+) -> ModelLoad:
     """Returns what a model costs on devices of a kind: a run's measured milliseconds, and its memory.
 
-    Memory is what the process took beyond the files it maps, and those files once. Where nothing was
-    measured, the size of the weights stands for both, which tells models apart well enough to divide them.
+    Memory is what the process took beyond the files it maps, and those files once, for the variant that takes
+    batches of any shapes and for each of its buckets. Where nothing was measured, the size of the weights
+    stands for all of it, which tells models apart well enough to divide them.
 
     Args:
         name: What to call it.
         bundle: The bundle's folder.
         target: `cpu` or `cuda`; None for the bundle's first.
         copies: How many processes have it; mapped files are there once.
+        precision: As `load` takes it.
+        buckets: Whether the processes have its buckets too.
 
     Raises:
         BundleError: The bundle cannot be read.
     """
     config = read_loader_config(bundle)
-    weights = _weights_bytes(config, target)
-    if not (bundle / MANIFEST_FILE).exists():
+    general = next((v for v in config.variants if serves(v, target, precision)), None)
+    if general is None:
+        weights = sum(entry.size_bytes for entry in listed_files(config))
         return ModelLoad(name, weights / _MB, weights)
-    for record in read_manifest(bundle).variants:
-        figures = _shipped_figures(record)
-        if figures is not None and target in (None, record.target):
-            memory_mb = figures.gpu_mb or figures.private_mb
-            mapped = 0 if figures.gpu_mb else weights
-            return ModelLoad(name, figures.steady_ms.median, int(memory_mb.median * _MB) * copies + mapped)
-    return ModelLoad(name, weights / _MB, weights)
+    measured = _read_figures(bundle)
+    figures = measured.get(general.name)
+    beside = find_buckets(config, general) if buckets else ()
+    memory = sum(_memory(one, measured.get(one.name), copies) for one in (general, *beside))
+    cost = _weights_bytes(general) / _MB if figures is None else figures.steady_ms.median
+    return ModelLoad(name, cost, memory)
 
 
 def place_bundles(
-    bundles: Mapping[str, Path], devices: Sequence[Device], *, copies: int = 1
+    bundles: Mapping[str, Path],
+    devices: Sequence[Device],
+    *,
+    copies: int = 1,
+    precision: str = FASTEST,
+    buckets: bool = True,
 ) -> tuple[tuple[ModelLoad, ...], Placement]:
     """Returns what each bundle's model asks for, and the device it goes to.
 
@@ -50,6 +69,8 @@ def place_bundles(
         bundles: Folders by name.
         devices: The devices.
         copies: How many processes of a device have the model.
+        precision: As `load` takes it.
+        buckets: Whether the processes have its buckets too.
 
     Raises:
         BundleError: A bundle cannot be read.
@@ -57,15 +78,36 @@ def place_bundles(
     """
     kinds = {device.kind for device in devices}
     kind = kinds.pop() if len(kinds) == 1 else None
-    loads = tuple(read_load(name, path, kind, copies=copies) for name, path in bundles.items())
+    loads = tuple(
+        read_load(name, path, kind, copies=copies, precision=precision, buckets=buckets)
+        for name, path in bundles.items()
+    )
     return loads, place_models(loads, [Room(device.name, device.memory_bytes) for device in devices])
 
 
-def _weights_bytes(config: LoaderConfig, target: str | None) -> int:
-    for variant in config.variants:
-        if target in (None, variant.target):
-            return sum(entry.size_bytes for entry in variant.files)
-    return sum(entry.size_bytes for entry in listed_files(config))
+def _read_figures(bundle: Path) -> dict[str, PlanFigures]:
+    """Returns what was measured of variants, by name; the portable one is measured with those of a target."""
+    if not (bundle / MANIFEST_FILE).exists():
+        return {}
+    found: dict[str, PlanFigures] = {}
+    for record in read_manifest(bundle).variants:
+        figures = _shipped_figures(record)
+        if figures is not None:
+            found.setdefault(_PORTABLE if figures.plan == _PORTABLE else record.name, figures)
+    return found
+
+
+def _memory(variant: Variant, figures: PlanFigures | None, copies: int) -> int:
+    weights = _weights_bytes(variant)
+    if figures is None:
+        return weights
+    memory_mb = figures.gpu_mb or figures.private_mb
+    mapped = 0 if figures.gpu_mb else weights
+    return int(memory_mb.median * _MB) * copies + mapped
+
+
+def _weights_bytes(variant: Variant) -> int:
+    return sum(entry.size_bytes for entry in variant.files)
 
 
 def _shipped_figures(record: VariantRecord) -> PlanFigures | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
+from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.hardware import read_hardware
@@ -32,6 +32,7 @@ from pipeline.runtime.pool.requests import IN_PLACE_BYTES, check_inputs, iterate
 from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
 from pipeline.runtime.pool.supervisor import Rules, Supervisor
 from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
+from pipeline.runtime.selection import FASTEST, PRECISIONS
 from pipeline.runtime.sources import locate
 
 Bundle = str | os.PathLike[str]
@@ -66,6 +67,9 @@ class SessionPool:
             peace between its deaths, until it is given up.
         threads: Threads per worker; None divides the processors among them.
         digests: As `load` takes it.
+        precision: As `load` takes it.
+        buckets: Whether workers also load the variants for batches of certain sizes, which then take those
+            batches. All are loaded before a worker is ready, and each needs memory of its own.
         require_signature: As `load` takes it, of every bundle.
         start_method: How processes are made.
         observer: Called with everything that happens to workers, on a thread of the pool.
@@ -93,6 +97,8 @@ class SessionPool:
         max_restarts: int = 5,
         threads: int | None = None,
         digests: DigestPolicy = "changed",
+        precision: str = FASTEST,
+        buckets: bool = True,
         require_signature: str | os.PathLike[str] | None = None,
         start_method: StartMethod = "spawn",
         observer: Callable[[WorkerEvent], None] | None = None,
@@ -110,7 +116,10 @@ class SessionPool:
             max_shared_bytes=1 if max_shared_bytes is None else max_shared_bytes,
             threads=1 if threads is None else threads,
         )
-        _, self.placement = place_bundles(self._paths, places, copies=workers_per_device)
+        check_choice("precision", precision, (FASTEST, *PRECISIONS))
+        _, self.placement = place_bundles(
+            self._paths, places, copies=workers_per_device, precision=precision, buckets=buckets
+        )
         members = _make_members(places, workers_per_device, threads, max_restarts, self.placement)
         wanted = len(members) if min_ready is None else min_ready
         if not 0 <= wanted <= len(members):
@@ -130,7 +139,15 @@ class SessionPool:
         rules = Rules(
             job={"entry": worker, "prefix": prefix, "digests": digests},
             models={
-                name: _describe(name, self._paths[name], config, target) for name, config in configs.items()
+                name: {
+                    "name": name,
+                    "bundle": str(self._paths[name]),
+                    "target": target,
+                    "precision": precision,
+                    "buckets": buckets,
+                    "config": encode(config),
+                }
+                for name, config in configs.items()
             },
             start_timeout_s=start_timeout_s,
             run_timeout_s=run_timeout_s,
@@ -507,15 +524,6 @@ def _name_bundles(
         }
     path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
     return {read_loader_config(path).name: path}
-
-
-def _describe(name: str, path: Path, config: LoaderConfig, target: str | None) -> dict[str, Any]:
-    return {
-        "name": name,
-        "bundle": str(path),
-        "target": target,
-        "config": encode(config),
-    }
 
 
 def _make_members(

@@ -490,8 +490,13 @@ class Supervisor:
 
     def _has_become_ready(self, member: Member, content: Mapping[str, Any]) -> None:
         with self._lock:
-            variants = content.get("variants")
+            variants, buckets = content.get("variants"), content.get("buckets")
             member.variants = dict(variants) if isinstance(variants, dict) else {}
+            member.buckets = (
+                {name: tuple(found) for name, found in buckets.items() if isinstance(found, list)}
+                if isinstance(buckets, dict)
+                else {}
+            )
             member.private_bytes = int(_number(content.get("private_bytes")))
             member.become_ready(time.monotonic())
             self.exchange.open_worker(member.number)

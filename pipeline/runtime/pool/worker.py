@@ -120,6 +120,7 @@ def main(job: Mapping[str, Any]) -> None:
             "total_s": time.perf_counter() - begun,
             "private_bytes": private_bytes(),
             "variants": {model.name: model.variant for model in models},
+            "buckets": {model.name: model.buckets for model in models},
         },
     )
     serve(line, models, job["prefix"])

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.errors import LoadError
 from pipeline.runtime.pool import served_model, worker
 from pipeline.runtime.pool.segments import AttachedSegments
+from pipeline.runtime.pool.served_session import read_tensor
 from pipeline.runtime.pool.tensor_headers import HeaderReader, encode_headers
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
 
@@ -59,7 +60,7 @@ def goes_wrong_when_asked(job: Job) -> None:
 
     def run(self: served_model.ServedModel, frame: Frame, segments: AttachedSegments, *more: Any) -> Any:
         block = segments.bytes_of(frame.first)
-        array = served_model._read(HeaderReader().read(block)[0], block, segments)
+        array = read_tensor(HeaderReader().read(block)[0], block, segments)
         wish = int(array.flat[0]) if array.size else 0
         if wish in _DEEDS:
             return _DEEDS[wish](self, frame, segments, job["descriptors"][1], serve, more)

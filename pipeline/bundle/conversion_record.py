@@ -1,0 +1,120 @@
+"""How a variant was converted before its graph was optimised, as the manifest keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class OutputAccuracy:
+    """How near one output is to its reference, over all samples.
+
+    Attributes:
+        output: Name of the output.
+        elements: Elements compared, over all samples.
+        max_abs: Largest absolute difference of elements that are finite on both sides.
+        mean_abs: Mean absolute difference of these.
+        cosine: Of the angle between reference and candidate; the worst sample's.
+        snr_db: Signal-to-noise ratio in decibels, at most 200 in size; the worst sample's.
+        top1: Share of rows along the last axis whose largest element is at the same index; of integers,
+            booleans and strings the share of equal elements; None where an output has no rows.
+        nonfinite: Elements where NaN, or an infinity of one sign, is on one side only.
+        reason: How type or shape differ; "" if they do not.
+    """
+
+    output: str
+    elements: int = 0
+    max_abs: float = 0.0
+    mean_abs: float = 0.0
+    cosine: float = 1.0
+    snr_db: float = 200.0
+    top1: float | None = None
+    nonfinite: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One graph pass that was run in a process of its own.
+
+    Attributes:
+        name: `fusion`, `shapes`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights`, ….
+        elapsed_ms: From start to exit of its process.
+        peak_rss_bytes: Largest resident set of that process.
+    """
+
+    name: str
+    elapsed_ms: float
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class PrecisionStep:
+    """One step of the ladder of precisions that was tried.
+
+    Attributes:
+        precision: What was tried.
+        outcome: `taken`, or why the ladder went on.
+        kept: Nodes that stayed in fp32, by name.
+        nodes: Nodes of the graph before it was converted.
+        trials: Sets of nodes that the search asked about; 0 without a search.
+        accuracy: Per output, against the unconverted source; empty if it could not be run.
+        passes: The passes of the attempt that counts.
+    """
+
+    precision: str
+    outcome: str
+    kept: tuple[str, ...] = ()
+    nodes: int = 0
+    trials: int = 0
+    accuracy: tuple[OutputAccuracy, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class ConversionRecord:
+    """What `convert` did for one variant, its parents' part included.
+
+    Attributes:
+        asked: Precision that the spec asks for.
+        precision: What became of it.
+        binding: Sizes that symbolic dimensions were bound to, by name.
+        fused: Operators that replaced subgraphs, with their number.
+        fused_by: Package and version that fused; "" for none.
+        steps: Every step of the ladder that was tried, the taken one last.
+        passes: Passes besides those of the steps.
+    """
+
+    asked: str
+    precision: str
+    binding: Mapping[str, int] = field(default_factory=dict)
+    fused: Mapping[str, int] = field(default_factory=dict)
+    fused_by: str = ""
+    steps: tuple[PrecisionStep, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+
+
+INTEGER_PASSES = ("int8-dynamic", "int8-static")
+"""Passes after which products are computed with 8-bit integers, whose instructions differ between CPUs."""
+
+
+def computes_with_integers(record: ConversionRecord | None) -> bool:
+    """Says whether a conversion's products are computed with 8-bit integers."""
+    taken = record.steps[-1] if record is not None and record.steps else None
+    return taken is not None and any(one.name in INTEGER_PASSES for one in taken.passes)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A variant that the spec asks for and the bundle does not have.
+
+    Attributes:
+        variant: Its name.
+        reason: Why, in a sentence.
+        conversion: What was tried; None for a variant that was to be made of one that was left out.
+    """
+
+    variant: str
+    reason: str
+    conversion: ConversionRecord | None = None

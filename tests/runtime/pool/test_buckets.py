@@ -1,0 +1,111 @@
+"""A pool serves each request with the variant for its sizes, and is checked by what that one recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
+from pipeline.errors import LoadError, PoolError
+from pipeline.runtime import SessionPool
+from pipeline.runtime.pool.driving import drive_bundle
+from pipeline.runtime.pool.questions import read_questions
+from pipeline.runtime.pool.served_model import ServedModel, open_model
+from pipeline.runtime.tensors import write_tensors
+from tests.runtime.bundles import batch_of, weights_of, write_converted
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_converted(tmp_path / "bundle")
+
+
+def having(config: LoaderConfig, *names: str) -> LoaderConfig:
+    """What a worker has that took these variants, the one for all shapes first."""
+    by_name = {variant.name: variant for variant in config.variants}
+    return dataclasses.replace(config, variants=tuple(by_name[name] for name in names))
+
+
+def test_requests_are_answered_by_the_variants_for_their_sizes(bundle: Path) -> None:
+    with SessionPool(bundle, devices="cpu", precision="int8") as pool:
+        (worker,) = pool.stats().workers
+        assert worker.variants == {"linear": "cpu-int8"}
+        assert worker.buckets == {"linear": ("cpu-int8-batch4",)}
+        for size, seed in [(1, 1), (4, 4), (5, 1), (4, 4), (8, 1)]:
+            answer = pool.run({"x": batch_of(size)})["y"]
+            np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
+        assert pool.check() == {}
+
+
+def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
+    result, stats = drive_bundle(
+        bundle,
+        devices="cpu",
+        workers_per_device=1,
+        requests=30,
+        clients=2,
+        observer=lambda _: None,
+        precision="int8",
+    )
+    assert (result.wrong, result.failed, result.problems) == (0, 0, [])
+    assert sum(worker.served for worker in stats.workers) == 30
+
+
+def test_the_questions_are_the_samples_of_the_variants_that_answer_them(bundle: Path) -> None:
+    config = read_loader_config(bundle)
+    questions = read_questions([having(config, "cpu", "cpu-batch4", "cpu-batch8")], bundle)
+    assert [question.inputs["x"].shape[0] for question in questions] == [2, 4, 8]
+    for question, seed in zip(questions, (0, 2, 3), strict=True):
+        x = question.inputs["x"]
+        assert question.find_problems({"y": x @ weights_of(seed)}) == []
+        assert question.find_problems({"y": x @ weights_of(1)}) != []
+
+
+def test_of_workers_with_different_variants_each_ones_answer_is_right(bundle: Path) -> None:
+    config = read_loader_config(bundle)
+    (question,) = read_questions([having(config, "cpu"), having(config, "cpu-int8")], bundle)
+    x = question.inputs["x"]
+    for seed, is_right in {0: True, 1: True, 2: False}.items():
+        assert (question.find_problems({"y": x @ weights_of(seed)}) == []) is is_right
+
+
+def test_workers_whose_samples_differ_cannot_be_checked_and_that_is_said(bundle: Path) -> None:
+    config = read_loader_config(bundle)
+    with pytest.raises(PoolError, match="no golden sample to check answers with"):
+        read_questions([having(config, "cpu-batch4"), having(config, "cpu-batch8")], bundle)
+
+
+def opened(bundle: Path, **changes: Any) -> ServedModel:
+    """The model in this process, as a worker on the CPU opens it."""
+    config = encode(read_loader_config(bundle))
+    model = {"name": "m", "bundle": str(bundle), "target": None, "precision": "fp32", "buckets": True}
+    job = {"device": "cpu", "device_id": None, "threads": 1, "may_spin": False, "digests": "off"}
+    return open_model({**model, "config": config, **changes}, job)
+
+
+def test_a_worker_loads_buckets_only_where_the_pool_wants_them(bundle: Path) -> None:
+    assert opened(bundle).buckets == ("cpu-batch4", "cpu-batch8")
+    assert opened(bundle, buckets=False).buckets == ()
+
+
+def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(bundle: Path) -> None:
+    wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(0)}
+    write_tensors(bundle / "cpu-batch4/golden.npz", wrong)
+    with pytest.raises(LoadError, match=r"'cpu-batch4'.*does not answer as recorded"):
+        opened(bundle)
+
+
+def test_a_check_runs_the_samples_of_buckets_too(bundle: Path) -> None:
+    model = opened(bundle)
+    model.check()
+    wrong = {"input:x": batch_of(8), "output:y": batch_of(8) @ weights_of(0)}
+    write_tensors(bundle / "cpu-batch8/golden.npz", wrong)
+    with pytest.raises(LoadError, match=r"'cpu-batch8'.*does not answer as recorded"):
+        model.check()
