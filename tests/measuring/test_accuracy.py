@@ -1,0 +1,182 @@
+"""Figures of accuracy: they are what their formulas say, whatever the blocks, the types and the sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pipeline.bundle.conversion_record import OutputAccuracy
+from pipeline.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
+from pipeline.runtime.answers import Answer
+from pipeline.runtime.element_types import ELEMENT_TYPES, Array, narrow
+
+NAN, INF = float("nan"), float("inf")
+BLOCKS = st.integers(1, 40)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6)
+DTYPES = st.one_of(
+    hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),
+    hnp.integer_dtypes(endianness="="),
+    hnp.unsigned_integer_dtypes(endianness="="),
+    hnp.complex_number_dtypes(sizes=(64, 128), endianness="="),
+    hnp.boolean_dtypes(),
+    hnp.unicode_string_dtypes(min_len=1, max_len=4, endianness="="),
+    st.sampled_from([kind.dtype for kind in ELEMENT_TYPES.values() if kind.bits >= 8]),
+)
+
+
+def measure(*pairs: tuple[Any, Any], block_elements: int = 1000) -> OutputAccuracy:
+    meter = AccuracyMeter("y", block_elements=block_elements)
+    for expected, got in pairs:
+        meter.add(np.asarray(expected), np.asarray(got))
+    return meter.result()
+
+
+@given(array=hnp.arrays(DTYPES, SHAPES), block=BLOCKS)
+def test_an_array_is_perfectly_accurate_against_itself(array: Array, block: int) -> None:
+    found = measure((array, array.copy()), block_elements=block)
+    assert (found.max_abs, found.mean_abs, found.nonfinite, found.reason) == (0, 0, 0, "")
+    assert (found.cosine, found.snr_db) == (1, SNR_CAP_DB)
+    assert found.top1 in (None, 1)
+
+
+@given(data=st.data(), block=BLOCKS)
+def test_figures_are_their_formulas_whatever_the_block(data: st.DataObject, block: int) -> None:
+    shape = data.draw(hnp.array_shapes(min_side=2, max_side=6))
+    elements = st.integers(-50, 50).map(float)
+    expected, got = (data.draw(hnp.arrays(np.float32, shape, elements=elements)) for _ in range(2))
+    found = measure((expected, got), block_elements=block)
+    left, right = expected.astype(np.float64).ravel(), got.astype(np.float64).ravel()
+    noise, energies = ((left - right) ** 2).sum(), (left @ left) * (right @ right)
+    assert found.max_abs == np.abs(left - right).max()
+    assert found.mean_abs == pytest.approx(np.abs(left - right).mean())
+    if noise:
+        wanted = left @ right / np.sqrt(energies) if energies else 0
+        assert found.cosine == pytest.approx(wanted, abs=1e-12)
+    if noise and left.any():
+        assert found.snr_db == pytest.approx(10 * np.log10(left @ left / noise), abs=1e-9)
+    chosen = np.take_along_axis(expected, got.argmax(-1)[..., None], -1)[..., 0]
+    assert found.top1 == pytest.approx((chosen == expected.max(-1)).mean())
+
+
+def test_a_sample_that_is_off_is_not_averaged_away() -> None:
+    good = (np.ones(1000), np.ones(1000))
+    found = measure(good, good, ([3.0, 4.0], [-3.0, -4.0]), good)
+    assert found.cosine == -1
+    assert found.snr_db == pytest.approx(10 * np.log10(25 / 100))
+    assert found.max_abs == 8
+    assert found.mean_abs == pytest.approx(14 / 3002)
+    assert found.elements == 3002
+
+
+def test_rows_of_all_samples_count_alike() -> None:
+    right, wrong = ([[1.0, 2.0]], [[1.0, 2.0]]), ([[1.0, 2.0]], [[2.0, 1.0]])
+    assert measure(right, right, right, wrong).top1 == 0.75
+
+
+def test_of_equally_large_elements_of_the_reference_any_may_come_first() -> None:
+    assert measure(([[5.0, 5.0, 1.0]], [[4.9, 5.1, 1.0]])).top1 == 1
+
+
+def test_a_candidate_that_lost_all_differences_does_not_agree() -> None:
+    expected = np.arange(20.0).reshape(4, 5)
+    for lost in (0.0, NAN, -INF):
+        assert measure((expected, np.full((4, 5), lost))).top1 == 0
+
+
+@pytest.mark.parametrize("array", [np.ones(()), np.ones((3, 1)), np.ones((0, 4)), np.ones((4, 0))])
+def test_without_rows_of_two_elements_there_is_no_ranking(array: Array) -> None:
+    assert measure((array, array)).top1 is None
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8e4m3fn"])
+def test_a_narrowed_output_is_compared_by_its_values(name: str) -> None:
+    expected = np.array([1.0, -2.5, 448.0], np.float32)  # each has at most three significant bits
+    kind = ELEMENT_TYPES.get(name)
+    got = expected.astype(np.float16) if kind is None else narrow(expected, kind)
+    found = measure((expected, got))
+    assert found.reason == ""
+    assert found.max_abs == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "nonfinite"),
+    [
+        ([NAN, INF, -INF, 1.0], [NAN, INF, -INF, 1.0], 0),
+        ([NAN, 1.0], [1.0, 1.0], 1),
+        ([1.0, 1.0], [NAN, INF], 2),
+        ([INF, -INF], [-INF, -INF], 1),
+        ([INF, NAN], [NAN, INF], 2),
+    ],
+)
+def test_what_is_not_finite_is_counted_where_it_differs_and_nowhere_else(
+    expected: list[float], got: list[float], nonfinite: int
+) -> None:
+    found = measure((expected, got))
+    assert found.nonfinite == nonfinite
+    assert (found.max_abs, found.snr_db, found.elements) == (0, SNR_CAP_DB, len(expected))
+
+
+def test_zeros_that_are_not_met_are_as_noisy_as_can_be() -> None:
+    found = measure((np.zeros(3), [0.0, 1e-30, 0.0]))
+    assert (found.snr_db, found.cosine) == (-SNR_CAP_DB, 0)
+    silent = measure((np.ones(3), np.zeros(3)))
+    assert (silent.snr_db, silent.cosine) == (0, 0)
+
+
+@pytest.mark.parametrize("scale", [5e-324 * 2**60, 1e-200, 1e200, 1e308])
+def test_no_size_of_numbers_leaves_the_range_of_the_sums(scale: float) -> None:
+    expected, got = np.array([1.0, 1.0]) * scale, np.array([1.0, -1.0]) * scale
+    found = measure((expected, got))
+    assert found.cosine == pytest.approx(0)
+    assert found.snr_db == pytest.approx(10 * np.log10(1 / 2))
+    assert 0 < found.max_abs < INF
+    assert 0 < found.mean_abs < INF
+
+
+def test_integers_booleans_and_strings_agree_where_they_are_equal() -> None:
+    big = np.array([2**63, 2**63 + 1], np.uint64)
+    assert measure((big, big[::-1])).max_abs == 1
+    assert measure((big, big[::-1])).top1 == 0
+    assert measure(([1, 2, 3, 4], [1, 2, 3, 5])).top1 == 0.75
+    assert measure(([True, False], [True, True])).top1 == 0.5
+    strings = measure((["a", "b", "c", "d"], ["a", "b", "c", "dd"]))
+    assert (strings.top1, strings.max_abs) == (0.75, 1)
+    assert strings.snr_db == pytest.approx(10 * np.log10(4))
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "reason"),
+    [
+        (np.zeros((2, 3)), np.zeros((3, 2)), "shape: expected [2, 3], got [3, 2]"),
+        (np.zeros(2, np.int64), np.zeros(2, np.int32), "element type: expected int64, got int32"),
+        (np.zeros(2, np.float32), np.zeros(2, np.int32), "element type: expected float32, got int32"),
+        (np.array(["0"]), np.zeros(1), "element type: expected string, got float64"),
+    ],
+)
+def test_what_cannot_be_compared_has_a_reason_beside_the_figures_of_the_rest(
+    expected: Array, got: Array, reason: str
+) -> None:
+    found = measure(([1.0], [2.0]), (expected, got), ([1.0], [1.0]))
+    assert found.reason == reason
+    assert (found.elements, found.max_abs) == (2, 1)
+
+
+def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path: Path) -> None:
+    def answer(side: str, output: str, values: list[float]) -> Answer:
+        file = tmp_path / f"{side}-{output}.npy"
+        np.save(file, np.array(values))
+        return Answer(output, str(file))
+
+    expected = [answer("source", name, [1.0, 2.0]) for name in ("a", "b")]
+    got = [answer("converted", name, [1.0, 3.0]) for name in ("c", "a")]
+    found = {accuracy.output: accuracy for accuracy in compare_answers([expected], [got])}
+    assert list(found) == ["a", "b", "c"]
+    assert (found["a"].max_abs, found["a"].top1, found["a"].reason) == (1, 1, "")
+    assert found["b"].reason == "the converted model did not give it"
+    assert found["c"].reason == "the source did not give it"
