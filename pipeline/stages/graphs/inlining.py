@@ -24,11 +24,19 @@ def write_inline(model: Path, written: Path, *, data_folder: Path) -> None:
     Raises:
         OSError: Data is missing, or the disk is full.
     """
-    onnx.save(_load_with_weights(model, data_folder), written)
+    onnx.save(load_with_weights(model, data_folder), written)
 
 
-def _load_with_weights(path: Path, data_folder: Path) -> onnx.ModelProto:
-    """Reads a model with its weights; hard links, which onnx refuses, are what a build shares files by."""
+def load_with_weights(path: Path, data_folder: Path) -> onnx.ModelProto:
+    """Reads a model with its weights; hard links, which onnx refuses, are what a build shares files by.
+
+    Args:
+        path: The model.
+        data_folder: Folder that its external data is in.
+
+    Raises:
+        OSError: Data is missing.
+    """
     model = onnx.load(path, load_external_data=False)
     for tensor in walk_tensors(model):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:

@@ -1,0 +1,229 @@
+"""One precision of one variant: converted, run on its target, and judged by the gate."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
+from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
+from pipeline.runtime.answers import Answers
+from pipeline.runtime.session import SessionPlan
+from pipeline.spec.conversion import Convert
+from pipeline.stages.accuracy import judge_accuracy
+from pipeline.stages.contract import Context
+from pipeline.stages.convert.calls import call_of
+from pipeline.stages.convert.precision_ladder import SEARCHED
+from pipeline.stages.convert.running import PassOutcome, run_pass
+from pipeline.stages.convert.search import search
+from pipeline.stages.convert.trials_journal import Outcome, TrialsJournal, journalled
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers
+from pipeline.stages.sources import Graph
+from pipeline.stages.verify.comparing import ask
+from pipeline.stages.verify.reference import Reference
+
+TAKEN = "taken"
+
+_LEVELS = ("ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC")
+_REFUSALS = (LoadError, ChildError, StageError)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A conversion that was tried, and what the gate says of it.
+
+    Attributes:
+        failures: Why it will not do, a line each; none if the gate is passed.
+        accuracy: Figures of every output.
+        made_by: The pass that made it.
+        kept: Nodes that stayed in fp32, by name.
+        eligible: Nodes that were converted and need not be, in topological order.
+        nodes: Nodes there are.
+        too_large: Nodes that use weights beyond the largest half-precision number.
+    """
+
+    failures: tuple[str, ...]
+    accuracy: tuple[OutputAccuracy, ...]
+    made_by: PassRecord
+    kept: tuple[str, ...]
+    eligible: tuple[str, ...]
+    nodes: int
+    too_large: tuple[str, ...] = ()
+
+
+class PrecisionAttempts:
+    """Converts one variant's parent, again and again, into one folder."""
+
+    def __init__(
+        self,
+        context: Context,
+        convert: Convert,
+        *,
+        parent: Graph,
+        reference: Reference,
+        mode: str,
+        calibration: Sequence[Path],
+    ) -> None:
+        """Takes what every attempt needs.
+
+        Args:
+            context: The task.
+            convert: The spec's section.
+            parent: What is converted.
+            reference: Samples that it takes, and the unconverted source's answers.
+            mode: How int8 is made.
+            calibration: What ranges are calibrated with.
+        """
+        self._context, self._convert, self._parent = context, convert, parent
+        self._reference, self._mode, self._calibration = reference, mode, calibration
+        self._levels: tuple[str, ...] = _LEVELS
+        self._scratch = context.folder / ".attempt"
+        self.written = self._scratch / "model" / f"{context.spec.name}.onnx"
+
+    def try_step(self, precision: str) -> PrecisionStep:
+        """Converts to a precision; what is accurate enough is at `written` then.
+
+        Nodes are left out, as few as do, where the precision is one that is searched.
+
+        Raises:
+            ChildKilledError: The process was killed, which says nothing of the precision.
+            OSError: The disk is full.
+        """
+        self._context.say(f"converting to {precision}")
+        self._levels = _LEVELS
+        try:
+            return self._try_step(precision)
+        except ChildKilledError:
+            raise
+        except _REFUSALS as error:
+            return PrecisionStep(precision, error.message)
+
+    def clear(self) -> None:
+        """Removes what the attempts left."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _try_step(self, precision: str) -> PrecisionStep:
+        trial, always = self._try(precision, ()), frozenset[str]()
+        if precision == "mixed" and trial.too_large and not self._convert.half.clip:
+            always = frozenset(trial.too_large)
+            trial = self._try(precision, always)
+        if not trial.failures:
+            # Nothing had to be kept, so it is fp16, of which there may be a variant already.
+            return _step_of("fp16" if precision == "mixed" and not always else precision, trial)
+        if precision not in SEARCHED or not self._convert.search.max_trials:
+            return _step_of(precision, trial)
+        return self._search(precision, trial, always)
+
+    def _search(self, precision: str, first: Trial, always: frozenset[str]) -> PrecisionStep:
+        say, limits = self._context.say, self._convert.search
+        say(f"{precision}: {first.failures[0]}; searching for nodes to leave as they are")
+        end = time.monotonic() + limits.budget_s
+        latest: dict[frozenset[str], Trial] = {}
+
+        def attempt(kept: frozenset[str]) -> Outcome:
+            latest.clear()
+            if not kept:
+                return Outcome(held=False, failures=first.failures)  # which is why there is a search
+            trial = self._try_or_fail(precision, kept | always)
+            if isinstance(trial, Outcome):
+                return trial
+            latest[kept] = trial
+            return Outcome(held=not trial.failures, failures=trial.failures)
+
+        self._context.kept.mkdir(parents=True, exist_ok=True)
+        journal = TrialsJournal(self._context.kept / f"{precision}.jsonl")
+        found = search(
+            first.eligible,
+            journalled(attempt, journal),
+            max_trials=limits.max_trials,
+            deadline=lambda: time.monotonic() > end,
+            say=say,
+        )
+        if found.kept is None:
+            return _step_of(precision, first, trials=found.trials)
+        kept = frozenset(found.kept)
+        trial = latest.get(kept) or self._try(precision, kept | always)
+        return _step_of(precision, trial, trials=found.trials)
+
+    def _try_or_fail(self, precision: str, kept: frozenset[str]) -> Trial | Outcome:
+        """Tries a set; one that cannot be converted or run will not do, as one that answers wrongly."""
+        try:
+            return self._try(precision, kept)
+        except ChildKilledError:
+            raise
+        except _REFUSALS as error:
+            return Outcome(held=False, failures=(error.message,))
+
+    def _try(self, precision: str, kept: Sequence[str] | frozenset[str]) -> Trial:
+        call = call_of(
+            self._convert,
+            precision,
+            mode=self._mode,
+            kept=sorted(kept),
+            # Nodes whose weights do not fit are kept in mixed precision, once they are known.
+            clip=precision == "mixed",
+            samples=self._calibration,
+        )
+        weights_bytes = self._parent.description.source.initializer_bytes
+        outcome = run_pass(
+            self._context, call, source=self._parent.path, written=self.written, weights_bytes=weights_bytes
+        )
+        answers = self._ask()
+        judgement = judge_accuracy(
+            self._context.spec, self._reference.samples, expected=self._reference.answers, got=answers
+        )
+        return _trial_of(outcome, judgement.failures, judgement.outputs)
+
+    def _ask(self) -> Answers:
+        """Has a session answer that optimises as `optimize` will: what is judged is nearly what jobs get.
+
+        Where it cannot be made, or crashes, levels are gone down as `optimize` does it: ONNX Runtime 1.31.1
+        dies on fp16 `Transpose` and `MatMul` with all optimisation on the CPU.
+        """
+        while True:
+            level, *lower = self._levels
+            try:
+                return ask(
+                    self._context, self._plan(level), self._reference.samples, self._scratch / "answers"
+                )
+            except ChildKilledError:
+                raise
+            except (LoadError, ChildError):
+                if not lower:
+                    raise
+                self._levels = tuple(lower)
+
+    def _plan(self, level: str) -> SessionPlan:
+        runtime = self._context.spec.runtime
+        options = loading_options(runtime, level=level)
+        return SessionPlan(str(self.written), options, loading_providers(runtime, self._context.target))
+
+
+def _trial_of(outcome: PassOutcome, failures: tuple[str, ...], accuracy: tuple[OutputAccuracy, ...]) -> Trial:
+    reply: Mapping[str, Any] = outcome.reply
+    out_of_range = reply.get("out_of_range", ())
+    return Trial(
+        failures=failures,
+        accuracy=accuracy,
+        made_by=outcome.record,
+        kept=tuple(reply["kept"]),
+        eligible=tuple(reply["eligible"]),
+        nodes=reply["nodes"] if "nodes" in reply else len(reply["quantized"]) + len(reply["kept"]),
+        too_large=tuple(dict.fromkeys(node for tensor in out_of_range for node in tensor["nodes"])),
+    )
+
+
+def _step_of(precision: str, trial: Trial, *, trials: int = 0) -> PrecisionStep:
+    return PrecisionStep(
+        precision=precision,
+        outcome="\n".join(trial.failures) or TAKEN,
+        kept=trial.kept,
+        nodes=trial.nodes,
+        trials=trials,
+        accuracy=trial.accuracy,
+        passes=(trial.made_by,),
+    )

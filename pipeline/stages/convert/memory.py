@@ -1,0 +1,45 @@
+"""How much memory a graph pass takes, known before it starts. Pure but for asking what is available."""
+
+from __future__ import annotations
+
+from pipeline.errors import StageError
+from pipeline.runtime.memory import available_bytes
+
+FACTORS = {
+    "fusion": 2.2,
+    "fusion (onnxruntime-tools)": 2.2,
+    "int8-dynamic": 3.1,
+    "int8-static": 3.1,
+}
+"""Largest resident set of each pass whose library holds the whole model, in sizes of its weights.
+
+Measured with `bench/convert_memory.py`; passes that are not named stream weights, tensor by tensor.
+"""
+
+_OVERHEAD_BYTES = 300 * 2**20
+_WORTH_SAYING_BYTES = 2**30
+
+
+def needed_bytes(pass_name: str, weights_bytes: int) -> int | None:
+    """Returns what a pass takes at its peak; None for one that never holds more than a tensor or two."""
+    factor = FACTORS.get(pass_name)
+    return None if factor is None else int(factor * weights_bytes) + _OVERHEAD_BYTES
+
+
+def require_memory(pass_name: str, weights_bytes: int) -> str | None:
+    """Returns a line that says what a pass needs, where that is worth saying.
+
+    Raises:
+        StageError: There is not as much.
+    """
+    needed = needed_bytes(pass_name, weights_bytes)
+    if needed is None or needed < _WORTH_SAYING_BYTES:
+        return None
+    available = available_bytes()
+    if needed > available:
+        raise StageError(
+            f"not enough memory for {pass_name}, whose library holds the whole model\n"
+            f"  expected {needed / 2**30:.1f} GiB, got {available / 2**30:.1f} GiB",
+            hint="prepare it on a machine with more memory; fp16, bf16 and shapes stream their weights",
+        )
+    return f"{pass_name} holds the whole model: about {needed / 2**30:.1f} of {available / 2**30:.1f} GiB"

@@ -1,0 +1,1 @@
+"""Graph passes: one child function each, by the library the field uses."""

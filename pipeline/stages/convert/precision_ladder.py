@@ -1,0 +1,35 @@
+"""The ladder of precisions: what is tried when the gate does not hold. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.stages.variants import SOURCE_PRECISION
+
+SEARCHED = ("mixed", "int8", "int4")
+"""Precisions of which nodes are left out, as few as do, where all of them are not accurate enough."""
+
+
+def plan_steps(asked: str, ladder: Sequence[str]) -> tuple[str, ...]:
+    """Returns what is tried, in order: what is asked for, and then the ladder from there on down.
+
+    Args:
+        asked: A precision.
+        ladder: The spec's; of one that names the precision, only what comes after it.
+    """
+    after = ladder[ladder.index(asked) + 1 :] if asked in ladder else ladder
+    return (asked, *after)
+
+
+def why_not_needed(step: str, asked: Sequence[str]) -> str | None:
+    """Returns why a step of the ladder makes no variant; None if it makes one.
+
+    Args:
+        step: The step.
+        asked: Precisions of the same target that are variants of their own.
+    """
+    if step == SOURCE_PRECISION:
+        return "what is left is fp32, which the bundle has"
+    if step in asked:
+        return f"what is left is {step}, which is a variant of its own"
+    return None

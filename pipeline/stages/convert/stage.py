@@ -1,0 +1,274 @@
+"""`convert`: graph passes before the one-time optimisation, what they make judged by the spec's gate.
+
+A target's own variant is the source with its transformer subgraphs fused and its dimensions bound, as far as
+the spec asks for that. Its precisions are made from it, and buckets from those, so that no pass is run twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.conversion_record import ConversionRecord, PrecisionStep
+from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.linking import share_model
+from pipeline.errors import StageError
+from pipeline.runtime.hardware import hardware_fingerprint
+from pipeline.spec.conversion import Convert as Section
+from pipeline.stages.accuracy import gate_key
+from pipeline.stages.contract import LEFT_OUT, Context, Plan, TaskId, target_of
+from pipeline.stages.convert.attempts import TAKEN, PrecisionAttempts
+from pipeline.stages.convert.calibration import check_calibration
+from pipeline.stages.convert.calls import PassCall, bind_call, choose_mode, fusion_call
+from pipeline.stages.convert.precision_ladder import plan_steps, why_not_needed
+from pipeline.stages.convert.running import PassOutcome, describe_converted, run_pass
+from pipeline.stages.inputs.fitting import inputs_key, samples_key
+from pipeline.stages.inputs.sample_files import find_calibration_files
+from pipeline.stages.optimize.session_plans import runtime_key
+from pipeline.stages.results import ConvertResult
+from pipeline.stages.sources import FETCH, Graph, read_graph, source_task
+from pipeline.stages.tools import installed_versions, runtime_versions
+from pipeline.stages.variants import SOURCE_PRECISION, VariantPlan
+from pipeline.stages.verify.reference import Reference, fitting, read_reference, reference_variant
+
+_FUSED, _BOUND = ".fused", ".bound"
+_LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
+
+
+class Convert:
+    """Writes the graph that one variant is optimised from."""
+
+    name = "convert"
+    version = 1
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns the variants whose graph is another than their parent's."""
+        return tuple(variant.name for variant in plan.variant_plans.values() if variant.is_converted)
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the graph it begins with and, for a precision, the source's answers."""
+        wanted = _variant(plan, variant)
+        graph = source_task(plan, wanted.parent)
+        if not _changes_precision(wanted):
+            return (graph,)
+        return (*dict.fromkeys((FETCH, graph)), TaskId("verify", reference_variant(plan)))
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
+        wanted, convert, target = _variant(plan, variant), _section(plan), target_of(plan, variant)
+        libraries = installed_versions(*_LIBRARIES)
+        if wanted.is_bucket:
+            return {"binding": dict(wanted.binding), "tools": libraries}
+        if not _changes_precision(wanted):
+            fusion = None if convert.fusion is None else convert.fusion.model_dump(mode="json")
+            return {"fusion": fusion, "binding": dict(wanted.binding), "tools": libraries}
+        asked = {"precision": wanted.precision, "ladder": list(convert.ladder)}
+        return {
+            **asked,
+            **gate_key(plan.spec),
+            "others": list(convert.precisions(target)),
+            "half": convert.half.model_dump(mode="json"),
+            "quantize": convert.quantize.model_dump(mode="json"),
+            "search": convert.search.model_dump(mode="json"),
+            "inputs": inputs_key(plan.spec),
+            "samples": samples_key(plan.spec),
+            "calibration": _calibration_key(plan, convert),
+            "runtime": runtime_key(plan.spec.runtime, target),
+            "tools": {**runtime_versions(target), **libraries},
+            "hardware": hardware_fingerprint(target),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Runs the passes, or goes down the ladder of precisions until the gate holds.
+
+        Raises:
+            StageError: A pass refuses the model, or no step of the ladder is accurate enough.
+            SpecError: The calibration set does not fit the model.
+        """
+        variant, convert = context.variant_plan, _section(context.plan)
+        parent = read_graph(context, source_task(context.plan, variant.parent))
+        record = _record_of_parent(context)
+        if not _changes_precision(variant):
+            return _bind_and_fuse(context, convert, parent, record)
+        steps = _descend(context, convert, parent)
+        taken = steps[-1]
+        record = dataclasses.replace(record, asked=variant.precision, precision=taken.precision, steps=steps)
+        reason = why_not_needed(taken.precision, _other_precisions(context, convert))
+        if reason is not None:
+            context.say(f"left out: {reason}")
+            return {LEFT_OUT: reason, "record": encode(record)}
+        return _result(context, parent, record)
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that the model and its weights are there, and nothing else.
+
+        Raises:
+            StageError: They are not.
+        """
+        converted = decode(ConvertResult, result).converted
+        expected = {entry.path for entry in converted.source.files}
+        present = {
+            path.relative_to(context.folder).as_posix()
+            for path in context.folder.rglob("*")
+            if path.is_file()
+        }
+        if present != expected:
+            raise StageError(
+                f"wrong files were written: {context.spec.name}/{context.variant}\n"
+                f"  expected {', '.join(sorted(expected))}, got {', '.join(sorted(present))}"
+            )
+
+
+def _variant(plan: Plan, variant: str | None) -> VariantPlan:
+    if variant is None:
+        raise StageError("convert runs once per variant\n  expected a variant, got none")
+    return plan.variant_plans[variant]
+
+
+def _section(plan: Plan) -> Section:
+    if plan.spec.convert is None:
+        raise StageError(f"spec of {plan.spec.name} converts nothing")
+    return plan.spec.convert
+
+
+def _changes_precision(variant: VariantPlan) -> bool:
+    return variant.has_own_precision and not variant.is_bucket
+
+
+def _other_precisions(context: Context, convert: Section) -> tuple[str, ...]:
+    own = context.variant_plan.precision
+    return tuple(name for name in convert.precisions(context.target) if name != own)
+
+
+def _record_of_parent(context: Context) -> ConversionRecord:
+    """Returns what was done before: a variant's record tells of all passes that its graph went through."""
+    variant = context.variant_plan
+    task = source_task(context.plan, variant.parent)
+    if task == FETCH:
+        return ConversionRecord(variant.precision, SOURCE_PRECISION)
+    return decode(ConvertResult, context.upstream[task].result).record
+
+
+def _bind_and_fuse(
+    context: Context, convert: Section, parent: Graph, record: ConversionRecord
+) -> Mapping[str, Any]:
+    variant = context.variant_plan
+    weights_bytes = parent.description.source.initializer_bytes
+    name = f"{context.spec.name}.onnx"
+    current = parent.path
+    if convert.fusion is not None and not variant.is_bucket:
+        written = context.folder / _FUSED / name
+        outcome = _run(context, fusion_call(convert.fusion), current, written, weights_bytes)
+        record = _with_fusion(record, outcome)
+        if record.fused:
+            current = written
+        else:
+            context.say("fused nothing, which the spec allows")
+    if variant.binding:
+        written = context.folder / _BOUND / name
+        outcome = _run(context, bind_call(variant.binding), current, written, weights_bytes)
+        record = dataclasses.replace(
+            record, binding=dict(variant.binding), passes=(*record.passes, outcome.record)
+        )
+        current = written
+    return _result(context, parent, record, made=current)
+
+
+def _run(context: Context, call: PassCall, source: Path, written: Path, weights_bytes: int) -> PassOutcome:
+    context.say(f"running {call.name}")
+    return run_pass(context, call, source=source, written=written, weights_bytes=weights_bytes)
+
+
+def _with_fusion(record: ConversionRecord, outcome: PassOutcome) -> ConversionRecord:
+    reply = outcome.reply
+    return dataclasses.replace(
+        record,
+        fused=dict(reply["fused"]),
+        fused_by=reply["library"],
+        passes=(*record.passes, outcome.record),
+    )
+
+
+def _descend(context: Context, convert: Section, parent: Graph) -> tuple[PrecisionStep, ...]:
+    """Tries precisions from the one asked for down the ladder; the last step is the one that was taken."""
+    variant = context.variant_plan
+    others = _other_precisions(context, convert)
+    attempts = _attempts(context, convert, parent)
+    tried: list[PrecisionStep] = []
+    for step in plan_steps(variant.precision, convert.ladder):
+        if why_not_needed(step, others) is not None:
+            return (*tried, PrecisionStep(step, TAKEN))
+        tried.append(attempts.try_step(step))
+        if tried[-1].outcome == TAKEN:
+            if why_not_needed(tried[-1].precision, others) is None:
+                _put_in_place(attempts.written, context.folder)
+            attempts.clear()
+            return tuple(tried)
+        context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
+    attempts.clear()
+    raise _nothing_holds(context, convert, tried)
+
+
+def _attempts(context: Context, convert: Section, parent: Graph) -> PrecisionAttempts:
+    reference = _reference(context, parent)
+    calibration: Sequence[Path] = ()
+    mode = choose_mode(convert, context.target, parent.description.source.operators)
+    if mode == "static":
+        own = find_calibration_files(context.spec)
+        calibration = own if own is not None else [sample.path for sample in reference.samples]
+        check_calibration(calibration, parent.description.interface)
+    return PrecisionAttempts(
+        context, convert, parent=parent, reference=reference, mode=mode, calibration=calibration
+    )
+
+
+def _reference(context: Context, parent: Graph) -> Reference:
+    upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
+    subject = f"{context.spec.name}/{context.variant}"
+    return fitting(read_reference(upstream.folder), parent.description.interface, subject)
+
+
+def _put_in_place(written: Path, folder: Path) -> None:
+    for path in sorted(written.parent.iterdir()):
+        path.rename(folder / path.name)
+
+
+def _result(
+    context: Context, parent: Graph, record: ConversionRecord, *, made: Path | None = None
+) -> Mapping[str, Any]:
+    """Puts the last pass's files in place, if they are not, and describes them."""
+    model = context.folder / f"{context.spec.name}.onnx"
+    if made is not None and made == parent.path:
+        share_model(made, model)
+    elif made is not None:
+        _put_in_place(made, context.folder)
+    for scratch in (_FUSED, _BOUND):
+        shutil.rmtree(context.folder / scratch, ignore_errors=True)
+    name = f"{context.spec.name}/{context.variant}"
+    converted = describe_converted(model, parent, digest=DigestCache().digest, name=name)
+    return dict(encode(ConvertResult(converted, record)))
+
+
+def _nothing_holds(context: Context, convert: Section, tried: Sequence[PrecisionStep]) -> StageError:
+    reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)
+    hint = "a ladder to step down: convert: {ladder: [int8, mixed, fp16, fp32]} in the spec; or a wider gate"
+    if convert.ladder:
+        hint = "fp32 at the end of convert.ladder leaves the variant out; or a wider gate in the spec"
+    return StageError(
+        f"no precision is as accurate as the gate asks: {context.spec.name}/{context.variant}\n"
+        f"{textwrap.indent(reasons, '  ')}",
+        hint=hint,
+    )
+
+
+def _calibration_key(plan: Plan, convert: Section) -> list[list[str]] | None:
+    files = None if convert.quantize.mode in ("dynamic", "weight_only") else find_calibration_files(plan.spec)
+    if files is None:
+        return None
+    digest = DigestCache().digest
+    return [[path.relative_to(plan.spec.folder).as_posix(), digest(path)] for path in files]

@@ -1,0 +1,199 @@
+"""Weights read and written one piece at a time, so that no pass holds a model with its weights.
+
+`read_graph` gives a model in which every large tensor refers to a file: those with external data to theirs,
+those with values inside to the place in the model file itself where their bytes are. `WeightReader` follows
+such references, `WeightWriter` makes new ones. Bytes are as in ONNX's `raw_data`: little-endian, row-major.
+
+For child processes: what is read and written are `onnx` messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import onnx
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo
+
+from pipeline.bundle.onnx_wire import WireError, read_skeleton
+from pipeline.errors import StageError
+from pipeline.stages.graphs.graph_walk import values_bytes
+
+PIECE_BYTES = 16 * 1024 * 1024
+"""Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""
+
+EXTERNAL_BYTES = 1024
+"""Tensors from this size on go to the external file, as `onnx.save` and ONNX Runtime have it by default."""
+
+_PAGE_BYTES, _PAGED_FROM_BYTES = 4096, 1 << 20
+_LINE_BYTES = 64
+
+# Fields of a TensorProto whose bytes are laid out as `raw_data` is: float_data, raw_data and double_data.
+_RAW_LAYOUT = frozenset({4, 9, 10})
+_VALUE_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "raw_data")
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Reads a model of any size, its large tensors as references to where their bytes are.
+
+    Args:
+        path: The model file.
+
+    Returns:
+        The model; what it refers to is relative to the model's folder, and is the model file itself for
+        values that were inside.
+
+    Raises:
+        StageError: The file is not an ONNX model.
+        OSError: The file cannot be read.
+    """
+
+    def refer(number: int, offset: int, length: int) -> bytes | None:
+        return _reference(path.name, offset, length) if number in _RAW_LAYOUT else None
+
+    try:
+        graph = read_skeleton(path, refer)
+    except WireError as error:
+        raise StageError(f"not an ONNX model: {path}\n  {error}") from error
+    return onnx.ModelProto.FromString(graph)
+
+
+def _reference(location: str, offset: int, length: int) -> bytes:
+    """Returns the fields of a tensor that has its bytes elsewhere."""
+    tensor = TensorProto()
+    _point(tensor, location, offset, length)
+    return bytes(tensor.SerializeToString())
+
+
+def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+class WeightReader:
+    """Reads tensors of a model that `read_graph` gave.
+
+    Args:
+        folder: The model's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def pieces(self, tensor: TensorProto) -> Iterator[bytes]:
+        """Yields a tensor's bytes, at most `PIECE_BYTES` at a time.
+
+        Raises:
+            StageError: The tensor's file is missing or too short, or its length is not that of its dims.
+        """
+        if tensor.data_location != TensorProto.EXTERNAL:
+            yield tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+            return
+        info = ExternalDataInfo(tensor)
+        length = values_bytes(tensor)
+        if info.length is not None and info.length != length:
+            raise StageError(
+                f"bad external data: tensor {tensor.name!r}\n"
+                f"  expected {length} bytes for its dims, got a length of {info.length}"
+            )
+        yield from self._read(tensor.name, info.location, info.offset or 0, length)
+
+    def read(self, tensor: TensorProto) -> bytes:
+        """Returns all bytes of a tensor; raises as `pieces` does."""
+        return b"".join(self.pieces(tensor))
+
+    def _read(self, name: str, location: str, offset: int, length: int) -> Iterator[bytes]:
+        path = self._folder / location
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                while length:
+                    piece = file.read(min(length, PIECE_BYTES))
+                    if not piece:
+                        raise StageError(
+                            f"external data ends early: tensor {name!r}\n"
+                            f"  expected {length} more bytes in {path}"
+                        )
+                    length -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise StageError(
+                f"external data is missing: tensor {name!r}\n  expected the file {path}"
+            ) from error
+
+
+class WeightWriter:
+    """Writes tensors into one external data file beside a model.
+
+    Offsets are multiples of 64 bytes, and of 4096 for tensors from 1 MiB on: ONNX Runtime maps them, and
+    aligns the same ones to pages when it writes external data. Without a tensor that is large enough there
+    is no file. To be used in a `with` statement.
+
+    Args:
+        model: The model file to be; the data file has its name and `.data`.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._path = model.with_name(f"{model.name}.data")
+        self._file = self._path.open("xb")
+        self.written_bytes = 0
+        """Bytes of all tensors so far, those that stay inside the model included."""
+
+    def write(self, tensor: TensorProto, pieces: Iterable[bytes | memoryview]) -> None:
+        """Gives a tensor its bytes, in the file or, below `EXTERNAL_BYTES`, in the message.
+
+        Args:
+            tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
+            pieces: Its bytes.
+
+        Raises:
+            StageError: They are more or fewer than dims and element type make.
+            OSError: The disk is full.
+        """
+        expected = values_bytes(tensor)
+        if expected < EXTERNAL_BYTES:
+            raw = b"".join(pieces)
+            _clear(tensor)
+            tensor.raw_data, length = raw, len(raw)
+        else:
+            offset = self._align(expected)
+            # Of what `pieces` reads the tensor itself may be the source, so it is changed last.
+            length = sum(self._file.write(piece) for piece in pieces)
+            _clear(tensor)
+            _point(tensor, self._path.name, offset, length)
+        if length != expected:
+            raise StageError(
+                f"tensor of another size than its dims: {tensor.name!r}\n"
+                f"  expected {expected} bytes, got {length}"
+            )
+        self.written_bytes += length
+
+    def _align(self, size_bytes: int) -> int:
+        boundary = _PAGE_BYTES if size_bytes >= _PAGED_FROM_BYTES else _LINE_BYTES
+        self._file.write(bytes(-self._file.tell() % boundary))
+        return self._file.tell()
+
+    def __enter__(self) -> WeightWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        empty = self._file.tell() == 0
+        self._file.close()
+        if empty:
+            self._path.unlink()
+
+
+def keep_inside(tensor: TensorProto, raw: bytes) -> None:
+    """Gives a tensor its bytes in the message, whatever its size."""
+    _clear(tensor)
+    tensor.raw_data = raw
+
+
+def _clear(tensor: TensorProto) -> None:
+    for field in (*_VALUE_FIELDS, "external_data", "data_location"):
+        tensor.ClearField(field)
