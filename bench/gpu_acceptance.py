@@ -238,7 +238,7 @@ def check_portable(model: Prepared) -> Row:
 
 def check_pool(model: Prepared) -> Row:
     """Do two workers share a GPU, and is starting them at once sooner than in turn, or as threads?"""
-    feeds, _ = read_golden(read_loader_config(model.bundle), model.bundle)
+    feeds, _ = read_golden(read_loader_config(model.bundle).golden, model.bundle)
     seconds: dict[str, float] = {}
 
     def start(workers: int) -> float:
@@ -260,7 +260,7 @@ def check_pool(model: Prepared) -> Row:
 def check_graph_replay(model: Prepared) -> Row:
     """Does a pool answer rightly, and how fast, with a recorded CUDA graph and without?"""
     config = read_loader_config(model.bundle)
-    feeds, expected = read_golden(config, model.bundle)
+    feeds, expected = read_golden(config.golden, model.bundle)
     figures = {}
     for name, options in (("plain", {}), ("graph", {"enable_cuda_graph": "1"})):
         copy = model.bundle.with_name(f"{model.name}-{name}")
@@ -279,7 +279,9 @@ def check_graph_replay(model: Prepared) -> Row:
         )
         write_loader_config(copy, replace(config, variants=variants))
         with SessionPool(copy, devices="cuda:0", target="cuda") as pool:
-            problems = [line for _ in range(50) for line in find_problems(config, expected, pool.run(feeds))]
+            problems = [
+                line for _ in range(50) for line in find_problems(config.golden, expected, pool.run(feeds))
+            ]
             figures[name] = pool.stats().workers[0].p50_ms or 0.0
         if problems:
             return Row(f"{model.name}: CUDA graph in a pool", "FAILED", problems[0])

@@ -27,10 +27,12 @@ from pipeline.cli.console import (
     write_line,
     write_table,
 )
-from pipeline.cli.tables import build_figures_table, describe_bundle
+from pipeline.cli.tables import build_figures_table, build_variants_table, describe_bundle
 from pipeline.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
 from pipeline.runtime.checking import check_variants
 from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.loading import check_choice
+from pipeline.runtime.selection import FASTEST, PRECISIONS
 
 P = ParamSpec("P")
 
@@ -51,6 +53,9 @@ SkipUnavailable = Annotated[
 ]
 Devices = Annotated[
     list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be given several times.")
+]
+Precision = Annotated[
+    str, typer.Option(metavar="P", help="fp32, fp16, …; else the fastest that is accurate enough.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
@@ -191,7 +196,7 @@ def tune(
     from pipeline.cli.tuning_tables import build_trials_table, describe_search
     from pipeline.graph.build import plan_builds
     from pipeline.graph.doit_tasks import doit_name, run_doit
-    from pipeline.graph.tuning import read_search, tune_tasks
+    from pipeline.graph.tuning import read_searches, tune_tasks
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -200,7 +205,7 @@ def tune(
     code, errors = run_doit(builds, BuildObserver(), tasks=[doit_name(task) for task in tasks])
     if code:
         raise typer.Exit(_exit_code_of(errors))
-    searches = {f"{task.model}/{task.id.variant}": read_search(task) for task in tasks}
+    searches = read_searches(tasks)
     if json:
         write_json({name: encode(record) for name, record in searches.items()})
         return
@@ -217,15 +222,16 @@ def trial(
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Target = None,
+    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, as in cpu-int8.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=99, help="Fresh processes per plan.")] = 3,
     json: AsJson = False,
 ) -> None:
     """Measure one trial of a model's search again, beside default ONNX Runtime."""
     from pipeline.cli.tuning_tables import build_again_table
     from pipeline.graph.build import plan_builds
-    from pipeline.graph.tuning import measure_trial_again, read_search, tune_tasks
+    from pipeline.graph.tuning import find_search, measure_trial_again, read_search, tune_tasks
 
-    task = tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target))[0]
+    task = find_search(tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target)), variant)
     again = measure_trial_again(task, number, rounds=rounds, say=say)
     if json:
         write_json(encode(again))
@@ -247,6 +253,7 @@ def show(
         return
     for line in describe_bundle(manifest):
         write_line(line)
+    write_table(build_variants_table(manifest))
     for variant in manifest.variants:
         for measurement in variant.measurements:
             write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
@@ -303,6 +310,7 @@ def place(
     bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")],
     artifacts: Artifacts = ARTIFACTS,
     devices: Devices = None,
+    precision: Precision = FASTEST,
     json: AsJson = False,
 ) -> None:
     """Say which model a pool of these bundles would put on which device, and why."""
@@ -315,7 +323,9 @@ def place(
     paths = {
         name if names.count(name) == 1 else str(path): path for name, path in zip(names, found, strict=True)
     }
-    loads, placement = place_bundles(paths, resolve_devices(devices or "all", read_hardware()))
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    places = resolve_devices(devices or "all", read_hardware())
+    loads, placement = place_bundles(paths, places, precision=precision)
     if json:
         write_json({"loads": encode(loads), "placement": encode(placement)})
         return
@@ -332,9 +342,10 @@ def serve_check(
     workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes on each.")] = 1,
     requests: Annotated[int, typer.Option(min=1, help="How many to make.")] = 1000,
     clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that make them.")] = 4,
+    precision: Precision = FASTEST,
     json: AsJson = False,
 ) -> None:
-    """Load a bundle on every device at once, drive it with its golden sample, and check every answer."""
+    """Load a bundle on every device at once, drive it with its golden samples, and check every answer."""
     from pipeline.cli.pool_tables import build_workers_table, describe_drive
     from pipeline.runtime.pool.driving import drive_bundle
 
@@ -344,6 +355,7 @@ def serve_check(
         workers_per_device=workers_per_device,
         requests=requests,
         clients=clients,
+        precision=precision,
         observer=lambda event: say(f"{event.name}: {event.phase or event.state}"),
     )
     if json:

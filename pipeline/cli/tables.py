@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 
-from pipeline.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
+from pipeline.bundle.conversion_record import ConversionRecord
+from pipeline.bundle.manifest import (
+    Manifest,
+    MeasurementRecord,
+    PlanFigures,
+    VariantRecord,
+    VerificationRecord,
+)
 from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import FirstPhaseRecord
+from pipeline.measuring.shipped import shipped_figures
 
 
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
@@ -66,16 +76,81 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
     )
 
 
+def build_variants_table(manifest: Manifest) -> Table:
+    """Returns one row per variant: size, accuracy and cost of what is shipped, side by side."""
+    table = Table(title=f"{manifest.name}: variants")
+    for heading in ("variant", "precision", "for"):
+        table.add_column(heading)
+    for heading in (
+        "size MB",
+        "SNR dB",
+        "cosine",
+        "top-1",
+        "init ms",
+        "first run ms",
+        "steady ms",
+        "private MB",
+    ):
+        table.add_column(heading, justify="right")
+    for variant in manifest.variants:
+        table.add_row(*_variant_row(manifest, variant))
+    return table
+
+
+def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
+    figures = shipped_figures(variant)
+    sizes = [entry.size_bytes for entry in manifest.files if entry.path.startswith(f"{variant.name}/")]
+    conversion, accuracy = variant.conversion, variant.accuracy
+    binding = {} if conversion is None else conversion.binding
+    top1 = [one.top1 for one in accuracy if one.top1 is not None]
+    costs = (
+        (None, None, None, None)
+        if figures is None
+        else (figures.init_ms, figures.first_ms, figures.steady_ms, figures.private_mb)
+    )
+    return (
+        variant.name,
+        _show_precision(conversion),
+        " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes",
+        _figure(sum(sizes) / 2**20) if sizes else "–",
+        f"{min(one.snr_db for one in accuracy):.1f}" if accuracy else "–",
+        f"{min(one.cosine for one in accuracy):.5f}" if accuracy else "–",
+        f"{min(top1):.3f}" if top1 else "–",
+        *map(format_summary, costs),
+    )
+
+
+def _show_precision(conversion: ConversionRecord | None) -> str:
+    if conversion is None:
+        return "fp32"
+    stepped = "" if conversion.asked == conversion.precision else f" (instead of {conversion.asked})"
+    return f"{conversion.precision}{stepped}"
+
+
+def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
+    if conversion.fused:
+        fused = ", ".join(f"{count} {name}" for name, count in conversion.fused.items())
+        yield f"  fused by {conversion.fused_by}: {fused}"
+    if conversion.binding:
+        yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
+    for step in conversion.steps:
+        outcome = step.outcome.splitlines()[0]
+        kept = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""
+        trials = f" after {step.trials} trials" if step.trials else ""
+        yield f"  {step.precision}: {outcome}{kept}{trials}"
+
+
 def describe_variant(variant: VariantRecord) -> list[str]:
     """Returns the lines that say how a variant was made."""
-    worst = max((error.ratio for error in variant.verification.errors), default=0.0)
-    noise = max((error.ratio for error in variant.verification.noise_floor), default=0.0)
+    verification = variant.verification
     steps = " → ".join(attempt.step for attempt in variant.ladder)
-    lines = [
-        f"{variant.name}: level {variant.level} (ladder: {steps})",
-        f"  verified on {variant.verification.samples} {variant.verification.inputs} inputs: "
-        f"worst error {worst:.2g} of its tolerance, noise floor {noise:.2g}",
-    ]
+    lines = [f"{variant.name}: level {variant.level} (ladder: {steps})"]
+    if variant.conversion is not None:
+        lines += _describe_conversion(variant.conversion)
+    if variant.accuracy:
+        lines.append(f"  passed its gate on {verification.samples} {verification.inputs} inputs")
+    else:
+        lines.append(_describe_verification(verification))
     if variant.tuning is not None:
         tuning = variant.tuning
         lines.append(f"  tuned: {len(tuning.trials)} plans tried; {tuning.reason}")
@@ -84,6 +159,15 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.decision is not None:
         lines.append(f"  ships {variant.decision.shipped}: {variant.decision.reason}")
     return lines
+
+
+def _describe_verification(verification: VerificationRecord) -> str:
+    worst = max((error.ratio for error in verification.errors), default=0.0)
+    noise = max((error.ratio for error in verification.noise_floor), default=0.0)
+    return (
+        f"  verified on {verification.samples} {verification.inputs} inputs: "
+        f"worst error {worst:.2g} of its tolerance, noise floor {noise:.2g}"
+    )
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:
@@ -96,6 +180,7 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         f"source: {manifest.source.kind} {manifest.source.location} ({manifest.source.sha256})",
     ]
     lines += [f"missing target {target.target}: {target.reason}" for target in manifest.missing_targets]
+    lines += [f"left out {variant.variant}: {variant.reason}" for variant in manifest.left_out]
     for variant in manifest.variants:
         lines += describe_variant(variant)
     return lines

@@ -143,7 +143,7 @@ def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
-    write_tensors(Path(request["sample"]), read_golden(config, root)[0])
+    write_tensors(Path(request["sample"]), read_golden(config.golden, root)[0])
     return {"name": config.name}
 
 

@@ -13,6 +13,7 @@ from pipeline.runtime.availability import unavailable_reason
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.reading import read_specs
 from pipeline.stages.contract import Stage
+from pipeline.stages.convert.stage import Convert
 from pipeline.stages.fetch.stage import Fetch
 from pipeline.stages.measure.stage import Measure
 from pipeline.stages.optimize.stage import Optimize
@@ -21,7 +22,7 @@ from pipeline.stages.tune.stage import Tune
 from pipeline.stages.verify.stage import Verify
 from pipeline.tuning.knobs import find_space_problems
 
-STAGES: tuple[Stage, ...] = (Fetch(), Optimize(), Verify(), Tune(), Measure(), Package())
+STAGES: tuple[Stage, ...] = (Fetch(), Convert(), Optimize(), Verify(), Tune(), Measure(), Package())
 """The build, in order."""
 
 

@@ -25,6 +25,7 @@ from pipeline.measuring.device_lock import working
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",
+    "convert": "fuse, bind shapes, change precision, and judge the answers",
     "optimize": "optimise the graph once and lint what was written",
     "verify": "compare the answers with the source's",
     "tune": "search for the best way to store, load and run it",

@@ -35,7 +35,7 @@ from pipeline.graph.receipts import (
     task_folder,
     write_receipt,
 )
-from pipeline.stages.contract import Context, Plan, Stage, TaskId, Upstream
+from pipeline.stages.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,24 @@ class Task:
 
 def build_tasks(plan: Plan, stages: tuple[Stage, ...], artifacts: Path) -> tuple[Task, ...]:
     """Returns a plan's tasks, each after those it requires."""
-    return tuple(
+    tasks = [
         Task(stage=stage, plan=plan, id=TaskId(stage.name, variant), artifacts=artifacts)
         for stage in stages
         for variant in stage.variants(plan)
-    )
+    ]
+    by_id = {task.id: task for task in tasks}
+    # By stage as far as that goes: a precision is judged by answers that another variant was verified with.
+    ordered: dict[TaskId, Task] = {}
+
+    def place(task: Task) -> None:
+        if task.id not in ordered:
+            for required in task.requires:
+                place(by_id[required])
+            ordered[task.id] = task
+
+    for task in tasks:
+        place(task)
+    return tuple(ordered.values())
 
 
 def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
@@ -177,9 +190,23 @@ def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
 
 def _run_stage(task: Task, folder: Path, kept: Path, say: Say) -> Mapping[str, Any]:
     context = open_context(task, folder, kept, say)
+    reason = _why_left_out(context)
+    if reason is not None:
+        return {LEFT_OUT: reason}
     result: Mapping[str, Any] = encode(task.stage.run(context))
-    task.stage.ensures(context, result)
+    if LEFT_OUT not in result:
+        task.stage.ensures(context, result)
     return result
+
+
+def _why_left_out(context: Context) -> str | None:
+    """Returns why there is nothing to do for a variant after all; what is for all variants is always done."""
+    if context.variant is None:
+        return None
+    reasons = [
+        upstream.result[LEFT_OUT] for upstream in context.upstream.values() if LEFT_OUT in upstream.result
+    ]
+    return str(reasons[0]) if reasons else None
 
 
 def _full_key(task: Task) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pipeline.bundle.codec import decode
@@ -11,6 +11,7 @@ from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import SpecError
 from pipeline.graph.execution import Task, open_context
 from pipeline.graph.receipts import read_receipt
+from pipeline.stages.contract import LEFT_OUT
 from pipeline.stages.results import TuneResult
 from pipeline.stages.tune.again import Again, measure_again
 
@@ -43,14 +44,43 @@ def read_search(task: Task) -> TuningRecord:
     """Returns what a task's search found.
 
     Raises:
-        SpecError: It was not done.
+        SpecError: It was not done, or its variant is not built.
     """
     receipt = read_receipt(task.receipt)
     if receipt is None:
         raise SpecError(
             f"no search was done yet: {task.id} of {task.model}", hint=f"ortprep tune {task.model}"
         )
+    if LEFT_OUT in receipt.result:
+        raise SpecError(f"nothing was searched: {task.id} of {task.model}\n  {receipt.result[LEFT_OUT]}")
     return decode(TuneResult, receipt.result).record
+
+
+def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:
+    """Returns what searches found, by `MODEL/VARIANT`; variants that are not built were not searched.
+
+    Raises:
+        SpecError: One was not done.
+    """
+    receipts = {task: read_receipt(task.receipt) for task in tasks}
+    built = [task for task, receipt in receipts.items() if receipt is None or LEFT_OUT not in receipt.result]
+    return {f"{task.model}/{task.id.variant}": read_search(task) for task in built}
+
+
+def find_search(tasks: Sequence[Task], variant: str | None) -> Task:
+    """Returns the task that searches for a variant, or the first one if none is named.
+
+    Raises:
+        SpecError: There is none for that variant.
+    """
+    found = next((task for task in tasks if variant in (None, task.id.variant)), None)
+    if found is None:
+        names = ", ".join(str(task.id.variant) for task in tasks)
+        raise SpecError(
+            f"no such variant of {tasks[0].model}: {variant}\n  expected one of {names}",
+            hint=f"ortprep trial {tasks[0].model} N --variant {tasks[0].id.variant}",
+        )
+    return found
 
 
 def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[str], None]) -> Again:

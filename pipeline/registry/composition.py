@@ -163,7 +163,8 @@ def compose(candidates: Sequence[Candidate]) -> Composition:
 
 def _placed(candidates: Sequence[Candidate]) -> Iterator[Placement]:
     for candidate in candidates:
-        for entry in candidate.variant.files:
+        golden = candidate.variant.golden
+        for entry in (*candidate.variant.files, *(() if golden is None else (golden.file,))):
             yield _place(candidate, entry.path), candidate.part, entry
 
 
@@ -174,9 +175,13 @@ def _place(candidate: Candidate, path: str) -> str:
 
 
 def _place_variant(candidate: Candidate) -> Variant:
-    variant = candidate.variant
+    variant, golden = candidate.variant, candidate.variant.golden
+    if golden is not None:
+        file = dataclasses.replace(golden.file, path=_place(candidate, golden.file.path))
+        golden = dataclasses.replace(golden, file=file)
     return dataclasses.replace(
         variant,
+        golden=golden,
         name=candidate.name,
         model=_place(candidate, variant.model),
         files=tuple(

@@ -78,7 +78,7 @@ def _failures(candidate: Candidate) -> Iterator[str]:
     if record is None:
         yield f"{candidate.name}: its manifest does not say that it was verified"
         return
-    if not record.verification.errors:
+    if not record.verification.errors and not record.accuracy:
         yield f"{candidate.name}: its answers were compared with nothing"
     for error in record.verification.errors:
         if not error.ratio <= 1:

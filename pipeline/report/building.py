@@ -14,6 +14,7 @@ from pipeline.report.content import (
     Table,
     VariantPart,
 )
+from pipeline.report.converted import build_conversion_section
 from pipeline.report.environments import build_environment_sections
 from pipeline.report.front import build_front_charts
 from pipeline.report.gains import (
@@ -115,6 +116,8 @@ def _notes(manifest: Manifest) -> Iterator[str]:
         yield f"Spec: commit {manifest.git.commit}{modified}."
     for missing in manifest.missing_targets:
         yield f"Target {missing.target} is missing: {missing.reason}."
+    for left_out in manifest.left_out:
+        yield f"Variant {left_out.variant} is left out: {left_out.reason}."
     for part in manifest.parts:
         yield (
             f"Variants {join_words(part.variants)} were prepared {format_instant(part.created_at)} by "
@@ -125,8 +128,10 @@ def _notes(manifest: Manifest) -> Iterator[str]:
 def _variant_part(subject: Subject, variant: VariantRecord) -> VariantPart:
     gain = find_gain(variant)
     options = build_options_section(subject, variant)
+    converted = build_conversion_section(variant)
     sections = [
         *_decision_section(variant),
+        *([converted] if converted else []),
         *build_measurement_sections(variant),
         *_search_section(variant),
         build_verification_section(variant),

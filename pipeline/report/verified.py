@@ -22,9 +22,11 @@ def worst_ratio(verification: VerificationRecord) -> float | None:
 def build_verification_section(variant: VariantRecord) -> Section:
     """Returns errors per output, the ladder, and what the lint found."""
     found = variant.verification
+    judged = "Judged by the gate of its spec. " if variant.accuracy else ""
     notes = [
-        f"Compared with the source without any optimisation on CPU, on {count_of(found.samples, 'input')} "
-        f"({found.inputs}), rtol {found.rtol:g} and atol {found.atol:g} where an output has none of its own. "
+        f"{judged}Compared with the source without any optimisation on CPU, on "
+        f"{count_of(found.samples, 'input')} ({found.inputs}), rtol {found.rtol:g} and atol {found.atol:g} "
+        "where an output has none of its own. "
         "The noise floor is the error of the source itself under full optimisation."
     ]
     tables = [_findings_table(variant)] if any(attempt.findings for attempt in variant.ladder) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pipeline
 from pipeline.bundle.codec import decode
+from pipeline.bundle.conversion_record import ConversionRecord, LeftOut
 from pipeline.bundle.digest import DigestCache, digest_json
 from pipeline.bundle.linking import link_or_copy, share_model
 from pipeline.bundle.loader_config import (
@@ -36,28 +38,40 @@ from pipeline.runtime.child import run_child
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.resolution import resolved_spec
 from pipeline.stages.commit import read_git_state
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
-from pipeline.stages.measure.contenders import PREPARED
-from pipeline.stages.measure.decision import DEFAULT
+from pipeline.stages.contract import LEFT_OUT, PORTABLE, Context, Plan, TaskId
+from pipeline.stages.measure.contenders import PARENT, PREPARED
+from pipeline.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
 from pipeline.stages.optimize.requirements import with_options
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
 from pipeline.stages.prepared import prepared_task, read_prepared, read_tuned
 from pipeline.stages.results import FetchResult, MeasureResult, OptimizeResult, TuneResult, VerifyResult
+from pipeline.stages.sources import FETCH, read_fetched, source_task
+from pipeline.stages.variants import SOURCE_PRECISION, VariantPlan
 from pipeline.stages.verify.golden import GOLDEN_FILE
 from pipeline.stages.verify.reference import reference_variant
+from pipeline.tuning.objective import Objective, objective_of
 
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
     """All that earlier stages found out about one variant."""
 
-    name: str
-    target: str
+    plan: VariantPlan
     optimized: OptimizeResult
     verified: VerifyResult
     measured: MeasureResult | None
     tuned: TuneResult | None
     folder: Path
+    verified_folder: Path
+    conversion: ConversionRecord | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def precision(self) -> str:
+        return SOURCE_PRECISION if self.conversion is None else self.conversion.precision
 
     @property
     def shipped(self) -> str:
@@ -77,10 +91,10 @@ class Package:
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
         """Returns every other task of the model."""
         return (
-            TaskId("fetch"),
+            *dict.fromkeys((FETCH, *(source_task(plan, v) for v in plan.variants))),
             *(prepared_task(plan, v) for v in plan.variants),
             *(TaskId("verify", v) for v in plan.variants),
-            *(TaskId("measure", t) for t in plan.targets),
+            *(TaskId("measure", v) for v in plan.tuned_variants),
         )
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
@@ -96,8 +110,8 @@ class Package:
         Raises:
             StageError: The disk is full or read-only.
         """
-        fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
-        prepared = tuple(_collect(context, name) for name in context.plan.variants)
+        fetched = read_fetched(context).description
+        prepared = _in_order_of_preference(context)
         variants = tuple(
             _place(context, fetched, variant) for variant in prepared if variant.shipped != PORTABLE
         )
@@ -139,18 +153,71 @@ def _require_answers(context: Context) -> None:
         raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
 
 
+def _in_order_of_preference(context: Context) -> tuple[_Prepared, ...]:
+    """Returns the variants there are: targets as the plan has them, the fastest precision of each first.
+
+    Those for certain shapes only come last of their target; they are never taken but by their shapes.
+    """
+    plan = context.plan
+    there = [_collect(context, name) for name in plan.variants if _why_left_out(context, name) is None]
+    rank = {target: position for position, target in enumerate(plan.targets)}
+    runs = objective_of(context.spec.tune)
+
+    def preference(prepared: _Prepared) -> tuple[int, bool, float]:
+        last = len(rank)
+        position = last if prepared.name == PORTABLE else rank[prepared.plan.target]
+        return position, prepared.plan.is_bucket, _relative_cost(prepared, runs)
+
+    return tuple(sorted(there, key=preference))
+
+
+def _relative_cost(prepared: _Prepared, objective: Objective) -> float:
+    """Returns what a session costs relative to the target's fp32 one; a small gain does not count as one."""
+    if prepared.measured is None or prepared.plan.parent is None or prepared.plan.is_bucket:
+        return 1.0
+    figures = {plan.plan: plan for plan in prepared.measured.measurements[0].plans}
+    if PARENT not in figures:
+        return math.inf
+    costs = [
+        figures[name].first_result_ms.median + (objective.runs_per_load - 1) * figures[name].steady_ms.median
+        for name in (PREPARED, PARENT)
+    ]
+    ratio = costs[0] / costs[1]
+    return ratio if ratio * STEADY_ALLOWANCE < 1 else max(ratio, math.nextafter(1.0, 2.0))
+
+
+def _why_left_out(context: Context, variant: str) -> str | None:
+    result = context.upstream[TaskId("verify", variant)].result
+    return str(result[LEFT_OUT]) if LEFT_OUT in result else None
+
+
+def _left_out(context: Context) -> tuple[LeftOut, ...]:
+    reasons = {name: _why_left_out(context, name) for name in context.plan.variants}
+    return tuple(
+        LeftOut(name, reason, _conversion(context, name)) for name, reason in reasons.items() if reason
+    )
+
+
+def _conversion(context: Context, variant: str) -> ConversionRecord | None:
+    task = source_task(context.plan, variant)
+    record = None if task == FETCH else context.upstream[task].result.get("record")
+    return None if record is None else decode(ConversionRecord, record)
+
+
 def _collect(context: Context, variant: str) -> _Prepared:
     upstream = context.upstream
     measured = upstream.get(TaskId("measure", variant))
+    verified = upstream[TaskId("verify", variant)]
     optimized, folder = read_prepared(context, variant)
     return _Prepared(
-        name=variant,
-        target="cpu" if variant == PORTABLE else variant,
+        plan=context.plan.variant_plans[variant],
         optimized=optimized,
-        verified=decode(VerifyResult, upstream[TaskId("verify", variant)].result),
+        verified=decode(VerifyResult, verified.result),
         measured=decode(MeasureResult, measured.result) if measured else None,
         tuned=read_tuned(context, variant),
         folder=folder,
+        verified_folder=verified.folder,
+        conversion=_conversion(context, variant),
     )
 
 
@@ -161,7 +228,7 @@ def _place(context: Context, fetched: FetchResult, prepared: _Prepared) -> Varia
     files = _place_files(prepared.folder / optimized.model, context.folder, prepared.name)
     return Variant(
         name=prepared.name,
-        target=prepared.target,
+        target=prepared.plan.target,
         model=f"{prepared.name}/{optimized.model}",
         files=files,
         session_options=optimized.session_options,
@@ -169,23 +236,27 @@ def _place(context: Context, fetched: FetchResult, prepared: _Prepared) -> Varia
         requirements=optimized.requirements,
         first_phase=prepared.tuned.first_phase if prepared.tuned else None,
         io_binding=prepared.tuned.io_binding if prepared.tuned else False,
+        precision=prepared.precision,
+        binding=prepared.plan.binding,
+        bucket=prepared.plan.is_bucket,
+        golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )
 
 
 def _place_source(context: Context, fetched: FetchResult, prepared: _Prepared) -> Variant:
     """Ships the source, optimised at every load as by default: nothing prepared was faster."""
-    source = context.upstream[TaskId("fetch")].folder / fetched.model
+    source = read_fetched(context).path
     files = _place_files(source, context.folder, prepared.name)
     options = loading_options(context.spec.runtime, level="ORT_ENABLE_ALL")
     # What reads the portable graph reads the source: same opsets, no operator that the source does not have.
     portable = decode(OptimizeResult, context.upstream[TaskId("optimize", PORTABLE)].result).requirements
-    providers = loading_providers(context.spec.runtime, prepared.name)
+    providers = loading_providers(context.spec.runtime, prepared.plan.target)
     versions = with_options(
         portable.onnxruntime, options, providers, installed=prepared.optimized.onnxruntime
     )
     return Variant(
         name=prepared.name,
-        target=prepared.target,
+        target=prepared.plan.target,
         model=f"{prepared.name}/{fetched.model}",
         files=files,
         session_options=options,
@@ -205,6 +276,24 @@ def _place_golden(context: Context) -> FileEntry:
     destination = context.folder / GOLDEN_FILE
     link_or_copy(verified.folder / GOLDEN_FILE, destination)
     return FileEntry(GOLDEN_FILE, destination.stat().st_size, DigestCache().digest(destination))
+
+
+def _place_own_golden(context: Context, prepared: _Prepared) -> Golden:
+    """Places a converted variant's own answers: those of the source are further away than a tolerance.
+
+    Elsewhere it may differ from them by as much as it differs here from the source, and no more: another
+    processor sums in another order, and rounds as coarsely.
+    """
+    name = f"{prepared.name}/{GOLDEN_FILE}"
+    destination = context.folder / name
+    link_or_copy(prepared.verified_folder / GOLDEN_FILE, destination)
+    default, outputs = _tolerances(context.spec)
+    if prepared.plan.has_own_precision:
+        for accuracy in prepared.verified.accuracy:
+            own = outputs.get(accuracy.output, default)
+            outputs[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
+    entry = FileEntry(name, destination.stat().st_size, DigestCache().digest(destination))
+    return Golden(entry, default, outputs)
 
 
 def _tolerances(spec: ModelSpec) -> tuple[Tolerance, dict[str, Tolerance]]:
@@ -228,17 +317,20 @@ def _manifest(context: Context, fetched: FetchResult, prepared: tuple[_Prepared,
             MissingTarget(target, reason) for target, reason in context.plan.missing.items()
         ),
         git=read_git_state(context.spec.folder),
+        left_out=_left_out(context),
     )
 
 
 def _record(prepared: _Prepared) -> VariantRecord:
     return VariantRecord(
         name=prepared.name,
-        target=prepared.target,
+        target=prepared.plan.target,
         level=prepared.optimized.step,
         ladder=prepared.optimized.ladder,
         verification=prepared.verified.record,
         measurements=prepared.measured.measurements if prepared.measured else (),
         decision=prepared.measured.decision if prepared.measured else None,
         tuning=prepared.tuned.record if prepared.tuned else None,
+        conversion=prepared.conversion,
+        accuracy=prepared.verified.accuracy,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.bundle.conversion_record import ConversionRecord, OutputAccuracy
 from pipeline.bundle.loader_config import (
     FirstPhase,
     ProviderRecord,
@@ -55,6 +56,19 @@ class FetchResult:
 
 
 @dataclass(frozen=True)
+class ConvertResult:
+    """Of `convert`. Files: the converted model and its weights, as `fetch` leaves a source.
+
+    Attributes:
+        converted: What was made.
+        record: For the manifest.
+    """
+
+    converted: FetchResult
+    record: ConversionRecord
+
+
+@dataclass(frozen=True)
 class OptimizeResult:
     """Of `optimize`. Files: `NAME_optimized.onnx` and, if it has weights, `NAME_optimized.onnx.data`.
 
@@ -82,13 +96,16 @@ class VerifyResult:
     """Of `verify`.
 
     Files of the one task that asks the source (see `verify.reference`): the reference, its samples, and
-    `golden.npz` with arrays `input:NAME` and `output:NAME`. The others leave none.
+    `golden.npz` with arrays `input:NAME` and `output:NAME`. A converted variant's task leaves a `golden.npz`
+    of its own: an input that fits it, and what it answers. The others leave none.
 
     Attributes:
         record: For the manifest.
+        accuracy: Of a converted variant, per output, against the unconverted source.
     """
 
     record: VerificationRecord
+    accuracy: tuple[OutputAccuracy, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import Tolerance
 from pipeline.errors import VerificationError
+from pipeline.measuring.accuracy import AccuracyMeter
+from pipeline.measuring.gate import Gate, judge
 from pipeline.runtime.answers import Answer, read_answer
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
@@ -43,6 +45,7 @@ class TrialRequest:
         tolerances: By output name; "" for those it does not name.
         steady_s: Seconds of repeated runs per sample.
         io_binding: Whether inputs and outputs are bound.
+        gate: What judges the answers of a converted model, in place of tolerances.
     """
 
     plan: SessionPlan
@@ -50,6 +53,7 @@ class TrialRequest:
     tolerances: Mapping[str, Tolerance]
     steady_s: float
     io_binding: bool = False
+    gate: Gate | None = None
 
 
 def measure_trial(
@@ -75,7 +79,11 @@ def measure_trial(
         more_samples=tuple(sample.file for sample in request.samples[1:]),
         io_binding=request.io_binding,
     )
-    more = {"samples": encode(request.samples), "tolerances": encode(request.tolerances)}
+    more = {
+        "samples": encode(request.samples),
+        "tolerances": encode(request.tolerances),
+        "gate": encode(request.gate),
+    }
     result = measure_plan(probe, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function, more=more)
     return _figures_of(result, [sample.weight for sample in request.samples])
 
@@ -100,7 +108,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of `measure_trial`: measures, then has every sample answered once more and compares.
 
     Args:
-        request: The fields of a `ProbeRequest`, `gpu`, `samples` and `tolerances`.
+        request: The fields of a `ProbeRequest`, `gpu`, `samples`, `tolerances` and `gate`.
 
     Returns:
         What `probe_process.measure` returns.
@@ -114,9 +122,28 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     figures, runs = measure_runs(request)
     samples = decode(tuple[CheckedSample, ...], request["samples"])
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
-    for sample, run in zip(samples, runs, strict=True):
-        _check_answers(run.answer(), sample, tolerances)
+    answers = [run.answer() for run in runs]
+    if request["gate"] is not None:
+        _check_gate(answers, samples, decode(Gate, request["gate"]))
+        return figures
+    for sample, outputs in zip(samples, answers, strict=True):
+        _check_answers(outputs, sample, tolerances)
     return figures
+
+
+def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[CheckedSample], gate: Gate) -> None:
+    meters: dict[str, AccuracyMeter] = {}
+    for sample, outputs in zip(samples, answers, strict=True):
+        for answer in sample.answers:
+            meter = meters.setdefault(answer.output, AccuracyMeter(answer.output))
+            if answer.output in outputs:
+                meter.add(read_answer(answer), outputs[answer.output])
+            else:
+                meter.refuse("the session did not give it")
+    verdict = judge(gate, [meter.result() for meter in meters.values()])
+    if not verdict.ok:
+        lines = "\n  ".join(verdict.failures)
+        raise VerificationError(f"answers less accurately than its gate asks\n  {lines}")
 
 
 def _check_answers(

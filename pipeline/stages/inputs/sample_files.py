@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,14 @@ def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
     return tuple(sorted(path for path in spec.folder.glob(spec.samples) if path.is_file()))
 
 
+def find_calibration_files(spec: ModelSpec) -> tuple[Path, ...] | None:
+    """Returns the files that a spec calibrates static quantisation with, sorted; None if it names none."""
+    pattern = None if spec.convert is None else spec.convert.quantize.calibration.samples
+    if pattern is None:
+        return None
+    return tuple(sorted(path for path in spec.folder.glob(pattern) if path.is_file()))
+
+
 def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     """Returns every way in which the sample files contradict the model, going by their headers alone.
 
@@ -41,6 +49,29 @@ def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str,
     if not files:
         return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
     return tuple(problem for path in files for problem in _file_problems(path, interface))
+
+
+def fits_interface(path: Path, interface: ModelInterface) -> bool:
+    """Says whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
+
+    Raises:
+        ValueError: It is not an `.npz` file.
+        OSError: It cannot be read.
+    """
+    headers = read_headers(path)
+    return all(
+        fits_shape(item, headers[item.name].shape) for item in interface.inputs if item.name in headers
+    )
+
+
+def fits_shape(item: TensorSpec, shape: Sequence[int]) -> bool:
+    """Says whether an input takes an array of a shape."""
+    if item.shape is None:
+        return True
+    fixed = zip(item.shape, shape, strict=False)
+    return len(item.shape) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in fixed
+    )
 
 
 def read_headers(path: Path) -> Mapping[str, ArrayHeader]:

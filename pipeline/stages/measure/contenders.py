@@ -12,19 +12,22 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.onnx_wire import external_locations, read_skeleton
-from pipeline.errors import PipelineError, StageError
+from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
 from pipeline.runtime.session import CUDA, SessionPlan, build_session
-from pipeline.stages.contract import PORTABLE, Context, TaskId
+from pipeline.stages.contract import PORTABLE, Context, Plan
 from pipeline.stages.measure.decision import DEFAULT
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
 from pipeline.stages.prepared import read_prepared, read_tuned
-from pipeline.stages.results import FetchResult
+from pipeline.stages.sources import read_fetched
+from pipeline.stages.variants import VariantPlan
 from pipeline.tuning.knobs import MAX_INLINE_BYTES
 
 RECIPE = "recipe"
 PREPARED = "prepared"
+PARENT = "unconverted"
+"""The prepared variant that a converted one is compared with: the same in fp32, or for all shapes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Contender:
     """One way to load the model that takes part in the comparison.
 
     Attributes:
-        name: `default`, `recipe`, `prepared` or `portable`.
+        name: `default`, `recipe`, `prepared`, `portable` or `unconverted`.
         plan: How its session is made.
         folder: Every file that its session reads is below it.
         io_binding: Whether it is run with inputs and outputs bound.
@@ -51,23 +54,23 @@ def device_of(contenders: Sequence[Contender]) -> str:
     return f"cuda:{ordinals[0]}" if ordinals else CPU_DEVICE
 
 
-def target_of(context: Context) -> str:
-    """Returns the target that is measured.
+def is_compared_with_its_parent(variant: VariantPlan) -> bool:
+    """Says whether a variant is one beside another of its target, and not its target's first."""
+    return variant.parent is not None
 
-    Raises:
-        StageError: There is none.
-    """
-    if context.variant is None:
-        raise StageError("measure runs once per target\n  expected a target, got none")
-    return context.variant
+
+def compared_variants(plan: Plan, variant: str) -> Mapping[str, str]:
+    """Returns the prepared variants that are measured together, by the name they have there."""
+    parent = plan.variant_plans[variant].parent
+    return {PREPARED: variant, PORTABLE: PORTABLE} if parent is None else {PREPARED: variant, PARENT: parent}
 
 
 def build_contenders(context: Context) -> tuple[Contender, ...]:
     """Returns every contender but the recipe, whose file has to be written first."""
+    compared = compared_variants(context.plan, context.variant_plan.name)
     return (
         source_contender(context),
-        _variant(context, PREPARED, target_of(context)),
-        _variant(context, PORTABLE, PORTABLE),
+        *(_variant(context, name, variant) for name, variant in compared.items()),
     )
 
 
@@ -76,11 +79,10 @@ def source_contender(context: Context, name: str = DEFAULT) -> Contender:
 
     Those are no part of the comparison: who sets them would do so without a bundle too.
     """
-    fetched = context.upstream[TaskId("fetch")]
-    model = fetched.folder / decode(FetchResult, fetched.result).model
+    fetched = read_fetched(context)
     runtime = context.spec.runtime
     options = loading_options(runtime, level="ORT_ENABLE_ALL")
-    plan = SessionPlan(str(model), options, loading_providers(runtime, target_of(context)))
+    plan = SessionPlan(str(fetched.path), options, loading_providers(runtime, context.target))
     return Contender(name, plan, fetched.folder)
 
 
@@ -95,7 +97,7 @@ def _variant(context: Context, name: str, variant: str) -> Contender:
 def written_recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
     """Yields the plain recipe while its file exists: optimised graph, weights inline, optimisation off."""
     source = source_contender(context, RECIPE)
-    weights_bytes = decode(FetchResult, context.upstream[TaskId("fetch")].result).source.initializer_bytes
+    weights_bytes = read_fetched(context).description.source.initializer_bytes
     if weights_bytes > MAX_INLINE_BYTES:
         reason = f"{weights_bytes} bytes of weights do not fit into one protobuf file"
         context.say(f"recipe not measured: {reason}")

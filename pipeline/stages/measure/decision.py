@@ -13,6 +13,8 @@ from pipeline.tuning.objective import Figures, Objective
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
 
+_PREPARED = "prepared"
+
 STEADY_ALLOWANCE = 1.03
 """How much slower a run may be, relative to the default, before a faster load is not worth it."""
 
@@ -54,6 +56,30 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
         shipped = (keeping or remaining)[0]
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
     return Decision(shipped, faster=_is_faster(shipped, samples), reason=_reason(shipped, samples, refused))
+
+
+def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
+    """Ships the prepared plan of a variant that is there beside another, with what it costs relative to it.
+
+    Args:
+        samples: Figures as `decide` takes them; of `prepared`, and of what it is compared with.
+        objective: Runs of a session before it is gone.
+    """
+    prepared = samples[_PREPARED]
+    phrases = [
+        f"costs {ratio_of_medians(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
+        f"{'default ONNX Runtime' if name == DEFAULT else name} ({_figures(figures)})"
+        for name, figures in samples.items()
+        if name != _PREPARED
+    ]
+    reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
+    default = samples.get(DEFAULT)
+    faster = default is not None and separated(_firsts(prepared), _firsts(default))
+    return Decision(_PREPARED, faster=faster, reason=reason)
+
+
+def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
+    return [objective.cost_ms(one) for one in figures]
 
 
 def _firsts(figures: Sequence[Figures]) -> list[float]:

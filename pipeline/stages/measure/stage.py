@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,24 @@ from pipeline.measuring.device_lock import measuring
 from pipeline.measuring.rounds import Outcome, figures_of, join_outcomes, run_rounds
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.samples import Sample
 from pipeline.stages.measure.contenders import (
     PREPARED,
     Contender,
     build_contenders,
+    compared_variants,
     device_of,
-    target_of,
+    is_compared_with_its_parent,
     written_recipe,
 )
-from pipeline.stages.measure.decision import Samples, decide, samples_of
+from pipeline.stages.measure.decision import Samples, decide, decide_converted, samples_of
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.prepared import prepared_task
 from pipeline.stages.results import MeasureResult
+from pipeline.stages.sources import FETCH, read_source, source_task
 from pipeline.stages.tools import runtime_versions
-from pipeline.stages.verify.reference import read_reference, reference_variant
+from pipeline.stages.verify.reference import fitting, read_reference, reference_variant
 from pipeline.tuning.objective import objective_of
 
 
@@ -41,22 +44,24 @@ class Measure:
     version = 2
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
-        """Returns the targets: the portable variant is measured along with each of them."""
-        return plan.targets
+        """Returns all variants but the portable one, which is measured along with those of its precision."""
+        return plan.tuned_variants
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
-        """Returns the source, the target's and the portable variant once verified, and the sample."""
-        contenders = (variant, PORTABLE)
-        verified = dict.fromkeys((*contenders, reference_variant(plan)))
+        """Returns the source, every variant that is compared once it is verified, and the sample."""
+        if variant is None:
+            raise StageError("measure runs once per variant\n  expected a variant, got none")
+        compared = tuple(compared_variants(plan, variant).values())
+        verified = dict.fromkeys((*compared, reference_variant(plan)))
         return (
-            TaskId("fetch"),
-            *(prepared_task(plan, name) for name in contenders if name is not None),
+            *dict.fromkeys((FETCH, source_task(plan, variant))),
+            *(prepared_task(plan, name) for name in compared),
             *(TaskId("verify", name) for name in verified),
         )
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what is measured and on what: another machine's figures say nothing of this one."""
-        target = variant or "cpu"
+        target = target_of(plan, variant)
         return {
             "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
             "objective": encode(objective_of(plan.spec.tune)),
@@ -77,7 +82,7 @@ class Measure:
         device = device_of(contenders)
         with (
             measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
-            written_recipe(context) as (recipe, skipped),
+            _recipe(context) as (recipe, skipped),
         ):
             records, decision = _compare(context, (*contenders, *recipe), skipped)
         if decision.shipped != PREPARED:
@@ -102,7 +107,9 @@ def _compare(
     context: Context, contenders: Sequence[Contender], skipped: Mapping[str, str]
 ) -> tuple[tuple[MeasurementRecord, ...], Decision]:
     verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
-    sample = read_reference(verified.folder).samples[0]
+    interface = read_source(context).description.interface
+    subject = f"{context.spec.name}/{context.variant}"
+    sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
     # Fills the page cache and is not counted. What fails in it is not tried again.
     first = _measure_rounds(context, contenders, sample, rounds=1)
     skipped = {**skipped, **first.failures}
@@ -129,8 +136,11 @@ def _measure_until_sure(
     rounds = context.spec.measure.rounds
     # Only the primary shape is measured here; the limit on runs is of all of them.
     objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
-    candidates = _candidates(target_of(context))
     outcome = _measure_rounds(context, contenders, sample, rounds=rounds)
+    if is_compared_with_its_parent(context.variant_plan):
+        # It was asked for, and which of several a job is given is decided by what they cost.
+        return outcome, decide_converted(_samples(outcome), objective=objective)
+    candidates = _candidates(context.target)
     decision = decide(_samples(outcome), candidates=candidates, objective=objective)
     if decision.shipped == PREPARED:
         return outcome, decision
@@ -138,6 +148,16 @@ def _measure_until_sure(
     more = _measure_rounds(context, contenders, sample, rounds=rounds, first=rounds)
     outcome = join_outcomes(outcome, more)
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
+
+
+@contextmanager
+def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
+    """Yields the plain recipe of the source, which says nothing of what was converted."""
+    if is_compared_with_its_parent(context.variant_plan):
+        yield (), {}
+        return
+    with written_recipe(context) as written:
+        yield written
 
 
 def _samples(outcome: Outcome) -> Samples:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.conversion_record import ConversionRecord, computes_with_integers
 from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import ProviderRecord, Requirements, SessionOptionsRecord
 from pipeline.bundle.manifest import Finding, LadderAttempt
@@ -17,7 +18,7 @@ from pipeline.runtime.child import run_child
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec
-from pipeline.stages.contract import PORTABLE, Context, TaskId
+from pipeline.stages.contract import PORTABLE, Context
 from pipeline.stages.optimize.ladder import Step
 from pipeline.stages.optimize.lint import errors_of
 from pipeline.stages.optimize.reloading import run_reload
@@ -25,6 +26,7 @@ from pipeline.stages.optimize.requirements import derive_requirements, with_opti
 from pipeline.stages.optimize.saving import Saved, SaveRequest
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers, saving_plan
 from pipeline.stages.results import FetchResult
+from pipeline.stages.sources import read_source
 
 TAKEN = "taken"
 
@@ -39,16 +41,20 @@ class Job:
     Attributes:
         spec: The model's spec.
         variant: Which variant is made.
-        fetched: The source.
+        role: `portable`, or the target that it runs on.
+        fetched: What it is made of.
         source: Its file.
         folder: Where the step's files are put if it holds.
+        conversion: How the source was converted before; None if it is the user's own model.
     """
 
     spec: ModelSpec
     variant: str
+    role: str
     fetched: FetchResult
     source: Path
     folder: Path
+    conversion: ConversionRecord | None = None
 
     @property
     def model(self) -> str:
@@ -72,12 +78,17 @@ def job_of(context: Context) -> Job:
     Raises:
         StageError: The task is for no variant.
     """
-    if context.variant is None:
-        raise StageError("optimize runs once per variant\n  expected a variant, got none")
-    upstream = context.upstream[TaskId("fetch")]
-    fetched = decode(FetchResult, upstream.result)
-    source = (upstream.folder / fetched.model).resolve()
-    return Job(context.spec, context.variant, fetched, source, context.folder.resolve())
+    variant = context.variant_plan
+    graph = read_source(context)
+    return Job(
+        spec=context.spec,
+        variant=variant.name,
+        role=PORTABLE if variant.name == PORTABLE else variant.target,
+        fetched=graph.description,
+        source=graph.path,
+        folder=context.folder.resolve(),
+        conversion=graph.conversion,
+    )
 
 
 def try_step(job: Job, step: Step) -> tuple[LadderAttempt, Saved | None]:
@@ -118,7 +129,7 @@ def _save(job: Job, step: Step) -> tuple[Saved, int]:
         _take_source(job)
     else:
         model = job.attempt / job.model
-        plan = saving_plan(job.spec.runtime, job.variant, step, source=job.source, model=model)
+        plan = saving_plan(job.spec.runtime, job.role, step, source=job.source, model=model)
     return save_and_describe(job, job.attempt, plan)
 
 
@@ -141,7 +152,7 @@ def save_and_describe(job: Job, folder: Path, plan: SessionPlan | None) -> tuple
         folder=str(folder),
         model=job.model,
         data=job.data,
-        variant=job.variant,
+        variant=job.role,
         source_operators=tuple(job.fetched.source.operators),
         inputs=tuple(tensor.name for tensor in job.fetched.interface.inputs),
         outputs=tuple(tensor.name for tensor in job.fetched.interface.outputs),
@@ -168,7 +179,7 @@ def _loading_plan(job: Job, step: Step) -> SessionPlan:
     return SessionPlan(
         model=str(job.attempt / job.model),
         session_options=loading_options(job.spec.runtime, level=loading_level(step)),
-        providers=loading_providers(job.spec.runtime, job.variant),
+        providers=loading_providers(job.spec.runtime, job.role),
     )
 
 
@@ -181,12 +192,13 @@ def requirements_of(
     job: Job, saved: Saved, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
 ) -> Requirements:
     """Returns what a machine needs for a written file that is loaded with those options."""
-    on_gpu = job.variant == "cuda"
+    on_gpu = job.role == "cuda"
     needs = derive_requirements(
         domains=saved.domains,
-        portable=job.variant == PORTABLE,
+        portable=job.role == PORTABLE,
         opsets=saved.opsets,
         ir_version=saved.ir_version,
+        integers=job.role != "cuda" and computes_with_integers(job.conversion),
         providers=tuple(provider.name for provider in providers),
         installed=saved.onnxruntime,
         hardware=read_hardware(gpus=on_gpu),

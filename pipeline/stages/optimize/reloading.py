@@ -15,7 +15,7 @@ from pipeline.runtime.tensors import run_session
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.inputs.agreement import shape_sets
 from pipeline.stages.inputs.feeds import build_feeds
-from pipeline.stages.inputs.sample_files import find_sample_files
+from pipeline.stages.inputs.sample_files import find_sample_files, fits_interface, fits_shape
 from pipeline.stages.inputs.samples import read_sample
 from pipeline.stages.results import ModelInterface
 
@@ -71,8 +71,11 @@ def reload(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> dict[str, Array]:
-    """Takes the user's first sample, or makes an input of the primary shapes where there is none."""
-    samples = find_sample_files(spec)
-    if samples:
-        return read_sample(samples[0], interface)
-    return build_feeds(interface, shape_sets(spec, interface)[0], spec, seed=_SEED)
+    """Takes the user's first sample that fits, or makes an input of the first declared shapes that do."""
+    for sample in find_sample_files(spec):
+        if fits_interface(sample, interface):
+            return read_sample(sample, interface)
+    sets = shape_sets(spec, interface)
+    # A model that is bound to some shapes takes no others; where none is declared, the run says so.
+    fitting = [one for one in sets if all(fits_shape(item, one[item.name]) for item in interface.inputs)]
+    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED)

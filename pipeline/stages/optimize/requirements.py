@@ -36,6 +36,14 @@ _BLOCK_FEATURES = {16: (("avx2", "avx512f", "fma"), ()), 8: (("avx",), ("avx512f
 """x86 flags that must, and must not, be there for convolutions in blocks of that many channels."""
 
 
+_EXACT_INTEGERS = ("avx512_vnni", "avx_vnni")
+"""x86 flags of processors that add products of 8-bit integers in 32 bits; others saturate at 16 on the way.
+
+https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "when and why do I need to try
+U8U8 and reduce_range".
+"""
+
+
 def derive_requirements(
     *,
     domains: Collection[str],
@@ -46,6 +54,7 @@ def derive_requirements(
     installed: str,
     hardware: Hardware,
     device_id: int | None,
+    integers: bool = False,
 ) -> Requirements:
     """Returns what a machine needs to load a graph and answer correctly with it.
 
@@ -59,18 +68,22 @@ def derive_requirements(
         installed: ONNX Runtime version that wrote it.
         hardware: The machine it was written on.
         device_id: GPU it was written on, by CUDA's order; None for a variant without GPU.
+        integers: Whether the CPU computes its products with 8-bit integers.
     """
-    bound = NCHWC_DOMAIN in domains
-    present, absent = _BLOCK_FEATURES.get(nchwc_block_size(hardware), ((), ())) if bound else ((), ())
+    laid_out = NCHWC_DOMAIN in domains
+    present, absent = _BLOCK_FEATURES.get(nchwc_block_size(hardware), ((), ())) if laid_out else ((), ())
     # The same block size comes from other flags on other machines: aarch64 has 16 without any of x86's.
     listed = set(hardware.cpu_features)
+    # Without these instructions sums of 8-bit products saturate, and what was accurate here is not there.
+    exact = next((flag for flag in _EXACT_INTEGERS if integers and flag in listed), None)
+    bound = laid_out or exact is not None
     return Requirements(
         onnxruntime=readable_versions(
             domains, opsets, portable=portable, ir_version=ir_version, installed=installed
         ),
         providers=providers,
         machine=hardware.machine if bound else None,
-        cpu_features=tuple(flag for flag in present if flag in listed),
+        cpu_features=(*(flag for flag in present if flag in listed), *((exact,) if exact else ())),
         cpu_features_absent=absent,
         compute_capability=None if device_id is None else _compute_capabilities(hardware, device_id),
     )

@@ -15,7 +15,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import LadderAttempt
 from pipeline.errors import StageError
 from pipeline.runtime.hardware import hardware_fingerprint
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
 from pipeline.stages.optimize.attempt import (
     TAKEN,
@@ -33,6 +33,7 @@ from pipeline.stages.optimize.room import require_room
 from pipeline.stages.optimize.saving import Saved
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers, runtime_key
 from pipeline.stages.results import OptimizeResult
+from pipeline.stages.sources import source_task
 from pipeline.stages.tools import runtime_versions
 
 
@@ -46,13 +47,13 @@ class Optimize:
         """Returns the targets and the portable variant."""
         return plan.variants
 
-    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
-        """Returns the source."""
-        return (TaskId("fetch"),)
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the graph that the variant is made of."""
+        return (source_task(plan, variant),)
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: options, ONNX Runtime, this machine, and what the reload is fed."""
-        spec, target = plan.spec, _target_of(variant)
+        spec, target = plan.spec, target_of(plan, variant)
         # The portable variant begins at BASIC whatever the user's level is.
         unused = {"timeout_s", "level"} if variant == PORTABLE else {"timeout_s"}
         hardware, samples = hardware_fingerprint(target), samples_key(spec)
@@ -76,11 +77,12 @@ class Optimize:
             SpecError: The spec does not fit the model.
         """
         job = job_of(context)
-        require_fit(job.spec, job.fetched.interface)
+        if job.conversion is None:
+            require_fit(job.spec, job.fetched.interface)
         optimize = job.spec.optimize
         attempts: list[LadderAttempt] = []
         for step in plan_ladder(
-            job.variant, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
+            job.role, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
         ):
             attempt, saved = try_step(job, step)
             attempts.append(attempt)
@@ -125,7 +127,7 @@ def _files_below(folder: Path) -> tuple[Path, ...]:
 
 def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt, ...]) -> OptimizeResult:
     options = loading_options(job.spec.runtime, level=loading_level(step))
-    providers = loading_providers(job.spec.runtime, job.variant)
+    providers = loading_providers(job.spec.runtime, job.role)
     return OptimizeResult(
         model=job.model,
         step=step.name,
@@ -135,10 +137,6 @@ def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt
         requirements=requirements_of(job, saved, options, providers),
         onnxruntime=saved.onnxruntime,
     )
-
-
-def _target_of(variant: str | None) -> str:
-    return "cuda" if variant == "cuda" else "cpu"
 
 
 def _nothing_holds(job: Job, attempts: list[LadderAttempt]) -> StageError:

@@ -108,7 +108,7 @@ class Artefacts:
 
 def _write_level(job: Job, level: str) -> Saved:
     optimize = job.spec.optimize
-    ladder = plan_ladder(job.variant, level="all", disabled_optimizers=optimize.disabled_optimizers)
+    ladder = plan_ladder(job.role, level="all", disabled_optimizers=optimize.disabled_optimizers)
     step = next((step for step in ladder if step.name == level), None)
     if step is None:
         raise StageError(f"no such level: {level!r}")
@@ -145,7 +145,7 @@ def _prepacking_plan(job: Job, source: Path, model: Path) -> SessionPlan:
         attributes={"optimized_model_filepath": str(model)},
         config_entries={_PREPACKED_ENTRY: "1", **with_external_data(model)},
     )
-    return SessionPlan(str(source), options, loading_providers(job.spec.runtime, job.variant))
+    return SessionPlan(str(source), options, loading_providers(job.spec.runtime, job.role))
 
 
 def write_form(request: Mapping[str, Any]) -> dict[str, Any]:

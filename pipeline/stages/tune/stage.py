@@ -17,10 +17,12 @@ from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import StageError
 from pipeline.measuring.device_lock import measuring, working
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
-from pipeline.stages.contract import Context, Plan, TaskId
+from pipeline.stages.accuracy import gate_key
+from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.results import TuneResult
+from pipeline.stages.sources import FETCH, source_task
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.tune.record import build_record
 from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
@@ -42,22 +44,24 @@ class Tune:
     version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
-        """Returns the targets, or nothing for a spec that asks for no search."""
-        return plan.targets if plan.spec.tune.max_trials else ()
+        """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
+        return plan.tuned_variants if plan.spec.tune.max_trials else ()
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, the target's graph once verified, and the reference answers."""
         verified = dict.fromkeys((variant, reference_variant(plan)))
         return (
-            TaskId("fetch"),
+            *dict.fromkeys((FETCH, source_task(plan, variant))),
             TaskId("optimize", variant),
             *(TaskId("verify", name) for name in verified),
         )
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what is searched, for what, and on what."""
-        target, spec = variant or "cpu", plan.spec
+        target, spec = target_of(plan, variant), plan.spec
+        gated = variant is not None and plan.variant_plans[variant].has_own_precision
         return {
+            **(gate_key(spec) if gated else {}),
             "tune": spec.tune.model_dump(mode="json", exclude={"timeout_s"}),
             "tolerances": spec.verify.model_dump(mode="json", exclude={"seed"}),
             "disabled_optimizers": list(spec.optimize.disabled_optimizers),

@@ -12,17 +12,20 @@ from pipeline.bundle.loader_config import Requirements, Tolerance
 from pipeline.errors import SpecError, StageError
 from pipeline.options import format_option
 from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.memory import available_bytes
 from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec, Tune
+from pipeline.stages.accuracy import gate_of
 from pipeline.stages.contract import Context, TaskId
 from pipeline.stages.measure.contenders import Contender
 from pipeline.stages.optimize.attempt import job_of, requirements_of
 from pipeline.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
-from pipeline.stages.results import FetchResult, OptimizeResult
+from pipeline.stages.results import OptimizeResult
+from pipeline.stages.sources import read_source
 from pipeline.stages.tune.artefacts import Artefact, Artefacts, readable_by
 from pipeline.stages.tune.traits import read_traits
-from pipeline.stages.verify.reference import Reference, read_reference, reference_variant
+from pipeline.stages.verify.reference import Reference, fitting, read_reference, reference_variant
 from pipeline.tuning.knobs import (
     FORM,
     IO_BINDING,
@@ -85,7 +88,7 @@ class Workbench:
         options, providers = apply_settings(
             self.space.settings(choice),
             loading_options(runtime, level=level),
-            loading_providers(runtime, self.context.variant or ""),
+            loading_providers(runtime, self.context.target),
         )
         return SessionPlan(str(model), options, providers)
 
@@ -107,10 +110,11 @@ class Workbench:
             plan=plan,
             samples=self.samples,
             tolerances=tolerances_of(self.context.spec),
+            gate=gate_of(self.context.spec) if self.context.variant_plan.has_own_precision else None,
             steady_s=self.tune.steady_s,
             io_binding=io_binding,
         )
-        memory_bytes = None if self.context.variant == "cuda" else find_memory_bytes()
+        memory_bytes = None if self.context.target == "cuda" else available_bytes()
         return measure_trial(request, timeout_s=timeout_s or self.tune.timeout_s, memory_bytes=memory_bytes)
 
     def requirements_of(self, choice: Choice) -> Requirements:
@@ -139,16 +143,17 @@ def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Wor
     """
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
-    fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
+    graph = read_source(context)
     if not (upstream.folder / optimized.model).is_file():
         raise StageError(
             f"files of optimize/{context.variant} of {context.spec.name} are gone: {upstream.folder}",
             hint=f"ortprep prepare {context.spec.name}",
         )
-    reference = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
+    every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
+    reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
     traits = read_traits(
         upstream.folder / optimized.model,
-        initializer_bytes=fetched.source.initializer_bytes,
+        initializer_bytes=graph.description.source.initializer_bytes,
         fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
     )
     tune = context.spec.tune
@@ -160,13 +165,13 @@ def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Wor
         artefacts=Artefacts(
             job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
         ),
-        samples=_checked_samples(context.spec, reference),
+        samples=_checked_samples(context.spec, every, reference),
         others=others,
     )
 
 
 def _space(context: Context, traits: ModelTraits, optimized: OptimizeResult) -> Space:
-    runtime, target = context.spec.runtime, context.variant or "cpu"
+    runtime, target = context.spec.runtime, context.target
     counts = {
         "intra_op_num_threads": runtime.intra_op_num_threads,
         "inter_op_num_threads": runtime.inter_op_num_threads,
@@ -195,21 +200,30 @@ def _levels(traits: ModelTraits, step: str, *, target: str) -> tuple[str, ...]:
     return (ALL, ALL_REDUCED, EXTENDED) if traits.layout_bound else (ALL,)
 
 
-def _checked_samples(spec: ModelSpec, reference: Reference) -> tuple[CheckedSample, ...]:
-    """Returns one sample per set of shapes; further ones of the same shapes would only be run longer."""
-    first = {sample.shapes: index for index, sample in reversed(list(enumerate(reference.samples)))}
-    indices = sorted(first.values())
-    weights = spec.tune.shape_weights or (1.0,) * len(indices)
-    if len(weights) != len(indices):
-        shapes = "; ".join(reference.samples[index].shapes for index in indices)
+def _checked_samples(spec: ModelSpec, every: Reference, fitting: Reference) -> tuple[CheckedSample, ...]:
+    """Returns one sample per set of shapes; further ones of the same shapes would only be run longer.
+
+    Args:
+        spec: The weights of shapes.
+        every: All samples, whose shapes are weighed.
+        fitting: Those that the variant takes.
+    """
+    shapes = tuple(dict.fromkeys(sample.shapes for sample in every.samples))
+    weights = spec.tune.shape_weights or (1.0,) * len(shapes)
+    if len(weights) != len(shapes):
         raise SpecError(
             f"tune.shape_weights does not fit the declared shapes: {spec.name}\n"
-            f"  expected {len(indices)} weights ({shapes}), got {len(weights)}"
+            f"  expected {len(shapes)} weights ({'; '.join(shapes)}), got {len(weights)}"
         )
-    return tuple(
-        CheckedSample(reference.samples[index].file, reference.answers.samples[index], weight)
-        for index, weight in zip(indices, weights, strict=True)
-    )
+    weight_of = dict(zip(shapes, weights, strict=True))
+    first = {
+        sample.shapes: CheckedSample(sample.file, answers, weight_of[sample.shapes])
+        for sample, answers in reversed(tuple(zip(fitting.samples, fitting.answers.samples, strict=True)))
+    }
+    chosen = tuple(first[shape] for shape in shapes if shape in first)
+    # What is never sent to the model at large may be all that is sent to a bucket.
+    sent = any(sample.weight for sample in chosen)
+    return chosen if sent else tuple(dataclasses.replace(sample, weight=1.0) for sample in chosen)
 
 
 def tolerances_of(spec: ModelSpec) -> dict[str, Tolerance]:
@@ -217,14 +231,6 @@ def tolerances_of(spec: ModelSpec) -> dict[str, Tolerance]:
     verify = spec.verify
     own = {name: Tolerance(one.rtol, one.atol) for name, one in verify.outputs.items()}
     return {"": Tolerance(verify.rtol, verify.atol), **own}
-
-
-def find_memory_bytes() -> int:
-    """Returns how much memory a trial may take: what is available, so that it fails before others do."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 * 9 // 10
-    return read_hardware(gpus=False).memory_bytes
 
 
 def _requirements(context: Context, artefact: Artefact, plan: SessionPlan) -> Requirements:

@@ -16,9 +16,11 @@ from pipeline.bundle.manifest import OutputError
 from pipeline.errors import PipelineError, StageError
 from pipeline.runtime.answers import Answers
 from pipeline.runtime.session import CPU, SessionPlan, default_plan
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.contract import PORTABLE, Context, Plan
+from pipeline.stages.inputs.sample_files import fits_interface
 from pipeline.stages.inputs.samples import Sample, make_samples
-from pipeline.stages.results import FetchResult
+from pipeline.stages.results import ModelInterface
+from pipeline.stages.sources import read_fetched
 from pipeline.stages.verify.comparing import ask, describe, judge
 from pipeline.stages.verify.verdict import build_errors
 
@@ -43,6 +45,38 @@ class Reference:
     noise: tuple[OutputError, ...]
 
 
+def fitting(reference: Reference, interface: ModelInterface, subject: str) -> Reference:
+    """Returns the part of a reference whose inputs a model takes: one that is bound takes no other shapes.
+
+    Args:
+        reference: Every sample.
+        interface: The model's inputs.
+        subject: The model, for messages.
+
+    Raises:
+        StageError: There is no such sample.
+    """
+    fits = [fits_interface(sample.path, interface) for sample in reference.samples]
+    if all(fits):
+        return reference
+    if not any(fits):
+        shapes = "; ".join(dict.fromkeys(sample.shapes for sample in reference.samples))
+        expected = ", ".join(f"{item.name} {list(item.shape or ())}" for item in interface.inputs)
+        raise StageError(
+            f"nothing to try it with: {subject}\n  expected a sample with {expected}, got {shapes}",
+            hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
+        )
+    samples, answers = reference.samples, reference.answers.samples
+    return replace(
+        reference,
+        samples=tuple(sample for sample, fit in zip(samples, fits, strict=True) if fit),
+        answers=replace(
+            reference.answers,
+            samples=tuple(answer for answer, fit in zip(answers, fits, strict=True) if fit),
+        ),
+    )
+
+
 def reference_variant(plan: Plan) -> str:
     """Returns the variant whose `verify` asks the source: one on the CPU, as the reference is."""
     return "cpu" if "cpu" in plan.targets else PORTABLE
@@ -50,9 +84,7 @@ def reference_variant(plan: Plan) -> str:
 
 def source_plan(context: Context) -> SessionPlan:
     """Returns the session that gives the reference."""
-    fetched = context.upstream[TaskId("fetch")]
-    model = (fetched.folder / decode(FetchResult, fetched.result).model).resolve()
-    return default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
+    return default_plan(str(read_fetched(context).path), CPU, level="ORT_DISABLE_ALL")
 
 
 def make_reference(context: Context, scratch: Path) -> Reference:
@@ -67,7 +99,7 @@ def make_reference(context: Context, scratch: Path) -> Reference:
         StageError: The source does not run on the CPU.
         OSError: The disk is full.
     """
-    fetched = decode(FetchResult, context.upstream[TaskId("fetch")].result)
+    fetched = read_fetched(context).description
     samples = make_samples(context.spec, fetched.interface, context.folder / SAMPLES_FOLDER)
     context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
     plan = source_plan(context)

@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.bundle.manifest import VerificationRecord
 from pipeline.errors import PipelineError, StageError, VerificationError
 from pipeline.runtime.answers import Answers
 from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.runtime.session import CUDA, SessionPlan
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.accuracy import gate_key, judge_accuracy
+from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, samples_key
 from pipeline.stages.inputs.sample_files import read_headers
+from pipeline.stages.inputs.samples import Sample
 from pipeline.stages.results import OptimizeResult, VerifyResult
+from pipeline.stages.sources import FETCH, read_source, source_task
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.verify.comparing import ask, describe, judge
 from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, write_golden
 from pipeline.stages.verify.reference import (
     Reference,
+    fitting,
     make_reference,
     read_reference,
     reference_variant,
@@ -49,14 +54,17 @@ class Verify:
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, the written model, and, for all variants but one, the reference."""
-        required = (TaskId("fetch"), TaskId("optimize", variant))
         owner = reference_variant(plan)
-        return required if variant == owner else (*required, TaskId("verify", owner))
+        reference = () if variant == owner else (TaskId("verify", owner),)
+        graphs = dict.fromkeys((FETCH, source_task(plan, variant)))
+        return (*graphs, TaskId("optimize", variant), *reference)
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns tolerances, inputs, every byte of the samples, and what computes the answers."""
-        spec, target = plan.spec, "cpu" if variant in (None, PORTABLE) else variant
+        spec, target = plan.spec, target_of(plan, variant)
+        gated = variant is not None and plan.variant_plans[variant].has_own_precision
         return {
+            **(gate_key(spec) if gated else {}),
             "verify": spec.verify.model_dump(mode="json"),
             "inputs": inputs_key(spec),
             "samples": samples_key(spec),
@@ -75,12 +83,20 @@ class Verify:
             OSError: The disk is full.
         """
         with _scratch(context.folder / "answers") as scratch:
-            reference = _reference(context, scratch)
-            judged = _judge_candidate(context, reference, scratch)
-            _require_equal(context, reference, judged, scratch)
-        if _asks_source(context):
-            _keep_golden(context, reference)
-        return dict(encode(VerifyResult(_record(context, reference, judged))))
+            every = _reference(context, scratch)
+            reference = fitting(every, read_source(context).description.interface, describe(context))
+            candidate = _ask_candidate(context, reference, scratch)
+            judged = tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
+            accuracy: tuple[OutputAccuracy, ...] = ()
+            if context.variant_plan.has_own_precision:
+                accuracy = _require_gate(context, reference, candidate)
+            else:
+                _require_equal(context, reference, judged, scratch)
+            if context.variant_plan.is_converted:
+                _keep_golden(context, reference.samples, candidate)
+            elif _asks_source(context):
+                _keep_golden(context, every.samples, every.answers)
+        return dict(encode(VerifyResult(_record(context, reference, judged), accuracy)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that outputs were compared and, where the source was asked, that there is a golden sample.
@@ -89,12 +105,13 @@ class Verify:
             StageError: None was, or there is none.
         """
         outcome = decode(VerifyResult, result)
-        if not outcome.record.errors:
+        if not outcome.record.errors and not outcome.accuracy:
             raise StageError(f"verified without an output: {describe(context)}")
-        if not _asks_source(context):
-            return
-        if not read_reference(context.folder).samples[0].path.is_file():
+        asks_source = _asks_source(context)
+        if asks_source and not read_reference(context.folder).samples[0].path.is_file():
             raise StageError(f"verified without a sample: {describe(context)}")
+        if not asks_source and not context.variant_plan.is_converted:
+            return
         golden = context.folder / GOLDEN_FILE
         try:
             names = read_headers(golden)
@@ -126,7 +143,7 @@ def _reference(context: Context, scratch: Path) -> Reference:
     return read_reference(context.upstream[owner].folder)
 
 
-def _judge_candidate(context: Context, reference: Reference, scratch: Path) -> tuple[Judged, ...]:
+def _ask_candidate(context: Context, reference: Reference, scratch: Path) -> Answers:
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
     model = str((upstream.folder / optimized.model).resolve())
@@ -139,13 +156,28 @@ def _judge_candidate(context: Context, reference: Reference, scratch: Path) -> t
             f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
         ) from error
     _require_signature(context, reference.answers, candidate)
-    return tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
+    return candidate
+
+
+def _require_gate(context: Context, reference: Reference, candidate: Answers) -> tuple[OutputAccuracy, ...]:
+    judgement = judge_accuracy(context.spec, reference.samples, expected=reference.answers, got=candidate)
+    if not judgement.ok:
+        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
+        raise VerificationError(
+            f"the prepared model is not as accurate as its gate asks: {describe(context)}\n{lines}",
+            hint="optimize less: optimize: {level: extended} in the spec; what convert wrote passed the gate",
+        )
+    return judgement.outputs
 
 
 def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
     """Compares what the sessions declare; an output's declared shape may have become more exact."""
+    binding = context.variant_plan.binding
+    inputs = [
+        [(value.name, value.type) if binding else value for value in side.inputs] for side in (expected, got)
+    ]
     outputs = [[(value.name, value.type) for value in side.outputs] for side in (expected, got)]
-    for what, left, right in (("inputs", expected.inputs, got.inputs), ("outputs", *outputs)):
+    for what, left, right in (("inputs", *inputs), ("outputs", *outputs)):
         if left != right:
             raise VerificationError(
                 f"the prepared model has other {what} than its source: {describe(context)}\n"
@@ -188,11 +220,11 @@ def _require_equal(context: Context, reference: Reference, judged: Sequence[Judg
     )
 
 
-def _keep_golden(context: Context, reference: Reference) -> None:
-    sizes = [sample.elements for sample in reference.samples]
+def _keep_golden(context: Context, samples: Sequence[Sample], answers: Answers) -> None:
+    sizes = [sample.elements for sample in samples]
     smallest = sizes.index(min(sizes))
     path = context.folder / GOLDEN_FILE
-    write_golden(path, sample=reference.samples[smallest].path, answers=reference.answers.samples[smallest])
+    write_golden(path, sample=samples[smallest].path, answers=answers.samples[smallest])
     size_bytes = path.stat().st_size
     if size_bytes > MAX_GOLDEN_BYTES:
         context.say(
@@ -208,6 +240,7 @@ def _record(context: Context, reference: Reference, judged: Sequence[Judged]) ->
         atol=verify.atol,
         samples=len(reference.samples),
         inputs="seeded" if context.spec.samples is None else "samples",
-        errors=build_errors(judged),
+        # What a gate judges has its figures in `accuracy`; no tolerance was asked of it.
+        errors=() if context.variant_plan.has_own_precision else build_errors(judged),
         noise_floor=reference.noise,
     )

@@ -1,0 +1,113 @@
+"""From a spec that converts to what jobs load: precisions, buckets, the gate and its ladder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
+from pipeline.bundle.manifest import Manifest, read_manifest
+from pipeline.runtime import load
+from tests.models import matmul_net
+from tests.prepare.project import Project, answers, done, is_intact, source_answers
+
+INPUTS = {"x": {"shapes": [[2, 64], [1, 64]]}}
+
+CONVERT = {
+    # The CPU has no kernels for bf16, so that one goes down the ladder.
+    "precision": ["int8", "bf16"],
+    "shapes": [{"batch": 1}],
+    "ladder": ["bf16", "fp32"],
+}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project(tmp_path_factory.mktemp("converted"))
+    project.add(matmul_net(layers=6), inputs=INPUTS, convert=CONVERT)
+    outcome = project.run("prepare")
+    assert outcome.code == 0, outcome.err
+    assert is_intact(project.bundle())
+    return project
+
+
+@pytest.fixture(scope="module")
+def manifest(converted: Project) -> Manifest:
+    return read_manifest(converted.bundle())
+
+
+@pytest.fixture(scope="module")
+def config(converted: Project) -> LoaderConfig:
+    return read_loader_config(converted.bundle())
+
+
+def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest: Manifest) -> None:
+    variants = {record.name: record for record in manifest.variants}
+    assert set(variants) == {"cpu", "cpu-int8", "cpu-batch1", "cpu-int8-batch1", "portable"}
+    for name, record in variants.items():
+        assert bool(record.accuracy) == ("int8" in name)
+        assert bool(record.verification.errors) == ("int8" not in name)
+        assert bool(record.measurements) == (name != "portable")
+
+
+def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manifest: Manifest) -> None:
+    left_out = {one.variant: one for one in manifest.left_out}
+    assert set(left_out) == {"cpu-bf16", "cpu-bf16-batch1"}
+    conversion = left_out["cpu-bf16"].conversion
+    assert conversion is not None
+    assert [step.precision for step in conversion.steps] == ["bf16", "fp32"]
+    assert "MatMul" in conversion.steps[0].outcome
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "fastest-within-gate"])
+def test_a_job_gets_the_precision_it_asks_for(
+    converted: Project, config: LoaderConfig, precision: str
+) -> None:
+    feeds = {"x": np.random.default_rng(3).random((5, 64), np.float32)}
+    session = load(converted.bundle(), precision=precision, check="golden")
+    got = answers(session, feeds)["y"]
+    expected = source_answers(converted.models / "net.onnx", feeds)["y"]
+    error = float(np.abs(got - expected).max())
+    taken = config.variants[0].precision if precision == "fastest-within-gate" else precision
+    assert (error > 1e-4) == (taken == "int8")
+    assert error < 0.2 * float(np.abs(expected).max())
+
+
+def test_a_bucket_takes_its_sizes_only_and_is_never_taken_unasked(converted: Project) -> None:
+    session = load(converted.bundle(), target="cpu-batch1", check="golden")
+    assert session.get_inputs()[0].shape == [1, 64]
+    assert load(converted.bundle()).get_inputs()[0].shape[0] != 1
+
+
+def test_show_puts_the_variants_side_by_side(converted: Project) -> None:
+    outcome = converted.call("show", "net")
+    assert outcome.code == 0, outcome.err
+    for text in ("cpu-int8-batch1", "SNR dB", "left out cpu-bf16", "batch=1"):
+        assert text in outcome.out
+
+
+def test_another_gate_converts_precisions_again_and_nothing_else(converted: Project) -> None:
+    converted.write_spec(inputs=INPUTS, convert={**CONVERT, "gate": {"cosine": 0.98}})
+    reasons = converted.explain()
+    assert "convert/cpu-int8" in reasons
+    assert not {"fetch", "optimize/cpu", "verify/cpu", "convert/cpu-batch1", "measure/cpu"} & set(reasons)
+
+
+def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    gate = {"snr_db": 150}
+    convert = {"precision": "int8", "gate": gate, "search": {"max_trials": 3}}
+    project.add(matmul_net(layers=2), inputs=INPUTS, convert=convert)
+    outcome = project.run("prepare")
+    assert outcome.code == 1
+    for text in (
+        "no precision is as accurate as the gate asks",
+        "output 'y'",
+        "at least 150",
+        "convert: {ladder",
+    ):
+        assert text in outcome.err
+    assert not project.bundle().exists()
+    assert "convert:net/cpu-int8" not in done(outcome)
