@@ -17,7 +17,7 @@ from pipeline.stages.convert.stage import Convert
 from pipeline.stages.fetch.stage import Fetch
 from pipeline.stages.measure.stage import Measure
 from pipeline.stages.optimize.stage import Optimize
-from pipeline.stages.package import Package
+from pipeline.stages.package.stage import Package
 from pipeline.stages.tune.stage import Tune
 from pipeline.stages.verify.stage import Verify
 from pipeline.tuning.knobs import find_space_problems

@@ -1,0 +1,1 @@
+"""The last stage: everything in one folder that appears in one rename."""

@@ -1,0 +1,144 @@
+"""The last stage: manifest, loader config, golden sample, in one folder that appears in one rename."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pipeline
+from pipeline.bundle.digest import DigestCache, digest_json
+from pipeline.bundle.loader_config import (
+    LOADER_SCHEMA_VERSION,
+    Golden,
+    LoaderConfig,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import (
+    MANIFEST_SCHEMA_VERSION,
+    Manifest,
+    MissingTarget,
+    VariantRecord,
+    write_manifest,
+)
+from pipeline.bundle.verification import check_bundle, describe_files
+from pipeline.errors import BundleError, ChildError, LoadError, StageError
+from pipeline.runtime.checking import check_variants
+from pipeline.runtime.child import run_child
+from pipeline.spec.resolution import resolved_spec
+from pipeline.stages.commit import read_git_state
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.package.collecting import PreparedVariant, collect_left_out, collect_variants
+from pipeline.stages.package.placing import place_golden, place_variant, tolerances_of
+from pipeline.stages.prepared import prepared_task
+from pipeline.stages.results import FetchResult
+from pipeline.stages.sources import FETCH, read_fetched, source_task
+
+
+class Package:
+    """Puts a bundle together."""
+
+    name = "package"
+    version = 2
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
+        """Returns `(None,)`: once per model."""
+        return (None,)
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
+        """Returns every other task of the model."""
+        return (
+            *dict.fromkeys((FETCH, *(source_task(plan, v) for v in plan.variants))),
+            *(prepared_task(plan, v) for v in plan.variants),
+            *(TaskId("verify", v) for v in plan.variants),
+            *(TaskId("measure", v) for v in plan.tuned_variants),
+        )
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
+        """Returns the spec's digest and the targets left out."""
+        return {
+            "spec": digest_json(resolved_spec(plan.spec)),
+            "missing": dict(plan.missing),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Writes the bundle.
+
+        Raises:
+            StageError: The disk is full or read-only.
+        """
+        fetched = read_fetched(context).description
+        prepared = collect_variants(context)
+        variants = tuple(
+            place_variant(context, fetched, variant) for variant in prepared if variant.shipped != PORTABLE
+        )
+        golden = place_golden(context)
+        config = LoaderConfig(
+            schema_version=LOADER_SCHEMA_VERSION,
+            name=context.spec.name,
+            inputs=fetched.interface.inputs,
+            outputs=fetched.interface.outputs,
+            golden=Golden(golden, *tolerances_of(context.spec)),
+            variants=variants,
+        )
+        write_loader_config(context.folder, config)
+        write_manifest(context.folder, _manifest(context, fetched, prepared))
+        return {"variants": [variant.name for variant in variants]}
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks the bundle as a reader would, and loads every variant that this machine can run.
+
+        Raises:
+            StageError: What was written cannot be read back, byte for byte, or a variant cannot be used.
+        """
+        try:
+            check_bundle(context.folder, DigestCache().digest)
+        except BundleError as error:
+            raise StageError(f"the bundle cannot be read back\n  {error.message}") from error
+        if PORTABLE not in result["variants"]:
+            raise StageError("the bundle has no portable variant")
+        _require_answers(context)
+
+
+def _require_answers(context: Context) -> None:
+    """Loads from where the files lie now: what was verified lay elsewhere, which may make a difference."""
+    try:
+        for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
+            if checked.reasons:
+                context.say(str(checked))
+    except (LoadError, ChildError) as error:
+        raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
+
+
+def _manifest(context: Context, fetched: FetchResult, prepared: tuple[PreparedVariant, ...]) -> Manifest:
+    return Manifest(
+        schema_version=MANIFEST_SCHEMA_VERSION,
+        name=context.spec.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        pipeline_version=pipeline.__version__,
+        spec_digest=digest_json(resolved_spec(context.spec)),
+        source=fetched.source,
+        environment=run_child("pipeline.stages.environment:describe_environment", {}, timeout_s=120).value,
+        variants=tuple(_record(variant) for variant in prepared),
+        files=describe_files(context.folder, DigestCache().digest),
+        missing_targets=tuple(
+            MissingTarget(target, reason) for target, reason in context.plan.missing.items()
+        ),
+        git=read_git_state(context.spec.folder),
+        left_out=collect_left_out(context),
+    )
+
+
+def _record(prepared: PreparedVariant) -> VariantRecord:
+    return VariantRecord(
+        name=prepared.name,
+        target=prepared.plan.target,
+        level=prepared.optimized.step,
+        ladder=prepared.optimized.ladder,
+        verification=prepared.verified.record,
+        measurements=prepared.measured.measurements if prepared.measured else (),
+        decision=prepared.measured.decision if prepared.measured else None,
+        tuning=prepared.tuned.record if prepared.tuned else None,
+        conversion=prepared.conversion,
+        accuracy=prepared.verified.accuracy,
+    )
