@@ -160,6 +160,34 @@ def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:
         raise EOFError(f"expected {len(target)} bytes of data, got {position}")
 
 
+_FLOATS: Mapping[str, np.dtype[Any]] = {
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+}
+
+
+def float_inputs(session: onnxruntime.InferenceSession) -> dict[str, np.dtype[Any]]:
+    """Returns the types of a session's floating-point inputs, of those that numpy has, by name."""
+    types = {value.name: _FLOATS.get(value.type) for value in session.get_inputs()}
+    return {name: dtype for name, dtype in types.items() if dtype is not None}
+
+
+def fit_feeds(feeds: Mapping[str, Array], floats: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
+    """Returns feeds in the widths that a session's inputs have.
+
+    Variants of one bundle are fed the same, and one in half precision may take half precision.
+
+    Args:
+        feeds: Arrays by input name.
+        floats: What `float_inputs` returns for the session.
+    """
+    return {
+        name: array.astype(floats[name], copy=False) if array.dtype.kind == "f" and name in floats else array
+        for name, array in feeds.items()
+    }
+
+
 def run_session(
     session: onnxruntime.InferenceSession,
     feeds: Mapping[str, Array],

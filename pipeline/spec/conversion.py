@@ -49,6 +49,9 @@ class Fusion(Section):
 class Half(Section):
     """Conversion to fp16 or bf16."""
 
+    keep_io: bool = Field(
+        default=True, description="Whether inputs and outputs keep their types; bf16 always does."
+    )
     block_operators: tuple[OperatorType, ...] = Field(
         default=(), description="Operators that stay in fp32, besides those that have no half precision."
     )

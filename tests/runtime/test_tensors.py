@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import BundleError
 from pipeline.runtime.element_types import ELEMENT_TYPES, Array, ElementType, dtype_name, narrow, widen
-from pipeline.runtime.tensors import read_tensors, run_session, write_tensors
+from pipeline.runtime.tensors import fit_feeds, read_tensors, run_session, write_tensors
 
 pytestmark = pytest.mark.runtime
 
@@ -276,3 +276,13 @@ def test_arrays_that_are_not_contiguous_are_taken_as_they_read() -> None:
     strided = narrow(numbers, ELEMENT_TYPES["bfloat16"])[::2]
     assert run(one_node("Cast", 16, FLOAT), strided).tolist() == [0, 2, 4]
     assert run(one_node("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("wanted", [np.float16, np.float32, np.float64])
+def test_floats_are_fed_in_the_width_that_the_session_takes_and_nothing_else_is_changed(wanted: Any) -> None:
+    feeds = {"x": np.array([1.5, 2], np.float32), "ids": np.array([7]), "other": np.array([0.1], np.float32)}
+    fitting = fit_feeds(feeds, {"x": np.dtype(wanted)})
+    assert fitting["x"].dtype == wanted
+    assert fitting["x"].tolist() == [1.5, 2]
+    assert fitting["ids"] is feeds["ids"]
+    assert fitting["other"] is feeds["other"]

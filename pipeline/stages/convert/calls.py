@@ -77,7 +77,8 @@ def _half(convert: Convert, dtype: str, kept: Sequence[str], *, clip: bool) -> P
         f"{_PASSES}.half:convert_half",
         {
             "dtype": dtype,
-            "keep_io": True,
+            # Neither numpy nor a job has bf16 to feed.
+            "keep_io": half.keep_io or dtype == "bfloat16",
             "blocked_operators": list(half.block_operators),
             "blocked_nodes": sorted({*half.keep_nodes, *kept}),
             "clip": clip or half.clip,

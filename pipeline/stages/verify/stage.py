@@ -18,7 +18,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.bundle.manifest import VerificationRecord
 from pipeline.errors import PipelineError, StageError, VerificationError
-from pipeline.runtime.answers import Answers
+from pipeline.runtime.answers import Answers, Signature
 from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.runtime.session import CUDA, SessionPlan
 from pipeline.stages.accuracy import gate_key, judge_accuracy
@@ -172,11 +172,17 @@ def _require_gate(context: Context, reference: Reference, candidate: Answers) ->
 
 def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
     """Compares what the sessions declare; an output's declared shape may have become more exact."""
-    binding = context.variant_plan.binding
+    plan, convert = context.variant_plan, context.spec.convert
+    halved = plan.has_own_precision and convert is not None and not convert.half.keep_io
+
+    def kind(value: Signature) -> str:
+        return value.type.replace("(float16)", "(float)") if halved else value.type
+
     inputs = [
-        [(value.name, value.type) if binding else value for value in side.inputs] for side in (expected, got)
+        [(value.name, kind(value), () if plan.binding else value.shape) for value in side.inputs]
+        for side in (expected, got)
     ]
-    outputs = [[(value.name, value.type) for value in side.outputs] for side in (expected, got)]
+    outputs = [[(value.name, kind(value)) for value in side.outputs] for side in (expected, got)]
     for what, left, right in (("inputs", *inputs), ("outputs", *outputs)):
         if left != right:
             raise VerificationError(
@@ -187,8 +193,7 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
 
 def _list(signatures: Sequence[Any]) -> str:
     return ", ".join(
-        f"{item[0]} {item[1]}" if isinstance(item, tuple) else f"{item.name} {item.type}{list(item.shape)}"
-        for item in signatures
+        f"{name} {kind}{list(shape[0]) if shape and shape[0] else ''}" for name, kind, *shape in signatures
     )
 
 
