@@ -124,10 +124,14 @@ class PrecisionAttempts:
         end = time.monotonic() + limits.budget_s
         latest: dict[frozenset[str], Trial] = {}
 
+        every = frozenset(first.eligible)
+
         def attempt(kept: frozenset[str]) -> Outcome:
             latest.clear()
             if not kept:
                 return Outcome(held=False, failures=first.failures)  # which is why there is a search
+            if kept == every and precision != "mixed":
+                return Outcome(held=True)  # with nothing quantised it is its source
             trial = self._try_or_fail(precision, kept | always)
             if isinstance(trial, Outcome):
                 return trial
@@ -143,7 +147,7 @@ class PrecisionAttempts:
             deadline=lambda: time.monotonic() > end,
             say=say,
         )
-        if found.kept is None:
+        if found.kept is None or (frozenset(found.kept) == every and precision != "mixed"):
             return _step_of(precision, first, trials=found.trials)
         kept = frozenset(found.kept)
         trial = latest.get(kept) or self._try(precision, kept | always)
