@@ -61,6 +61,10 @@ class VerificationError(StageError):
     """A prepared model does not answer as its source does."""
 
 
+class ResourceError(StageError):
+    """A machine lacked the memory or the time for some work, which says nothing of the work itself."""
+
+
 class TuningError(PipelineError):
     """A search for a plan cannot begin or go on; a trial that fails is none, it is a result."""
 
@@ -75,6 +79,10 @@ class ChildKilledError(ChildError):
 
 class ChildTimeoutError(ChildError):
     """A child process was stopped because its deadline passed."""
+
+
+class ChildMemoryError(ChildError):
+    """A child process got no more memory, and said so."""
 
 
 class BundleError(PipelineError):

@@ -84,6 +84,7 @@ class ConversionRecord:
         fused_by: Package and version that fused; "" for none.
         steps: Every step of the ladder that was tried, the taken one last.
         passes: Passes besides those of the steps.
+        gate: Thresholds that are set, by output, "" for those without any of their own.
     """
 
     asked: str
@@ -93,6 +94,7 @@ class ConversionRecord:
     fused_by: str = ""
     steps: tuple[PrecisionStep, ...] = ()
     passes: tuple[PassRecord, ...] = ()
+    gate: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 INTEGER_PASSES = ("int8-dynamic", "int8-static")

@@ -11,7 +11,7 @@ from pipeline.errors import LoadError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.opening import build_plan
-from pipeline.runtime.selection import find_reasons, needs_gpu
+from pipeline.runtime.selection import find_reasons, needs_gpu, serves
 from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
 from pipeline.versions import installed_onnxruntime
 
@@ -116,7 +116,8 @@ def variant_for(bundle: Path, device: str) -> Variant:
         BundleError: It cannot be read.
     """
     hardware, ordinal = read_hardware(), _ordinal(device)
-    for variant in read_loader_config(bundle).variants:
+    general = (variant for variant in read_loader_config(bundle).variants if serves(variant, None))
+    for variant in general:
         fits = not find_reasons(
             variant,
             hardware=hardware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 
 from pipeline.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecord
 
@@ -34,7 +35,33 @@ def shipped_figures(record: VariantRecord, *, cache: str = "warm") -> PlanFigure
 def worst_error(record: VariantRecord) -> float | None:
     """Returns the largest error of any output in units of its tolerance, None if nothing was compared.
 
-    Above 1 is a failure; so is NaN, which is returned if it is among them.
+    Of a variant in another precision, in units of what its gate allows. Above 1 is a failure; so is NaN,
+    which is returned if it is among them.
     """
     ratios = [error.ratio for error in record.verification.errors]
+    ratios += list(_gate_ratios(record))
     return max(ratios, key=lambda ratio: (math.isnan(ratio), ratio), default=None)
+
+
+def _gate_ratios(record: VariantRecord) -> Iterator[float]:
+    gate = {} if record.conversion is None else record.conversion.gate
+    for accuracy in record.accuracy:
+        bounds = gate.get(accuracy.output) or gate.get(accuracy.output.partition("[")[0]) or gate.get("", {})
+        for name, bound in bounds.items():
+            value = getattr(accuracy, name, None)
+            if value is not None and name in _ERRORS:
+                yield _divide(_ERRORS[name](value), _ERRORS[name](bound))
+
+
+def _divide(error: float, allowed: float) -> float:
+    return error / allowed if allowed else 0.0 if error == 0 else math.inf
+
+
+_ERRORS: Mapping[str, Callable[[float], float]] = {
+    "max_abs": float,
+    "mean_abs": float,
+    "cosine": lambda cosine: 1 - cosine,
+    "snr_db": lambda decibels: 10 ** (-decibels / 20),
+    "top1": lambda share: 1 - share,
+}
+"""What of a figure is an error: 0 if nothing is wrong, and in proportion to how much is."""

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.bundle.conversion_record import LeftOut
 from pipeline.bundle.digest import PREFIX, digest_bytes
 from pipeline.bundle.loader_config import LOADER_FILE, FileEntry, LoaderConfig, Variant
 from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PartOrigin, VariantRecord
@@ -99,6 +100,8 @@ def list_candidates(parts: Sequence[Part]) -> tuple[Candidate, ...]:
 
 
 def _rank(variant: Variant) -> int:
+    if variant.bucket:
+        return 3
     if needs_gpu(variant.requirements):
         return 0
     return 2 if variant.name == PORTABLE else 1
@@ -199,8 +202,16 @@ def _merge_manifests(
         variants=tuple(record for candidate in candidates for record in _records_of(candidate)),
         files=tuple(sorted(entries, key=lambda entry: entry.path)),
         missing_targets=(),
+        left_out=_merge_left_out(candidates, parts),
         parts=tuple(_origin(part, candidates) for part in parts),
     )
+
+
+def _merge_left_out(candidates: Sequence[Candidate], parts: Sequence[Part]) -> tuple[LeftOut, ...]:
+    """Returns what no part has: a variant that one left out may be another's."""
+    there = {candidate.variant.name for candidate in candidates}
+    missing = {one.variant: one for part in parts for one in part.manifest.left_out}
+    return tuple(one for name, one in missing.items() if name not in there)
 
 
 def _records_of(candidate: Candidate) -> Iterator[VariantRecord]:

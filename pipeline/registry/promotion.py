@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pipeline.bundle.manifest import PlanFigures, VariantRecord
 from pipeline.bundle.paths import is_safe_name
 from pipeline.errors import ConflictError, NotPublishedError, PromotionRefusedError, RegistryError
-from pipeline.measuring.shipped import shipped_figures
+from pipeline.measuring.shipped import shipped_figures, worst_error
 from pipeline.registry.catalogue import Catalogue
 from pipeline.registry.composition import Candidate, list_candidates
 from pipeline.registry.records import FULL_DIGEST, AliasRecord
@@ -80,6 +80,9 @@ def _failures(candidate: Candidate) -> Iterator[str]:
         return
     if not record.verification.errors and not record.accuracy:
         yield f"{candidate.name}: its answers were compared with nothing"
+    worst = worst_error(record)
+    if record.accuracy and worst is not None and not worst <= 1:
+        yield f"{candidate.name}: off by {worst:.3g} of what its gate allows"
     for error in record.verification.errors:
         if not error.ratio <= 1:
             off = f"{error.output} is off by {error.ratio:.3g} of its tolerance"

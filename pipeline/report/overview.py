@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.bundle.manifest import Manifest, VariantRecord
+from pipeline.measuring.shipped import worst_error
 from pipeline.report.content import Cell, Chart, Column, Fact, Section, Table, Tone
 from pipeline.report.gains import (
     HOW_SURE,
@@ -17,7 +18,6 @@ from pipeline.report.gains import (
     find_gain,
     mean_ratio,
 )
-from pipeline.report.verified import worst_ratio
 from pipeline.report.wording import (
     format_instant,
     format_ratio,
@@ -184,7 +184,7 @@ def _shown_variants(manifest: Manifest) -> tuple[VariantRecord | None, ...]:
 
 def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -> tuple[Cell, ...]:
     gain = find_gain(variant) if variant else None
-    worst = worst_ratio(variant.verification) if variant else None
+    worst = worst_error(variant) if variant else None
     certainty = gain.certainty if gain else "not compared"
     ratios = (gain.first_result, gain.init, gain.steady, gain.private) if gain else (None,) * 4
     first, *others = (ratio_cell(ratio.value if ratio else None) for ratio in ratios)

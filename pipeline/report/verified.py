@@ -14,11 +14,6 @@ LEAST, MOST = 1e-6, 1e3
 """Errors of their tolerance beyond which a chart does not reach."""
 
 
-def worst_ratio(verification: VerificationRecord) -> float | None:
-    """Returns the worst error of its tolerance, None where nothing was compared."""
-    return max((error.ratio for error in verification.errors), default=None)
-
-
 def build_verification_section(variant: VariantRecord) -> Section:
     """Returns errors per output, the ladder, and what the lint found."""
     found = variant.verification

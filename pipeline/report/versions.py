@@ -9,11 +9,11 @@ from typing import Any
 from pipeline.bundle.digest import digest_json
 from pipeline.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
 from pipeline.bundle.summary import Summary
+from pipeline.measuring.shipped import worst_error
 from pipeline.report.content import Cell, Chart, Column, Section, Table
 from pipeline.report.environments import describe_machine
 from pipeline.report.gains import DEFAULT, compare, find_gain, find_plan, find_warm
 from pipeline.report.measured import build_summary_table
-from pipeline.report.verified import worst_ratio
 from pipeline.report.wording import (
     format_instant,
     format_number,
@@ -194,7 +194,7 @@ def _versions_table(versions: Sequence[_Version]) -> Table:
 def _version_row(one: _Version, before: _Version | None) -> tuple[Cell, ...]:
     manifest, plan = one.manifest, one.shipped
     gain = find_gain(one.variant) if one.variant else None
-    worst = worst_ratio(one.variant.verification) if one.variant else None
+    worst = worst_error(one.variant) if one.variant else None
     change = (
         compare(plan.first_result_ms, before.shipped.first_result_ms)
         if plan and before and before.shipped

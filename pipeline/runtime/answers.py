@@ -19,7 +19,7 @@ from pipeline.errors import StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
-from pipeline.runtime.tensors import fit_feeds, float_inputs, read_tensors, run_session
+from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -141,7 +141,7 @@ def run_samples(request: Mapping[str, Any]) -> dict[str, Any]:
 def _answer(
     session: onnxruntime.InferenceSession, model: str, sample: Path, *, folder: Path
 ) -> tuple[Answer, ...]:
-    feeds = fit_feeds(read_tensors(sample), float_inputs(session))
+    feeds = fit_feeds(read_tensors(sample), half_inputs(session))
     try:
         outputs = run_session(session, feeds)
     except onnxruntime_errors() as error:

@@ -243,7 +243,7 @@ def _answer(function: str, request: Mapping[str, Any]) -> str:
     except PipelineError as error:
         return _encode_error(type(error).__name__, error.message, error.hint)
     except MemoryError:
-        return _encode_error("ChildError", f"out of memory: {function}", None)
+        return _encode_error("ChildMemoryError", f"out of memory: {function}", None)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

@@ -36,13 +36,13 @@ def check_answers(
         IntegrityError: It lies outside the bundle.
     """
     from pipeline.runtime.binding import run_once
-    from pipeline.runtime.tensors import fit_feeds, float_inputs
+    from pipeline.runtime.tensors import fit_feeds, half_inputs
 
     golden = golden_of(config, variant)
     feeds, expected = read_golden(golden, root)
     hint, subject = f"ortprep prepare {config.name}", f"variant {variant.name!r} of {root}"
     try:
-        fitting = fit_feeds(feeds, float_inputs(session))
+        fitting = fit_feeds(feeds, half_inputs(session))
         answers = run_once(session, fitting, io_binding=variant.io_binding)
     except onnxruntime_errors() as error:
         raise LoadError(

@@ -122,9 +122,9 @@ def _prepare(request: Mapping[str, Any]) -> Callable[[], onnxruntime.InferenceSe
 def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
     from pathlib import Path
 
-    from pipeline.runtime.tensors import fit_feeds, float_inputs, read_tensors, run_session
+    from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
 
-    feeds = fit_feeds(read_tensors(Path(sample)), float_inputs(session))
+    feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
     if io_binding:
         from pipeline.runtime.binding import BoundRun
 

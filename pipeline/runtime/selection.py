@@ -106,11 +106,16 @@ def find_reasons(
 def serves(variant: Variant, target: str | None, precision: str = FASTEST) -> bool:
     """Says whether a variant is what a job asks for: its target, its name, or anything, in that precision.
 
-    One that takes batches of certain sizes only has to be asked for by name.
+    One that takes batches of certain sizes only has to be asked for by name, one that takes other types than
+    the bundle lists by name or precision. Mixed precision that had to keep nothing in fp32 is fp16.
     """
-    if precision not in (FASTEST, variant.precision):
+    wanted = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
+    if precision != FASTEST and variant.precision not in wanted:
         return False
-    return target == variant.name or (target in (None, variant.target) and not variant.bucket)
+    if target == variant.name:
+        return True
+    unasked = variant.bucket or (variant.half_io and precision == FASTEST)
+    return target in (None, variant.target) and not unasked
 
 
 def needs_gpu(requirements: Requirements) -> bool:

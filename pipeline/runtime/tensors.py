@@ -12,7 +12,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.bundle.regular_file import open_regular
-from pipeline.errors import BundleError
+from pipeline.errors import BundleError, RunError
 from pipeline.runtime.element_types import Array, ElementType, element_type_of, find_element_type
 
 if TYPE_CHECKING:
@@ -160,32 +160,39 @@ def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:
         raise EOFError(f"expected {len(target)} bytes of data, got {position}")
 
 
-_FLOATS: Mapping[str, np.dtype[Any]] = {
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-}
+def half_inputs(session: onnxruntime.InferenceSession) -> frozenset[str]:
+    """Returns the names of a session's float16 inputs."""
+    return frozenset(value.name for value in session.get_inputs() if value.type == "tensor(float16)")
 
 
-def float_inputs(session: onnxruntime.InferenceSession) -> dict[str, np.dtype[Any]]:
-    """Returns the types of a session's floating-point inputs, of those that numpy has, by name."""
-    types = {value.name: _FLOATS.get(value.type) for value in session.get_inputs()}
-    return {name: dtype for name, dtype in types.items() if dtype is not None}
-
-
-def fit_feeds(feeds: Mapping[str, Array], floats: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-    """Returns feeds in the widths that a session's inputs have.
+def fit_feeds(feeds: Mapping[str, Array], halves: Collection[str]) -> dict[str, Array]:
+    """Returns feeds with float32 arrays narrowed where a session takes float16.
 
     Variants of one bundle are fed the same, and one in half precision may take half precision.
 
     Args:
         feeds: Arrays by input name.
-        floats: What `float_inputs` returns for the session.
+        halves: What `half_inputs` returns for the session.
+
+    Raises:
+        RunError: A number is finite, and too large for float16.
     """
     return {
-        name: array.astype(floats[name], copy=False) if array.dtype.kind == "f" and name in floats else array
+        name: _narrow(name, array) if array.dtype == np.float32 and name in halves else array
         for name, array in feeds.items()
     }
+
+
+def _narrow(name: str, array: Array) -> Array:
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float16)
+    except FloatingPointError:
+        largest = float(np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max())
+        raise RunError(
+            f"input {name!r} does not fit into float16\n  expected at most 65504, got {largest:g}",
+            hint="load(…, precision='fp32')",
+        ) from None
 
 
 def run_session(

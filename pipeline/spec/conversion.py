@@ -160,6 +160,13 @@ class Convert(Section):
     search: Search = Search()
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one pass, in seconds.")
 
+    @field_validator("ladder")
+    @classmethod
+    def _ends_in_fp32(cls, value: Any) -> Any:
+        if "fp32" in value[:-1]:
+            raise ValueError("expected nothing after fp32, which is what is always accurate enough")
+        return value
+
     @field_validator("precision")
     @classmethod
     def _known_targets(cls, value: Any) -> Any:

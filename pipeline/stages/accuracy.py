@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.bundle.codec import encode
 from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.errors import SpecError, StageError
 from pipeline.measuring.accuracy import compare_answers
@@ -15,6 +17,8 @@ from pipeline.spec import conversion
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.convert.user_metric import metric_digest, run_user_metric
 from pipeline.stages.inputs.samples import Sample
+
+_OVER_ALL = ("mean_abs", "top1")
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Judgement:
 def gate_of(spec: ModelSpec) -> Gate:
     """Returns the thresholds of a spec that converts."""
     given = _section(spec).gate
-    return Gate(_thresholds(given), {name: _thresholds(own) for name, own in given.outputs.items()})
+    common = _thresholds(given)
+    return Gate(common, {name: _thresholds(own, common) for name, own in given.outputs.items()})
 
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
@@ -48,8 +53,33 @@ def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
     return {"gate": gate.model_dump(mode="json"), "metric": digest}
 
 
+def thresholds_of(gate: Gate) -> dict[str, dict[str, float]]:
+    """Returns the thresholds that are set, by output, "" for those that have none of their own."""
+    return {
+        name: {key: value for key, value in encode(own).items() if value is not None}
+        for name, own in {"": gate.default, **gate.outputs}.items()
+    }
+
+
+def per_sample(gate: Gate) -> Gate:
+    """Returns a gate's thresholds on every single sample.
+
+    Shares and means are over all samples: of a few of them they say something else.
+    """
+    without = dict.fromkeys(_OVER_ALL)
+    return Gate(
+        dataclasses.replace(gate.default, **without),
+        {name: dataclasses.replace(own, **without) for name, own in gate.outputs.items()},
+    )
+
+
 def judge_accuracy(
-    spec: ModelSpec, samples: Sequence[Sample], *, expected: Answers, got: Answers
+    spec: ModelSpec,
+    samples: Sequence[Sample],
+    *,
+    expected: Answers,
+    got: Answers,
+    of_all: bool = True,
 ) -> Judgement:
     """Compares all answers of a converted model with the source's, by the gate and by the user's own metric.
 
@@ -58,6 +88,7 @@ def judge_accuracy(
         samples: The inputs.
         expected: What the unconverted source answers.
         got: What the converted model answers.
+        of_all: Whether these are all samples; thresholds over all of them are not asked of a few.
 
     Raises:
         SpecError: The user's metric does not work.
@@ -65,8 +96,9 @@ def judge_accuracy(
     """
     outputs = compare_answers(expected.samples, got.samples)
     gate = _section(spec).gate
-    failures = list(judge(gate_of(spec), outputs).failures)
-    if gate.metric is not None and gate.metric_at_least is not None:
+    wanted = gate_of(spec) if of_all else per_sample(gate_of(spec))
+    failures = list(judge(wanted, outputs).failures)
+    if of_all and gate.metric is not None and gate.metric_at_least is not None:
         value = _ask_metric(spec, gate.metric, samples, expected=expected, got=got)
         if not value >= gate.metric_at_least:
             failures.append(
@@ -98,11 +130,9 @@ def _section(spec: ModelSpec) -> conversion.Convert:
     return spec.convert
 
 
-def _thresholds(given: conversion.Thresholds) -> Thresholds:
-    return Thresholds(
-        max_abs=given.max_abs,
-        mean_abs=given.mean_abs,
-        cosine=given.cosine,
-        snr_db=given.snr_db,
-        top1=given.top1,
-    )
+def _thresholds(given: conversion.Thresholds, common: Thresholds | None = None) -> Thresholds:
+    """Returns thresholds; those that one output does not name are the common ones."""
+    names = [field.name for field in dataclasses.fields(Thresholds)]
+    named = names if common is None else [name for name in names if name in given.model_fields_set]
+    own = {name: getattr(given, name) for name in named}
+    return Thresholds(**own) if common is None else dataclasses.replace(common, **own)

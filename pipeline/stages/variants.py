@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
-from pipeline.spec.conversion import Convert
+from pipeline.spec.conversion import Convert, Precision
 
 PORTABLE = "portable"
 """The variant every bundle carries: operators of ONNX and of the source only, for any machine."""
@@ -15,6 +16,7 @@ SOURCE_PRECISION = "fp32"
 """Precision of a variant that is not converted: whatever the source has."""
 
 _LONGEST_LABEL = 64
+_PRECISIONS = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -87,5 +89,6 @@ def _labelled(buckets: tuple[Mapping[str, int], ...]) -> Iterator[tuple[str, Map
         for bucket in buckets
     ]
     for index, (label, bucket) in enumerate(zip(labels, buckets, strict=True)):
-        usable = len(label) <= _LONGEST_LABEL and labels.count(label) == 1
-        yield label if usable else f"bucket{index}", bucket
+        usable = len(label) <= _LONGEST_LABEL and labels.count(label) == 1 and label not in _PRECISIONS
+        # No label of sizes ends so: each part of one has its size at its end.
+        yield label if usable else f"bucket-{index}", bucket

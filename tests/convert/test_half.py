@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.errors import StageError
+from pipeline.errors import SpecError, StageError
 from pipeline.runtime.child import run_child
 from pipeline.stages.convert.half_types import BFLOAT16, FLOAT16, round_to_half
 from pipeline.stages.convert.passes import half
@@ -490,7 +490,7 @@ def test_a_model_that_cannot_be_converted_is_refused(
 
 
 def test_a_node_to_keep_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"no such node: 'matmul7'\n  expected .*'matmul1'"):
+    with pytest.raises(SpecError, match=r"no such node: 'matmul7'\n  expected .*'matmul1'"):
         Converted(models.matmul_net(), tmp_path, blocked_nodes=("matmul7",))
 
 

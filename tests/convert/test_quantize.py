@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.errors import StageError
+from pipeline.errors import SpecError, StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.tensors import write_tensors
@@ -214,13 +214,13 @@ def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Pat
 @EVERY_PASS
 def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, name: str) -> None:
     model = matmul_net()
-    for wanted, says, hint in (
-        ({"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'", "'matmul0'"),
-        ({"exclude": ("matmul0", "matmul1")}, "all 2 of them excluded", None),
-        ({"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
-        ({"operators": ("Gemm",)}, "expected at least one Gemm", None),
+    for kind, wanted, says, hint in (
+        (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'", "'matmul0'"),
+        (StageError, {"exclude": ("matmul0", "matmul1")}, "all 2 of them excluded", None),
+        (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
+        (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm", None),
     ):
-        with pytest.raises(StageError, match=says) as caught:
+        with pytest.raises(kind, match=says) as caught:
             _quantize(name, model, tmp_path, **wanted)
         assert hint is None or hint in str(caught.value.hint)
         assert list((tmp_path / "written").iterdir()) == []

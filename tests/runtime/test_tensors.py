@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import BundleError
+from pipeline.errors import BundleError, RunError
 from pipeline.runtime.element_types import ELEMENT_TYPES, Array, ElementType, dtype_name, narrow, widen
 from pipeline.runtime.tensors import fit_feeds, read_tensors, run_session, write_tensors
 
@@ -278,11 +278,15 @@ def test_arrays_that_are_not_contiguous_are_taken_as_they_read() -> None:
     assert run(one_node("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
 
 
-@pytest.mark.parametrize("wanted", [np.float16, np.float32, np.float64])
-def test_floats_are_fed_in_the_width_that_the_session_takes_and_nothing_else_is_changed(wanted: Any) -> None:
-    feeds = {"x": np.array([1.5, 2], np.float32), "ids": np.array([7]), "other": np.array([0.1], np.float32)}
-    fitting = fit_feeds(feeds, {"x": np.dtype(wanted)})
-    assert fitting["x"].dtype == wanted
-    assert fitting["x"].tolist() == [1.5, 2]
+def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed() -> None:
+    feeds = {"x": np.array([1.5, -np.inf], np.float32), "ids": np.array([7]), "other": np.array([0.1], "f4")}
+    fitting = fit_feeds(feeds, {"x", "ids"})
+    assert fitting["x"].dtype == np.float16
+    assert fitting["x"].tolist() == [1.5, -np.inf]
     assert fitting["ids"] is feeds["ids"]
     assert fitting["other"] is feeds["other"]
+
+
+def test_a_number_that_would_become_infinite_is_refused() -> None:
+    with pytest.raises(RunError, match=r"input 'x' does not fit into float16(?s:.*)got 70000"):
+        fit_feeds({"x": np.array([3, 7e4, np.inf], np.float32)}, {"x"})

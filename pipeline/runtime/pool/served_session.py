@@ -25,7 +25,7 @@ from pipeline.runtime.pool.segments import AttachedSegments, view_tensor
 from pipeline.runtime.pool.tensor_headers import HERE, TensorHeader, encode_headers, lay_out
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
 from pipeline.runtime.session import onnxruntime_errors
-from pipeline.runtime.tensors import fit_feeds, float_inputs, run_session
+from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 
 _LEAST_BOUND_BYTES = 64 * 1024
 _REMEMBERED = 256
@@ -52,9 +52,8 @@ class ServedSession:
         kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
         output_types = [value.type for value in opened.session.get_outputs()]
         self._is_native = not any(kinds) and all(map(_is_native, output_types))
-        self._floats = float_inputs(opened.session)
-        if all(dtype == signature.inputs[name] for name, dtype in self._floats.items()):
-            self._floats = {}
+        halves = half_inputs(opened.session)
+        self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
         self._layouts: OrderedDict[Shapes, AnswerLayout | None] = OrderedDict()
         self._answers: dict[Outputs, AnswerLayout] = {}
         self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
@@ -86,8 +85,8 @@ class ServedSession:
         """
         block = segments.bytes_of(frame.first)
         feeds = {self._inputs[header.position]: read_tensor(header, block, segments) for header in headers}
-        if self._floats:
-            feeds = fit_feeds(feeds, self._floats)
+        if self._narrowed:
+            feeds = fit_feeds(feeds, self._narrowed)
         shapes = tuple(header.shape for header in headers)
         started = time.perf_counter_ns()
         known = self._layouts.get(shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
-from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
-from pipeline.runtime.answers import Answers
+from pipeline.errors import (
+    ChildError,
+    ChildKilledError,
+    ChildMemoryError,
+    ChildTimeoutError,
+    LoadError,
+    PipelineError,
+    ResourceError,
+    StageError,
+)
+from pipeline.runtime.answers import write_answers
 from pipeline.runtime.session import SessionPlan
 from pipeline.spec.conversion import Convert
 from pipeline.stages.accuracy import judge_accuracy
@@ -21,15 +31,18 @@ from pipeline.stages.convert.precision_ladder import SEARCHED
 from pipeline.stages.convert.running import PassOutcome, run_pass
 from pipeline.stages.convert.search import search
 from pipeline.stages.convert.trials_journal import Outcome, TrialsJournal, journalled
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from pipeline.stages.sources import Graph
-from pipeline.stages.verify.comparing import ask
 from pipeline.stages.verify.reference import Reference
 
 TAKEN = "taken"
 
-_LEVELS = ("ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC")
+_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
 _REFUSALS = (LoadError, ChildError, StageError)
+_NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError, ResourceError)
+"""What says nothing of a precision: with more memory or time it may do."""
+
+_NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class PrecisionAttempts:
         """
         self._context, self._convert, self._parent = context, convert, parent
         self._reference, self._mode, self._calibration = reference, mode, calibration
-        self._levels: tuple[str, ...] = _LEVELS
+        self._levels: tuple[str, ...] = tuple(_LEVELS.values())
         self._scratch = context.folder / ".attempt"
         self.written = self._scratch / "model" / f"{context.spec.name}.onnx"
 
@@ -90,28 +103,32 @@ class PrecisionAttempts:
         Nodes are left out, as few as do, where the precision is one that is searched.
 
         Raises:
-            ChildKilledError: The process was killed, which says nothing of the precision.
+            ChildError: The process was killed, or passed the deadline, which says nothing of the precision.
+            ResourceError: There is not enough memory.
+            SpecError: The spec names what the model does not have.
             OSError: The disk is full.
         """
         self._context.say(f"converting to {precision}")
-        self._levels = _LEVELS
+        start = list(_LEVELS).index(self._context.spec.optimize.level)
+        self._levels = tuple(_LEVELS.values())[start:]
         try:
             return self._try_step(precision)
-        except ChildKilledError:
-            raise
         except _REFUSALS as error:
-            return PrecisionStep(precision, error.message)
+            _require_verdict(error)
+            return PrecisionStep(precision, self._clean(error.message))
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Removes what the attempts left."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _try_step(self, precision: str) -> PrecisionStep:
-        trial, always = self._try(precision, ()), frozenset[str]()
+        trial, always = self._try_first(precision), frozenset[str]()
         if precision == "mixed" and trial.too_large and not self._convert.half.clip:
             always = frozenset(trial.too_large)
             trial = self._try(precision, always)
         if not trial.failures:
+            if self._context.variant_plan.precision == "mixed":
+                return _step_of(precision, trial)
             # Nothing had to be kept, so it is fp16, of which there may be a variant already.
             return _step_of("fp16" if precision == "mixed" and not always else precision, trial)
         if precision not in SEARCHED or not self._convert.search.max_trials:
@@ -157,10 +174,24 @@ class PrecisionAttempts:
         """Tries a set; one that cannot be converted or run will not do, as one that answers wrongly."""
         try:
             return self._try(precision, kept)
-        except ChildKilledError:
-            raise
         except _REFUSALS as error:
-            return Outcome(held=False, failures=(error.message,))
+            _require_verdict(error)
+            return Outcome(held=False, failures=(self._clean(error.message),))
+
+    def _try_first(self, precision: str) -> Trial:
+        """Tries a precision without a node kept, and settles on the level that all its trials are judged at.
+
+        Where a session cannot be made, or crashes, levels are gone down as `optimize` does it: ONNX Runtime
+        1.31.1 dies on fp16 `Transpose` and `MatMul` with all optimisation on the CPU.
+        """
+        while True:
+            try:
+                return self._try(precision, ())
+            except (LoadError, ChildError) as error:
+                _require_verdict(error)
+                if len(self._levels) == 1 or not self.written.exists():
+                    raise
+                self._levels = self._levels[1:]
 
     def _try(self, precision: str, kept: Sequence[str] | frozenset[str]) -> Trial:
         call = call_of(
@@ -172,39 +203,34 @@ class PrecisionAttempts:
             clip=precision == "mixed",
             samples=self._calibration,
         )
-        weights_bytes = self._parent.description.source.initializer_bytes
-        outcome = run_pass(
-            self._context, call, source=self._parent.path, written=self.written, weights_bytes=weights_bytes
+        outcome = run_pass(self._context, call, parent=self._parent, written=self.written)
+        answers = write_answers(
+            self._plan(),
+            [sample.path for sample in self._reference.samples],
+            self._scratch / "answers",
+            timeout_s=self._context.spec.optimize.timeout_s,
         )
-        answers = self._ask()
         judgement = judge_accuracy(
             self._context.spec, self._reference.samples, expected=self._reference.answers, got=answers
         )
         return _trial_of(outcome, judgement.failures, judgement.outputs)
 
-    def _ask(self) -> Answers:
-        """Has a session answer that optimises as `optimize` will: what is judged is nearly what jobs get.
+    def _plan(self) -> SessionPlan:
+        """Returns a session that optimises as `optimize` will: what is judged is nearly what jobs get."""
+        spec = self._context.spec
+        options = loading_options(spec.runtime, level=self._levels[0])
+        options = without_optimizers(options, spec.optimize.disabled_optimizers)
+        return SessionPlan(str(self.written), options, loading_providers(spec.runtime, self._context.target))
 
-        Where it cannot be made, or crashes, levels are gone down as `optimize` does it: ONNX Runtime 1.31.1
-        dies on fp16 `Transpose` and `MatMul` with all optimisation on the CPU.
-        """
-        while True:
-            level, *lower = self._levels
-            try:
-                return ask(
-                    self._context, self._plan(level), self._reference.samples, self._scratch / "answers"
-                )
-            except ChildKilledError:
-                raise
-            except (LoadError, ChildError):
-                if not lower:
-                    raise
-                self._levels = tuple(lower)
+    def _clean(self, message: str) -> str:
+        """Returns a message without folders and processes that are gone when it is read."""
+        return re.sub(r" \(pid \d+\)", "", message.replace(f"{self.written.parent}/", ""))
 
-    def _plan(self, level: str) -> SessionPlan:
-        runtime = self._context.spec.runtime
-        options = loading_options(runtime, level=level)
-        return SessionPlan(str(self.written), options, loading_providers(runtime, self._context.target))
+
+def _require_verdict(error: PipelineError) -> None:
+    """Raises an error that says nothing of what was tried."""
+    if isinstance(error, _NO_VERDICTS) or _NO_MEMORY.search(error.message):
+        raise error
 
 
 def _trial_of(outcome: PassOutcome, failures: tuple[str, ...], accuracy: tuple[OutputAccuracy, ...]) -> Trial:

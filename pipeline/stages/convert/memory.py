@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from pipeline.errors import StageError
+from pipeline.errors import ResourceError
 from pipeline.runtime.memory import available_bytes
 
 FACTORS = {
-    "fusion": 2.2,
-    "fusion (onnxruntime-tools)": 2.2,
-    "int8-dynamic": 3.1,
-    "int8-static": 3.1,
+    "fusion": (1.4, 2.2),
+    "fusion (onnxruntime-tools)": (1.4, 2.2),
+    "int8-dynamic": (3.1, 3.1),
+    "int8-static": (3.1, 3.1),
 }
-"""Largest resident set of each pass whose library holds the whole model, in sizes of its weights.
+"""Largest resident set of each pass whose library holds the whole model, in sizes of its weights: where they
+are in external data, and where they are in the model file.
 
-Measured with `bench/convert_memory.py`; passes that are not named stream weights, tensor by tensor.
+Measured as docs/convert.md says; passes that are not named stream weights, tensor by tensor.
 """
 
 _OVERHEAD_BYTES = 300 * 2**20
 _WORTH_SAYING_BYTES = 2**30
 
 
-def needed_bytes(pass_name: str, weights_bytes: int) -> int | None:
+def needed_bytes(pass_name: str, weights_bytes: int, *, external: bool) -> int | None:
     """Returns what a pass takes at its peak; None for one that never holds more than a tensor or two."""
-    factor = FACTORS.get(pass_name)
-    return None if factor is None else int(factor * weights_bytes) + _OVERHEAD_BYTES
+    factors = FACTORS.get(pass_name)
+    return None if factors is None else int(factors[not external] * weights_bytes) + _OVERHEAD_BYTES
 
 
-def require_memory(pass_name: str, weights_bytes: int) -> str | None:
+def require_memory(pass_name: str, weights_bytes: int, *, external: bool) -> str | None:
     """Returns a line that says what a pass needs, where that is worth saying.
 
     Raises:
-        StageError: There is not as much.
+        ResourceError: There is not as much.
     """
-    needed = needed_bytes(pass_name, weights_bytes)
+    needed = needed_bytes(pass_name, weights_bytes, external=external)
     if needed is None or needed < _WORTH_SAYING_BYTES:
         return None
     available = available_bytes()
     if needed > available:
-        raise StageError(
+        raise ResourceError(
             f"not enough memory for {pass_name}, whose library holds the whole model\n"
             f"  expected {needed / 2**30:.1f} GiB, got {available / 2**30:.1f} GiB",
             hint="prepare it on a machine with more memory; fp16, bf16 and shapes stream their weights",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from pipeline.stages.variants import SOURCE_PRECISION
 
+_NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
+
 SEARCHED = ("mixed", "int8", "int4")
 """Precisions of which nodes are left out, as few as do, where all of them are not accurate enough."""
 
@@ -15,10 +17,13 @@ def plan_steps(asked: str, ladder: Sequence[str]) -> tuple[str, ...]:
 
     Args:
         asked: A precision.
-        ladder: The spec's; of one that names the precision, only what comes after it.
+        ladder: The spec's; of one that names the precision, only what comes after it, of another, only what
+            is wider.
     """
-    after = ladder[ladder.index(asked) + 1 :] if asked in ladder else ladder
-    return (asked, *after)
+    if asked in ladder:
+        return (asked, *ladder[ladder.index(asked) + 1 :])
+    rank = {precision: position for position, precision in enumerate(_NARROWEST_FIRST)}
+    return (asked, *(step for step in ladder if rank[step] > rank[asked]))
 
 
 def why_not_needed(step: str, asked: Sequence[str]) -> str | None:
@@ -29,7 +34,7 @@ def why_not_needed(step: str, asked: Sequence[str]) -> str | None:
         asked: Precisions of the same target that are variants of their own.
     """
     if step == SOURCE_PRECISION:
-        return "what is left is fp32, which the bundle has"
+        return "it steps down to fp32, which the bundle has"
     if step in asked:
-        return f"what is left is {step}, which is a variant of its own"
+        return f"it steps down to {step}, which the spec asks for by itself"
     return None

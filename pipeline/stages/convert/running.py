@@ -34,27 +34,32 @@ class PassOutcome:
 
 
 def run_pass(
-    context: Context, call: PassCall, *, source: Path, written: Path, weights_bytes: int
+    context: Context, call: PassCall, *, parent: Graph, written: Path, source: Path | None = None
 ) -> PassOutcome:
     """Runs a pass; nothing of what it wrote is left if it fails.
 
     Args:
         context: The task.
         call: The pass.
-        source: The model it reads.
+        parent: What the variant is made of.
         written: The model it writes, in a folder that is made anew for it.
-        weights_bytes: Size of the source's weights.
+        source: The model it reads, if that is what another pass made of the parent.
 
     Raises:
-        StageError: The pass refuses the model, or needs more memory than there is.
+        StageError: The pass refuses the model.
+        SpecError: The spec names what the model does not have.
+        ResourceError: The pass needs more memory than there is.
         ChildError: Its process died, or passed the spec's deadline.
     """
-    said = require_memory(call.name, weights_bytes)
+    description = parent.description
+    said = require_memory(
+        call.name, description.source.initializer_bytes, external=description.interface.external
+    )
     if said is not None:
         context.say(said)
     shutil.rmtree(written.parent, ignore_errors=True)
     written.parent.mkdir(parents=True)
-    request = {**call.request, "source": str(source), "written": str(written)}
+    request = {**call.request, "source": str(source or parent.path), "written": str(written)}
     timeout_s = None if context.spec.convert is None else context.spec.convert.timeout_s
     try:
         reply = run_child(call.function, request, timeout_s=timeout_s)

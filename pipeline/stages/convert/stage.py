@@ -10,6 +10,7 @@ import dataclasses
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import ConversionRecord, PrecisionStep
 from pipeline.bundle.digest import DigestCache
 from pipeline.bundle.linking import share_model
-from pipeline.errors import StageError
+from pipeline.errors import SpecError, StageError
 from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.spec.conversion import Convert as Section
-from pipeline.stages.accuracy import gate_key
+from pipeline.stages.accuracy import gate_key, gate_of, per_sample, thresholds_of
 from pipeline.stages.contract import LEFT_OUT, Context, Plan, TaskId, target_of
 from pipeline.stages.convert.attempts import TAKEN, PrecisionAttempts
 from pipeline.stages.convert.calibration import check_calibration
@@ -56,12 +57,12 @@ class Convert:
         graph = source_task(plan, wanted.parent)
         if not _changes_precision(wanted):
             return (graph,)
-        return (*dict.fromkeys((FETCH, graph)), TaskId("verify", reference_variant(plan)))
+        return (graph, TaskId("verify", reference_variant(plan)))
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
         wanted, convert, target = _variant(plan, variant), _section(plan), target_of(plan, variant)
-        libraries = installed_versions(*_LIBRARIES)
+        libraries = {**runtime_versions(target), **installed_versions(*_LIBRARIES)}
         if wanted.is_bucket:
             return {"binding": dict(wanted.binding), "tools": libraries}
         if not _changes_precision(wanted):
@@ -79,7 +80,8 @@ class Convert:
             "samples": samples_key(plan.spec),
             "calibration": _calibration_key(plan, convert),
             "runtime": runtime_key(plan.spec.runtime, target),
-            "tools": {**runtime_versions(target), **libraries},
+            "optimize": plan.spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
+            "tools": libraries,
             "hardware": hardware_fingerprint(target),
         }
 
@@ -97,7 +99,13 @@ class Convert:
             return _bind_and_fuse(context, convert, parent, record)
         steps = _descend(context, convert, parent)
         taken = steps[-1]
-        record = dataclasses.replace(record, asked=variant.precision, precision=taken.precision, steps=steps)
+        record = dataclasses.replace(
+            record,
+            asked=variant.precision,
+            precision=taken.precision,
+            steps=steps,
+            gate=thresholds_of(gate_of(context.spec)),
+        )
         reason = why_not_needed(taken.precision, _other_precisions(context, convert))
         if reason is not None:
             context.say(f"left out: {reason}")
@@ -158,12 +166,11 @@ def _bind_and_fuse(
     context: Context, convert: Section, parent: Graph, record: ConversionRecord
 ) -> Mapping[str, Any]:
     variant = context.variant_plan
-    weights_bytes = parent.description.source.initializer_bytes
     name = f"{context.spec.name}.onnx"
     current = parent.path
     if convert.fusion is not None and not variant.is_bucket:
         written = context.folder / _FUSED / name
-        outcome = _run(context, fusion_call(convert.fusion), current, written, weights_bytes)
+        outcome = _run(context, fusion_call(convert.fusion), parent, written)
         record = _with_fusion(record, outcome)
         if record.fused:
             current = written
@@ -171,17 +178,23 @@ def _bind_and_fuse(
             context.say("fused nothing, which the spec allows")
     if variant.binding:
         written = context.folder / _BOUND / name
-        outcome = _run(context, bind_call(variant.binding), current, written, weights_bytes)
+        outcome = _run(context, bind_call(variant.binding), parent, written, source=current)
         record = dataclasses.replace(
-            record, binding=dict(variant.binding), passes=(*record.passes, outcome.record)
+            record,
+            binding=dict(variant.binding),
+            passes=(*record.passes, outcome.record),
+            # Of the few samples that fit a bucket nothing is asked that is meant for all.
+            gate=thresholds_of(per_sample(gate_of(context.spec))) if record.gate else {},
         )
         current = written
     return _result(context, parent, record, made=current)
 
 
-def _run(context: Context, call: PassCall, source: Path, written: Path, weights_bytes: int) -> PassOutcome:
+def _run(
+    context: Context, call: PassCall, parent: Graph, written: Path, *, source: Path | None = None
+) -> PassOutcome:
     context.say(f"running {call.name}")
-    return run_pass(context, call, source=source, written=written, weights_bytes=weights_bytes)
+    return run_pass(context, call, parent=parent, written=written, source=source)
 
 
 def _with_fusion(record: ConversionRecord, outcome: PassOutcome) -> ConversionRecord:
@@ -198,19 +211,17 @@ def _descend(context: Context, convert: Section, parent: Graph) -> tuple[Precisi
     """Tries precisions from the one asked for down the ladder; the last step is the one that was taken."""
     variant = context.variant_plan
     others = _other_precisions(context, convert)
-    attempts = _attempts(context, convert, parent)
     tried: list[PrecisionStep] = []
-    for step in plan_steps(variant.precision, convert.ladder):
-        if why_not_needed(step, others) is not None:
-            return (*tried, PrecisionStep(step, TAKEN))
-        tried.append(attempts.try_step(step))
-        if tried[-1].outcome == TAKEN:
-            if why_not_needed(tried[-1].precision, others) is None:
-                _put_in_place(attempts.written, context.folder)
-            attempts.clear()
-            return tuple(tried)
-        context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
-    attempts.clear()
+    with closing(_attempts(context, convert, parent)) as attempts:
+        for step in plan_steps(variant.precision, convert.ladder):
+            if why_not_needed(step, others) is not None:
+                return (*tried, PrecisionStep(step, TAKEN))
+            tried.append(attempts.try_step(step))
+            if tried[-1].outcome == TAKEN:
+                if why_not_needed(tried[-1].precision, others) is None:
+                    _put_in_place(attempts.written, context.folder)
+                return tuple(tried)
+            context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
     raise _nothing_holds(context, convert, tried)
 
 
@@ -221,10 +232,18 @@ def _attempts(context: Context, convert: Section, parent: Graph) -> PrecisionAtt
     if mode == "static":
         own = find_calibration_files(context.spec)
         calibration = own if own is not None else [sample.path for sample in reference.samples]
-        check_calibration(calibration, parent.description.interface)
+        _require_calibration(calibration, parent)
     return PrecisionAttempts(
         context, convert, parent=parent, reference=reference, mode=mode, calibration=calibration
     )
+
+
+def _require_calibration(calibration: Sequence[Path], parent: Graph) -> None:
+    try:
+        check_calibration(calibration, parent.description.interface)
+    except StageError as error:
+        # It is the user's to mend: no ladder may hide it.
+        raise SpecError(error.message, hint=error.hint) from error
 
 
 def _reference(context: Context, parent: Graph) -> Reference:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.digest import digest_file
+from pipeline.bundle.digest import digest_file, digest_json
 from pipeline.errors import ChildError, ChildKilledError, ChildTimeoutError, StageError
 from pipeline.runtime.answers import Answer
 from pipeline.runtime.child import run_child
@@ -100,9 +100,9 @@ def run_user_metric(
 
 
 def metric_digest(metric: str, folder: Path) -> str:
-    """Returns the digest of the file of the metric's module; "" if it is not in the spec's folder.
+    """Returns a digest of the module and those beside it; "" if it is not in the spec's folder.
 
-    Modules that it imports are not looked at.
+    What it imports from elsewhere, or reads, is not looked at.
 
     Raises:
         StageError: The metric is not `module:function`, or its file cannot be read.
@@ -110,7 +110,10 @@ def metric_digest(metric: str, folder: Path) -> str:
     module, _ = _split(metric)
     file = _find_file(module, folder)
     try:
-        return "" if file is None else digest_file(file)
+        if file is None:
+            return ""
+        beside = file.parent.rglob("*.py") if file.name == "__init__.py" else file.parent.glob("*.py")
+        return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in beside})
     except OSError as error:
         raise StageError(f"{_FIELD} cannot be read: {file}\n  {error.strerror or error}") from error
 

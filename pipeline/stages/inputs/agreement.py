@@ -31,6 +31,11 @@ def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ..
         *_unsupported(interface),
         *_unknown_names("inputs", spec.inputs, [item.name for item in interface.inputs]),
         *_unknown_names("verify.outputs", spec.verify.outputs, [item.name for item in interface.outputs]),
+        *_unknown_names(
+            "convert.gate.outputs",
+            () if spec.convert is None else spec.convert.gate.outputs,
+            [item.name for item in interface.outputs],
+        ),
         *_input_problems(spec, interface),
         *_set_problems(spec, interface),
     )

@@ -9,6 +9,7 @@ from pipeline.bundle.digest import DigestCache
 from pipeline.errors import SourceError, SpecError
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.inputs.agreement import check_agreement
+from pipeline.stages.inputs.bindings import find_binding_problems
 from pipeline.stages.inputs.sample_files import check_sample_files, find_sample_files
 from pipeline.stages.results import ModelInterface
 
@@ -23,6 +24,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         SpecError: They do not; the message has every problem.
     """
     problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
+    problems = problems or tuple(find_binding_problems(spec, interface))
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(

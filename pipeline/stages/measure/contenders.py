@@ -54,9 +54,9 @@ def device_of(contenders: Sequence[Contender]) -> str:
     return f"cuda:{ordinals[0]}" if ordinals else CPU_DEVICE
 
 
-def is_compared_with_its_parent(variant: VariantPlan) -> bool:
-    """Says whether a variant is one beside another of its target, and not its target's first."""
-    return variant.parent is not None
+def is_shipped_as_asked(variant: VariantPlan) -> bool:
+    """Says whether a variant is shipped, faster or not: the spec asks for its precision or its sizes."""
+    return variant.parent is not None or bool(variant.binding)
 
 
 def compared_variants(plan: Plan, variant: str) -> Mapping[str, str]:

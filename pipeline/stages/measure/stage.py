@@ -24,7 +24,7 @@ from pipeline.stages.measure.contenders import (
     build_contenders,
     compared_variants,
     device_of,
-    is_compared_with_its_parent,
+    is_shipped_as_asked,
     written_recipe,
 )
 from pipeline.stages.measure.decision import Samples, decide, decide_converted, samples_of
@@ -137,7 +137,7 @@ def _measure_until_sure(
     # Only the primary shape is measured here; the limit on runs is of all of them.
     objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
     outcome = _measure_rounds(context, contenders, sample, rounds=rounds)
-    if is_compared_with_its_parent(context.variant_plan):
+    if is_shipped_as_asked(context.variant_plan):
         # It was asked for, and which of several a job is given is decided by what they cost.
         return outcome, decide_converted(_samples(outcome), objective=objective)
     candidates = _candidates(context.target)
@@ -153,7 +153,7 @@ def _measure_until_sure(
 @contextmanager
 def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
     """Yields the plain recipe of the source, which says nothing of what was converted."""
-    if is_compared_with_its_parent(context.variant_plan):
+    if is_shipped_as_asked(context.variant_plan):
         yield (), {}
         return
     with written_recipe(context) as written:

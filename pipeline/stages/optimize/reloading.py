@@ -11,7 +11,7 @@ from pipeline.errors import StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
-from pipeline.runtime.tensors import fit_feeds, float_inputs, run_session
+from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.inputs.agreement import shape_sets
 from pipeline.stages.inputs.feeds import build_feeds
@@ -60,9 +60,7 @@ def reload(request: Mapping[str, Any]) -> dict[str, Any]:
     plan = decode(SessionPlan, request["plan"])
     spec = ModelSpec.model_validate(request["spec"]).located_in(Path(request["location"]))
     session = build_session(plan)
-    feeds = fit_feeds(
-        _choose_feeds(spec, decode(ModelInterface, request["interface"])), float_inputs(session)
-    )
+    feeds = fit_feeds(_choose_feeds(spec, decode(ModelInterface, request["interface"])), half_inputs(session))
     try:
         run_session(session, feeds)
     except onnxruntime_errors() as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,17 @@ def loading_options(runtime: Runtime, *, level: str) -> SessionOptionsRecord:
     )
 
 
+def without_optimizers(options: SessionOptionsRecord, names: Sequence[str]) -> SessionOptionsRecord:
+    """Returns session options with graph transformers disabled, besides those that are already."""
+    entries = dict(options.config_entries)
+    users = [name for name in entries.pop(_DISABLED_OPTIMIZERS, "").split(";") if name]
+    disabled = tuple(dict.fromkeys((*names, *users)))
+    if disabled:
+        # ONNX Runtime's header says commas, but those are ignored without a word.
+        entries[_DISABLED_OPTIMIZERS] = ";".join(disabled)
+    return replace(options, config_entries=entries)
+
+
 def loading_providers(runtime: Runtime, variant: str) -> tuple[ProviderRecord, ...]:
     """Returns the execution providers a variant is loaded on, with the user's options.
 
@@ -77,13 +88,8 @@ def saving_plan(runtime: Runtime, variant: str, step: Step, *, source: Path, mod
     """
     if step.level is None:
         raise StageError(f"nothing is written for step {step.name!r}")
-    options = loading_options(runtime, level=step.level)
+    options = without_optimizers(loading_options(runtime, level=step.level), step.disabled_optimizers)
     entries = dict(options.config_entries)
-    users = [name for name in entries.pop(_DISABLED_OPTIMIZERS, "").split(";") if name]
-    disabled = tuple(dict.fromkeys((*step.disabled_optimizers, *users)))
-    if disabled:
-        # ONNX Runtime's header says commas, but those are ignored without a word.
-        entries[_DISABLED_OPTIMIZERS] = ";".join(disabled)
     if entries.get(_SAVE_PREPACKED) != "1":
         entries[_DISABLE_PREPACKING] = "1"
     entries |= with_external_data(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pipeline.bundle.codec import decode
 from pipeline.bundle.conversion_record import ConversionRecord, LeftOut
 from pipeline.stages.contract import LEFT_OUT, PORTABLE, Context, TaskId
 from pipeline.stages.measure.contenders import PARENT, PREPARED
-from pipeline.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
+from pipeline.stages.measure.decision import STEADY_ALLOWANCE
 from pipeline.stages.prepared import read_prepared, read_tuned
 from pipeline.stages.results import MeasureResult, OptimizeResult, TuneResult, VerifyResult
 from pipeline.stages.sources import FETCH, source_task
@@ -59,37 +60,60 @@ class PreparedVariant:
 
 
 def collect_variants(context: Context) -> tuple[PreparedVariant, ...]:
-    """Returns the variants there are: targets as the plan has them, the fastest precision of each first.
-
-    Those for certain shapes only come last of their target; they are never taken but by their shapes.
-    """
+    """Returns the variants there are, in the order that jobs prefer them in."""
     plan = context.plan
     there = [_collect(context, name) for name in plan.variants if _why_left_out(context, name) is None]
-    rank = {target: position for position, target in enumerate(plan.targets)}
-    runs = objective_of(context.spec.tune)
-
-    def preference(prepared: PreparedVariant) -> tuple[int, bool, float]:
-        last = len(rank)
-        position = last if prepared.name == PORTABLE else rank[prepared.plan.target]
-        return position, prepared.plan.is_bucket, _relative_cost(prepared, runs)
-
-    return tuple(sorted(there, key=preference))
+    return order_variants(there, plan.targets, objective_of(context.spec.tune))
 
 
-def _relative_cost(prepared: PreparedVariant, objective: Objective) -> float:
-    """Returns what a session costs relative to the target's fp32 one; a small gain does not count as one."""
+def order_variants(
+    variants: Iterable[PreparedVariant], targets: Sequence[str], objective: Objective
+) -> tuple[PreparedVariant, ...]:
+    """Returns variants in order of preference: targets in order, of each the cheapest precision first.
+
+    What costs a CPU more than what fp32 ships there comes after the portable variant. Those for certain
+    shapes come last of all: they are never taken but by their shapes, and a reader that does not know of them
+    takes any other before.
+
+    Args:
+        variants: At least every target's own and the portable one.
+        targets: In order of preference.
+        objective: Runs of a session before it is gone.
+    """
+    by_name = {prepared.name: prepared for prepared in variants}
+    rank = {target: position for position, target in enumerate(targets)}
+    portable = rank.get("cpu", len(rank)) + 1
+
+    def preference(prepared: PreparedVariant) -> tuple[bool, int, float]:
+        bucket, target = prepared.plan.is_bucket, prepared.plan.target
+        if prepared.name == PORTABLE:
+            return bucket, portable, 0.0
+        cost = _relative_cost(prepared, by_name[target], objective)
+        return bucket, portable if target == "cpu" and cost > 1 else rank[target], cost
+
+    return tuple(sorted(by_name.values(), key=preference))
+
+
+def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: Objective) -> float:
+    """Returns what a session costs relative to what its target ships in fp32; small gains do not count."""
     if prepared.measured is None or prepared.plan.parent is None or prepared.plan.is_bucket:
         return 1.0
-    figures = {plan.plan: plan for plan in prepared.measured.measurements[0].plans}
-    if PARENT not in figures:
+    costs = _costs(prepared, objective)
+    if PARENT not in costs:
         return math.inf
-    costs = {
-        name: one.first_result_ms.median + (objective.runs_per_load - 1) * one.steady_ms.median
-        for name, one in figures.items()
-    }
-    # Where default ONNX Runtime is the faster one, it is what the fp32 variant ships.
-    ratio = costs[PREPARED] / min(costs[PARENT], costs.get(DEFAULT, math.inf))
+    own = _costs(base, objective)
+    shipped = own[base.shipped] / own[PREPARED] if own else 1.0
+    ratio = costs[PREPARED] / costs[PARENT] / shipped
     return ratio if ratio * STEADY_ALLOWANCE < 1 else max(ratio, math.nextafter(1.0, 2.0))
+
+
+def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
+    """Returns what a session costs by each plan that was measured, the page cache warm."""
+    plans = prepared.measured.measurements[0].plans if prepared.measured else ()
+    return {
+        one.plan: one.first_result_ms.median + (objective.runs_per_load - 1) * one.steady_ms.median
+        for one in plans
+    }
 
 
 def _why_left_out(context: Context, variant: str) -> str | None:

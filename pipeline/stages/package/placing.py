@@ -18,7 +18,7 @@ from pipeline.stages.optimize.session_plans import loading_options, loading_prov
 from pipeline.stages.package.collecting import PreparedVariant
 from pipeline.stages.results import FetchResult, OptimizeResult
 from pipeline.stages.sources import read_fetched
-from pipeline.stages.verify.golden import GOLDEN_FILE
+from pipeline.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE
 from pipeline.stages.verify.reference import reference_variant
 
 
@@ -50,8 +50,14 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
         precision=prepared.precision,
         binding=prepared.plan.binding,
         bucket=prepared.plan.is_bucket,
+        half_io=_takes_half(context.spec, prepared.precision),
         golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )
+
+
+def _takes_half(spec: ModelSpec, precision: str) -> bool:
+    convert = spec.convert
+    return convert is not None and not convert.half.keep_io and precision in ("fp16", "mixed")
 
 
 def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
@@ -95,18 +101,20 @@ def place_golden(context: Context) -> FileEntry:
 
 
 def _place_own_golden(context: Context, prepared: PreparedVariant) -> Golden:
-    """Places a converted variant's own answers: those of the source are further away than a tolerance.
+    """Places a golden sample that a converted variant takes.
 
-    Elsewhere it may differ from them by as much as it differs here from the source, and no more: another
-    processor sums in another order, and rounds as coarsely.
+    One in another precision than the source's has answers of its own. Elsewhere it may differ from them by as
+    much as it differs here from the source, and no more: another processor sums in another order, and rounds
+    as coarsely.
     """
     name = f"{prepared.name}/{GOLDEN_FILE}"
     destination = context.folder / name
-    link_or_copy(prepared.verified_folder / GOLDEN_FILE, destination)
+    link_or_copy(prepared.verified_folder / OWN_GOLDEN_FILE, destination)
     default, outputs = tolerances_of(context.spec)
     if prepared.plan.has_own_precision:
         for accuracy in prepared.verified.accuracy:
-            own = outputs.get(accuracy.output, default)
+            whole = accuracy.output.partition("[")[0]
+            own = outputs.get(accuracy.output) or outputs.get(whole) or default
             outputs[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
     entry = FileEntry(name, destination.stat().st_size, DigestCache().digest(destination))
     return Golden(entry, default, outputs)

@@ -28,6 +28,7 @@ from pipeline.runtime.child import run_child
 from pipeline.spec.resolution import resolved_spec
 from pipeline.stages.commit import read_git_state
 from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.measure.contenders import PREPARED
 from pipeline.stages.package.collecting import PreparedVariant, collect_left_out, collect_variants
 from pipeline.stages.package.placing import place_golden, place_variant, tolerances_of
 from pipeline.stages.prepared import prepared_task
@@ -139,6 +140,7 @@ def _record(prepared: PreparedVariant) -> VariantRecord:
         measurements=prepared.measured.measurements if prepared.measured else (),
         decision=prepared.measured.decision if prepared.measured else None,
         tuning=prepared.tuned.record if prepared.tuned else None,
-        conversion=prepared.conversion,
+        # What was fused and is not shipped, since it was not faster, is no part of the variant.
+        conversion=prepared.conversion if prepared.shipped == PREPARED else None,
         accuracy=prepared.verified.accuracy,
     )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import FirstPhase
 from pipeline.bundle.tuning_record import TuningRecord
-from pipeline.errors import StageError
+from pipeline.errors import StageError, VerificationError
 from pipeline.measuring.device_lock import measuring, working
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
-from pipeline.stages.accuracy import gate_key
+from pipeline.stages.accuracy import gate_key, judge_accuracy
 from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.optimize.session_plans import runtime_key
@@ -26,6 +28,7 @@ from pipeline.stages.sources import FETCH, source_task
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.tune.record import build_record
 from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
+from pipeline.stages.verify.comparing import ask, describe
 from pipeline.stages.verify.reference import reference_variant
 from pipeline.tuning.choosing import Verdict, choose
 from pipeline.tuning.journal import Journal
@@ -91,6 +94,7 @@ class Tune:
             found = _search(workbench, device_of([default]))
             verdict = _with_phases(workbench, choose(workbench.space, workbench.objective, found))
             with working():
+                _require_gate(workbench, verdict)
                 record = build_record(workbench, found, verdict)
         context.say(verdict.reason)
         return dict(encode(_hand_on(workbench, verdict, record)))
@@ -139,6 +143,30 @@ def _search(workbench: Workbench, device: str) -> Found:
     )
     limits = Limits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
     return search(workbench.space, workbench.objective, limits, effects)
+
+
+def _require_gate(workbench: Workbench, verdict: Verdict) -> None:
+    """Judges the chosen plan of a converted variant on all samples: trials were held to what one can show."""
+    context = workbench.context
+    if not context.variant_plan.has_own_precision:
+        return
+    reference = workbench.reference
+    plan = workbench.plan_of(verdict.choice)
+    with tempfile.TemporaryDirectory(prefix=".answers-", dir=context.folder) as scratch:
+        answers = ask(context, plan, reference.samples, Path(scratch))
+        judgement = judge_accuracy(
+            context.spec,
+            reference.samples,
+            expected=reference.answers,
+            got=answers,
+            of_all=not context.variant_plan.is_bucket,
+        )
+    if not judgement.ok:
+        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
+        raise VerificationError(
+            f"the chosen plan is not as accurate as its gate asks: {describe(context)}\n{lines}",
+            hint="tune: {max_trials: 0}   # in the spec; what was prepared passed the gate",
+        )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.memory import available_bytes
 from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec, Tune
-from pipeline.stages.accuracy import gate_of
+from pipeline.stages.accuracy import gate_of, per_sample
 from pipeline.stages.contract import Context, TaskId
 from pipeline.stages.measure.contenders import Contender
 from pipeline.stages.optimize.attempt import job_of, requirements_of
@@ -51,7 +51,8 @@ class Workbench:
         space: What can be chosen.
         objective: What a plan costs and must not exceed.
         artefacts: Makes files.
-        samples: Inputs and the source's answers.
+        samples: Inputs and the source's answers, one of each shape.
+        reference: All of them.
         others: The plans that are no choice: the default, and the recipe if there is one.
     """
 
@@ -61,6 +62,7 @@ class Workbench:
     objective: Objective
     artefacts: Artefacts
     samples: tuple[CheckedSample, ...]
+    reference: Reference
     others: Mapping[Choice, Contender]
 
     @property
@@ -106,11 +108,12 @@ class Workbench:
 
     def measure_plan(self, plan: SessionPlan, *, io_binding: bool, timeout_s: float | None = None) -> Figures:
         """Measures any session plan as `measure` does, with its errors."""
+        is_gated = self.context.variant_plan.has_own_precision
         request = TrialRequest(
             plan=plan,
             samples=self.samples,
             tolerances=tolerances_of(self.context.spec),
-            gate=gate_of(self.context.spec) if self.context.variant_plan.has_own_precision else None,
+            gate=per_sample(gate_of(self.context.spec)) if is_gated else None,
             steady_s=self.tune.steady_s,
             io_binding=io_binding,
         )
@@ -166,6 +169,7 @@ def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Wor
             job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
         ),
         samples=_checked_samples(context.spec, every, reference),
+        reference=reference,
         others=others,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.errors import ChildTimeoutError, StageError, VerificationError
+from pipeline.errors import ChildTimeoutError, ResourceError, VerificationError
 from pipeline.runtime.answers import Answers, read_answer, write_answers
 from pipeline.runtime.compare import compare_output
 from pipeline.runtime.session import SessionPlan
@@ -19,7 +19,8 @@ def ask(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: 
     """Has a session answer every sample, in a process of its own, into a folder.
 
     Raises:
-        StageError: It took longer than the spec allows, or a run failed.
+        ResourceError: It took longer than the spec allows.
+        StageError: A run failed.
         OSError: The disk is full; that is not the model's fault, so it is no `PipelineError`.
         PipelineError: Anything else that keeps it from answering.
     """
@@ -27,7 +28,7 @@ def ask(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: 
     try:
         return write_answers(plan, [sample.path for sample in samples], folder, timeout_s=timeout_s)
     except ChildTimeoutError as error:
-        raise StageError(
+        raise ResourceError(
             f"verification took too long: {describe(context)}\n  {error.message}",
             hint=f"raise the deadline in the spec: optimize: {{timeout_s: {timeout_s * 2:g}}}",
         ) from error

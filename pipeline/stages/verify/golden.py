@@ -12,6 +12,9 @@ from pipeline.runtime.answers import Answer
 
 GOLDEN_FILE = "golden.npz"
 
+OWN_GOLDEN_FILE = "own_golden.npz"
+"""Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
+
 MAX_GOLDEN_BYTES = 64 * 2**20
 """Size the golden sample is kept below where it can be: every load that checks answers reads it."""
 

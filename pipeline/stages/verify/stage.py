@@ -30,7 +30,7 @@ from pipeline.stages.results import OptimizeResult, VerifyResult
 from pipeline.stages.sources import FETCH, read_source, source_task
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.verify.comparing import ask, describe, judge
-from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, write_golden
+from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
 from pipeline.stages.verify.reference import (
     Reference,
     fitting,
@@ -93,9 +93,11 @@ class Verify:
             else:
                 _require_equal(context, reference, judged, scratch)
             if context.variant_plan.is_converted:
-                _keep_golden(context, reference.samples, candidate)
-            elif _asks_source(context):
-                _keep_golden(context, every.samples, every.answers)
+                # Answers in another precision are further from the source's than a tolerance allows.
+                answers = candidate if context.variant_plan.has_own_precision else reference.answers
+                _keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
+            if _asks_source(context):
+                _keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
         return dict(encode(VerifyResult(_record(context, reference, judged), accuracy)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
@@ -110,15 +112,19 @@ class Verify:
         asks_source = _asks_source(context)
         if asks_source and not read_reference(context.folder).samples[0].path.is_file():
             raise StageError(f"verified without a sample: {describe(context)}")
-        if not asks_source and not context.variant_plan.is_converted:
-            return
-        golden = context.folder / GOLDEN_FILE
-        try:
-            names = read_headers(golden)
-        except ValueError as error:
-            raise StageError(f"golden sample cannot be read: {describe(context)}\n  {error}") from error
-        if not any(name.startswith("output:") for name in names):
-            raise StageError(f"golden sample without an output: {describe(context)}")
+        if asks_source:
+            _require_golden(context, context.folder / GOLDEN_FILE)
+        if context.variant_plan.is_converted:
+            _require_golden(context, context.folder / OWN_GOLDEN_FILE)
+
+
+def _require_golden(context: Context, golden: Path) -> None:
+    try:
+        names = read_headers(golden)
+    except ValueError as error:
+        raise StageError(f"golden sample cannot be read: {describe(context)}\n  {error}") from error
+    if not any(name.startswith("output:") for name in names):
+        raise StageError(f"golden sample without an output: {describe(context)}")
 
 
 @contextmanager
@@ -160,7 +166,14 @@ def _ask_candidate(context: Context, reference: Reference, scratch: Path) -> Ans
 
 
 def _require_gate(context: Context, reference: Reference, candidate: Answers) -> tuple[OutputAccuracy, ...]:
-    judgement = judge_accuracy(context.spec, reference.samples, expected=reference.answers, got=candidate)
+    judgement = judge_accuracy(
+        context.spec,
+        reference.samples,
+        expected=reference.answers,
+        got=candidate,
+        # A bucket computes what its parent does, which was judged on all samples.
+        of_all=not context.variant_plan.is_bucket,
+    )
     if not judgement.ok:
         lines = "\n".join(f"  {failure}" for failure in judgement.failures)
         raise VerificationError(
@@ -225,10 +238,10 @@ def _require_equal(context: Context, reference: Reference, judged: Sequence[Judg
     )
 
 
-def _keep_golden(context: Context, samples: Sequence[Sample], answers: Answers) -> None:
+def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
     sizes = [sample.elements for sample in samples]
     smallest = sizes.index(min(sizes))
-    path = context.folder / GOLDEN_FILE
+    path = context.folder / name
     write_golden(path, sample=samples[smallest].path, answers=answers.samples[smallest])
     size_bytes = path.stat().st_size
     if size_bytes > MAX_GOLDEN_BYTES:

@@ -21,7 +21,7 @@ from onnx import TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.errors import StageError
+from pipeline.errors import SpecError, StageError
 from pipeline.stages.convert.half_borders import draw_borders
 from pipeline.stages.convert.half_plan import HalfPlan, plan_half
 from pipeline.stages.convert.half_types import HALF_TYPES, HalfType, Rounding, round_to_half
@@ -106,8 +106,9 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
         A `HalfReply`.
 
     Raises:
-        StageError: The model cannot be converted, a node that is to be kept does not exist, or numbers are
-            out of range. What is written then is of no use.
+        StageError: The model cannot be converted, or numbers are out of range. What is written then is of no
+            use.
+        SpecError: A node that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
     wanted = decode(HalfRequest, request)
@@ -145,7 +146,7 @@ def _check_names(wanted: Iterable[str], names: list[str]) -> None:
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, names, n=3)
-            raise StageError(
+            raise SpecError(
                 f"no such node: {name!r}\n  expected a name of one of the model's {len(names)} nodes"
                 + (f", such as {', '.join(map(repr, near))}" if near else "")
             )

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from pipeline.errors import StageError
+from pipeline.errors import SpecError, StageError
 from pipeline.runtime.session import onnxruntime_errors
 from pipeline.stages.convert.passes.external_weights import read_array
 from pipeline.stages.convert.passes.quantize_requests import QuantizeReply
@@ -63,7 +63,7 @@ def check_excluded(exclude: Sequence[str], model: onnx.ModelProto) -> None:
     """Checks that every excluded node is one of the model's.
 
     Raises:
-        StageError: One is not; the nearest name is suggested.
+        SpecError: One is not; the nearest name is suggested.
     """
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
     _check_known("excluded node", exclude, names)
@@ -73,7 +73,7 @@ def check_operators(operators: Sequence[str], supported: Collection[str]) -> Non
     """Checks that a pass can quantise these operator types.
 
     Raises:
-        StageError: It cannot.
+        SpecError: It cannot.
     """
     _check_known("operator to quantise", operators, sorted(supported), listed=True)
 
@@ -84,7 +84,7 @@ def _check_known(what: str, given: Sequence[str], known: Sequence[str], *, liste
         return
     nearest = difflib.get_close_matches(unknown, known, n=1)
     expected = f"one of {', '.join(known)}" if listed else f"one of the {len(known)} nodes of the model"
-    raise StageError(
+    raise SpecError(
         f"unknown {what}: {unknown!r}\n  expected {expected}",
         hint=f"perhaps {nearest[0]!r} is meant" if nearest else None,
     )
