@@ -180,7 +180,9 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         f"source: {manifest.source.kind} {manifest.source.location} ({manifest.source.sha256})",
     ]
     lines += [f"missing target {target.target}: {target.reason}" for target in manifest.missing_targets]
-    lines += [f"left out {variant.variant}: {variant.reason}" for variant in manifest.left_out]
+    for left_out in manifest.left_out:
+        lines.append(f"left out {left_out.variant}: {left_out.reason}")
+        lines += _describe_conversion(left_out.conversion) if left_out.conversion else []
     for variant in manifest.variants:
         lines += describe_variant(variant)
     return lines

@@ -98,7 +98,7 @@ def judge_accuracy(
     gate = _section(spec).gate
     wanted = gate_of(spec) if of_all else per_sample(gate_of(spec))
     failures = list(judge(wanted, outputs).failures)
-    if of_all and gate.metric is not None and gate.metric_at_least is not None:
+    if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
         value = _ask_metric(spec, gate.metric, samples, expected=expected, got=got)
         if not value >= gate.metric_at_least:
             failures.append(

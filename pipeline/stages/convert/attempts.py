@@ -42,6 +42,9 @@ _REFUSALS = (LoadError, ChildError, StageError)
 _NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError, ResourceError)
 """What says nothing of a precision: with more memory or time it may do."""
 
+_KNOWN_TRIALS = 2
+"""Sets that a search begins with whose outcome is known: no node kept, and all of them."""
+
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
 
 
@@ -94,6 +97,7 @@ class PrecisionAttempts:
         self._context, self._convert, self._parent = context, convert, parent
         self._reference, self._mode, self._calibration = reference, mode, calibration
         self._levels: tuple[str, ...] = tuple(_LEVELS.values())
+        self.hint: str | None = None
         self._scratch = context.folder / ".attempt"
         self.written = self._scratch / "model" / f"{context.spec.name}.onnx"
 
@@ -115,6 +119,7 @@ class PrecisionAttempts:
             return self._try_step(precision)
         except _REFUSALS as error:
             _require_verdict(error)
+            self.hint = self.hint or error.hint
             return PrecisionStep(precision, self._clean(error.message))
 
     def close(self) -> None:
@@ -147,8 +152,8 @@ class PrecisionAttempts:
             latest.clear()
             if not kept:
                 return Outcome(held=False, failures=first.failures)  # which is why there is a search
-            if kept == every and precision != "mixed":
-                return Outcome(held=True)  # with nothing quantised it is its source
+            if kept == every:
+                return Outcome(held=True)  # with nothing converted it is its source
             trial = self._try_or_fail(precision, kept | always)
             if isinstance(trial, Outcome):
                 return trial
@@ -160,11 +165,11 @@ class PrecisionAttempts:
         found = search(
             first.eligible,
             journalled(attempt, journal),
-            max_trials=limits.max_trials,
+            max_trials=limits.max_trials + _KNOWN_TRIALS,
             deadline=lambda: time.monotonic() > end,
             say=say,
         )
-        if found.kept is None or (frozenset(found.kept) == every and precision != "mixed"):
+        if found.kept is None or frozenset(found.kept) == every:
             return _step_of(precision, first, trials=found.trials)
         kept = frozenset(found.kept)
         trial = latest.get(kept) or self._try(precision, kept | always)
@@ -204,6 +209,11 @@ class PrecisionAttempts:
             samples=self._calibration,
         )
         outcome = run_pass(self._context, call, parent=self._parent, written=self.written)
+        if not outcome.reply["eligible"]:
+            raise StageError(
+                f"nothing was converted to {precision}: {self._parent.path.name}\n"
+                "  expected at least one node that can be and is not to be kept, got none"
+            )
         answers = write_answers(
             self._plan(),
             [sample.path for sample in self._reference.samples],
@@ -224,7 +234,9 @@ class PrecisionAttempts:
 
     def _clean(self, message: str) -> str:
         """Returns a message without folders and processes that are gone when it is read."""
-        return re.sub(r" \(pid \d+\)", "", message.replace(f"{self.written.parent}/", ""))
+        for folder in (self.written.parent, self._parent.folder):
+            message = message.replace(f"{folder}/", "")
+        return re.sub(r" \(pid \d+\)", "", message)
 
 
 def _require_verdict(error: PipelineError) -> None:

@@ -54,6 +54,11 @@ class Operators:
         return _pair(node, list(node.output), self.schema(node).outputs)
 
 
+def is_operator(name: str) -> bool:
+    """Says whether ONNX Runtime has an operator of that name, in any domain."""
+    return any(operator == name for _, operator in _schemas())
+
+
 def _pair(node: onnx.NodeProto, values: list[str], formals: list[Any]) -> list[tuple[int, str, Any]]:
     if len(values) > len(formals) and not (formals and formals[-1].option.name == "Variadic"):
         raise StageError(

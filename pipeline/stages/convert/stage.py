@@ -26,9 +26,9 @@ from pipeline.stages.contract import LEFT_OUT, Context, Plan, TaskId, target_of
 from pipeline.stages.convert.attempts import TAKEN, PrecisionAttempts
 from pipeline.stages.convert.calibration import check_calibration
 from pipeline.stages.convert.calls import PassCall, bind_call, choose_mode, fusion_call
-from pipeline.stages.convert.precision_ladder import plan_steps, why_not_needed
+from pipeline.stages.convert.precision_ladder import SEARCHED, plan_steps, why_not_needed
 from pipeline.stages.convert.running import PassOutcome, describe_converted, run_pass
-from pipeline.stages.inputs.fitting import inputs_key, samples_key
+from pipeline.stages.inputs.fitting import calibration_key, inputs_key, samples_key
 from pipeline.stages.inputs.sample_files import find_calibration_files
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.results import ConvertResult
@@ -38,6 +38,7 @@ from pipeline.stages.variants import SOURCE_PRECISION, VariantPlan
 from pipeline.stages.verify.reference import Reference, fitting, read_reference, reference_variant
 
 _FUSED, _BOUND = ".fused", ".bound"
+_HALVES, _INTEGERS = {"fp16", "bf16", "mixed"}, {"int8", "int4"}
 _LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
 
@@ -68,17 +69,16 @@ class Convert:
         if not _changes_precision(wanted):
             fusion = None if convert.fusion is None else convert.fusion.model_dump(mode="json")
             return {"fusion": fusion, "binding": dict(wanted.binding), "tools": libraries}
-        asked = {"precision": wanted.precision, "ladder": list(convert.ladder)}
+        steps = plan_steps(wanted.precision, convert.ladder)
+        others = [name for name in convert.precisions(target) if name in steps[1:]]
         return {
-            **asked,
             **gate_key(plan.spec),
-            "others": list(convert.precisions(target)),
-            "half": convert.half.model_dump(mode="json"),
-            "quantize": convert.quantize.model_dump(mode="json"),
-            "search": convert.search.model_dump(mode="json"),
+            **_options_key(convert, steps),
+            "steps": list(steps),
+            "others": others,
             "inputs": inputs_key(plan.spec),
             "samples": samples_key(plan.spec),
-            "calibration": _calibration_key(plan, convert),
+            "calibration": calibration_key(plan.spec) if _INTEGERS & set(steps) else None,
             "runtime": runtime_key(plan.spec.runtime, target),
             "optimize": plan.spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
             "tools": libraries,
@@ -153,6 +153,16 @@ def _other_precisions(context: Context, convert: Section) -> tuple[str, ...]:
     return tuple(name for name in convert.precisions(context.target) if name != own)
 
 
+def _options_key(convert: Section, steps: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the options of those passes that may be run."""
+    used = {"half": _HALVES, "quantize": _INTEGERS, "search": set(SEARCHED)}
+    return {
+        name: getattr(convert, name).model_dump(mode="json")
+        for name, precisions in used.items()
+        if precisions & set(steps)
+    }
+
+
 def _record_of_parent(context: Context) -> ConversionRecord:
     """Returns what was done before: a variant's record tells of all passes that its graph went through."""
     variant = context.variant_plan
@@ -222,7 +232,7 @@ def _descend(context: Context, convert: Section, parent: Graph) -> tuple[Precisi
                     _put_in_place(attempts.written, context.folder)
                 return tuple(tried)
             context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
-    raise _nothing_holds(context, convert, tried)
+    raise _nothing_holds(context, convert, tried, hint=attempts.hint)
 
 
 def _attempts(context: Context, convert: Section, parent: Graph) -> PrecisionAttempts:
@@ -273,21 +283,18 @@ def _result(
     return dict(encode(ConvertResult(converted, record)))
 
 
-def _nothing_holds(context: Context, convert: Section, tried: Sequence[PrecisionStep]) -> StageError:
+def _nothing_holds(
+    context: Context, convert: Section, tried: Sequence[PrecisionStep], *, hint: str | None
+) -> StageError:
     reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)
-    hint = "a ladder to step down: convert: {ladder: [int8, mixed, fp16, fp32]} in the spec; or a wider gate"
-    if convert.ladder:
-        hint = "fp32 at the end of convert.ladder leaves the variant out; or a wider gate in the spec"
+    if hint is None:
+        hint = (
+            "a ladder to step down: convert: {ladder: [int8, mixed, fp16, fp32]} in the spec; or a wider gate"
+        )
+        if convert.ladder:
+            hint = "fp32 at the end of convert.ladder leaves the variant out; or a wider gate in the spec"
     return StageError(
-        f"no precision is as accurate as the gate asks: {context.spec.name}/{context.variant}\n"
+        f"no precision that was tried will do: {context.spec.name}/{context.variant}\n"
         f"{textwrap.indent(reasons, '  ')}",
         hint=hint,
     )
-
-
-def _calibration_key(plan: Plan, convert: Section) -> list[list[str]] | None:
-    files = None if convert.quantize.mode in ("dynamic", "weight_only") else find_calibration_files(plan.spec)
-    if files is None:
-        return None
-    digest = DigestCache().digest
-    return [[path.relative_to(plan.spec.folder).as_posix(), digest(path)] for path in files]

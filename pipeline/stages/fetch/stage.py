@@ -23,7 +23,7 @@ from pipeline.stages.fetch.external_data import check_extent, check_location, di
 from pipeline.stages.fetch.inspection import Inspection, inspect_file
 from pipeline.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
 from pipeline.stages.fetch.transfer import Origin, Received, RetryPolicy, fetch_file
-from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
+from pipeline.stages.inputs.fitting import calibration_key, inputs_key, require_fit, samples_key
 from pipeline.stages.results import FetchResult
 from pipeline.stages.tools import ONNXRUNTIME, installed_version, installed_versions
 
@@ -156,10 +156,21 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
 
     A remote model is not downloaded again for it: then the stages that use it tell.
     """
+    convert = spec.convert
+    conversion = (
+        {
+            "shapes": [dict(binding) for binding in (convert.binding, *convert.buckets)],
+            "gate": sorted(convert.gate.outputs),
+            "calibration": calibration_key(spec),
+        }
+        if convert
+        else None
+    )
     return {
         "inputs": inputs_key(spec),
         "outputs": sorted(spec.verify.outputs),
         "samples": samples_key(spec),
+        **({"convert": conversion} if conversion else {}),
     }
 
 

@@ -25,6 +25,7 @@ from pipeline.errors import SpecError, StageError
 from pipeline.stages.convert.half_borders import draw_borders
 from pipeline.stages.convert.half_plan import HalfPlan, plan_half
 from pipeline.stages.convert.half_types import HALF_TYPES, HalfType, Rounding, round_to_half
+from pipeline.stages.convert.operators import is_operator
 from pipeline.stages.convert.plain_graph import make_plain
 from pipeline.stages.convert.value_types import declared_types, infer_value_types
 from pipeline.stages.convert.weights import WeightReader, WeightWriter, keep_inside, read_graph
@@ -108,7 +109,7 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StageError: The model cannot be converted, or numbers are out of range. What is written then is of no
             use.
-        SpecError: A node that is to be kept does not exist.
+        SpecError: A node or an operator that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
     wanted = decode(HalfRequest, request)
@@ -117,6 +118,9 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
     _check_names(wanted.blocked_nodes, names)
+    for operator in wanted.blocked_operators:
+        if not is_operator(operator):
+            raise SpecError(f"no such operator: {operator!r}\n  expected one that ONNX Runtime has")
     plan = _plan(model, wanted)
     weights = _Weights(plan, WeightReader(source.parent))
     _convert_nodes(model, plan, weights)
