@@ -547,3 +547,21 @@ def test_a_child_converts_and_names_the_same_nodes(tmp_path: Path) -> None:
     reply = run_child("pipeline.stages.convert.passes.half:convert_half", encode(request), timeout_s=60).value
 
     assert reply["eligible"] == ["Add_0", "MatMul_0"]
+
+
+def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path: Path) -> None:
+    weight = np.full((8, 8), 1 + 2**-20, np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="converted"),
+        helper.make_node("MatMul", ["a", "w"], ["y"], name="kept"),
+    ]
+    model = models.build_model(
+        nodes,
+        inputs=[models.value("x", TensorProto.FLOAT, ["batch", 8])],
+        outputs=[models.value("y", TensorProto.FLOAT, ["batch", 8])],
+        initializers=[models.tensor("w", weight)],
+    )
+    converted = Converted(model, tmp_path, blocked_nodes=("kept",))
+    assert converted.weight("w_float32") == (TensorProto.FLOAT, weight.tobytes())
+    assert converted.weight("w") == (TensorProto.FLOAT16, np.ones((8, 8), np.float16).tobytes())
+    converted.agrees({"x": np.ones((2, 8), np.float32)})

@@ -41,6 +41,7 @@ def require_memory(pass_name: str, weights_bytes: int, *, external: bool) -> str
         raise ResourceError(
             f"not enough memory for {pass_name}, whose library holds the whole model\n"
             f"  expected {needed / 2**30:.1f} GiB, got {available / 2**30:.1f} GiB",
-            hint="prepare it on a machine with more memory; fp16, bf16 and shapes stream their weights",
+            hint="convert: {quantize: {mode: weight_only}} streams its weights, as fp16 and bf16 do; "
+            "or a machine with more memory",
         )
     return f"{pass_name} holds the whole model: about {needed / 2**30:.1f} of {available / 2**30:.1f} GiB"

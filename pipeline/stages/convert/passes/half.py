@@ -24,6 +24,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.errors import SpecError, StageError
 from pipeline.stages.convert.half_borders import draw_borders
 from pipeline.stages.convert.half_plan import HalfPlan, plan_half
+from pipeline.stages.convert.half_sharing import split_shared
 from pipeline.stages.convert.half_types import HALF_TYPES, HalfType, Rounding, round_to_half
 from pipeline.stages.convert.operators import is_operator
 from pipeline.stages.convert.plain_graph import make_plain
@@ -161,13 +162,19 @@ def _plan(model: onnx.ModelProto, wanted: HalfRequest) -> HalfPlan:
     types = infer_value_types(model, declared_types(model))
     operators = {*DEFAULT_OP_BLOCK_LIST, *wanted.blocked_operators}
     nodes = set(wanted.blocked_nodes)
-    return plan_half(
-        model,
-        types,
-        HALF_TYPES[wanted.dtype],
-        keep_io=wanted.keep_io,
-        asked_to_stay=lambda node: node.op_type in operators or node.name in nodes,
-    )
+
+    def plan(types: Mapping[str, str]) -> HalfPlan:
+        return plan_half(
+            model,
+            types,
+            HALF_TYPES[wanted.dtype],
+            keep_io=wanted.keep_io,
+            asked_to_stay=lambda node: node.op_type in operators or node.name in nodes,
+        )
+
+    first = plan(types)
+    copies = split_shared(model, first)
+    return plan({**types, **{new: types[old] for new, old in copies.items()}}) if copies else first
 
 
 def _convert_nodes(model: onnx.ModelProto, plan: HalfPlan, weights: _Weights) -> None:
