@@ -26,5 +26,5 @@ def test_one_that_holds_the_model_says_so_and_refuses_where_it_cannot(
     assert said is not None
     assert holding in said
     assert "16.0 GiB" in said
-    with pytest.raises(ResourceError, match="not enough memory for .*\n  expected .* GiB, got 16.0 GiB"):
+    with pytest.raises(ResourceError, match=r"not enough memory for .*\n  expected .* GiB, got 16\.0 GiB"):
         memory.require_memory(holding, 15 * GIB, external=True)
