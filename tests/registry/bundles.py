@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.bundle.conversion_record import LeftOut
 from pipeline.bundle.digest import digest_bytes
 from pipeline.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
@@ -62,6 +63,8 @@ class Made:
         init_ms: Median of its init, None for not measured.
         steady_ms: Median of its steady run.
         error: Largest error of an output, in units of its tolerance.
+        golden: Content of its own golden sample, None for the bundle's.
+        batch: Size that it is a bucket for, None for all.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Made:
     init_ms: float | None = 10.0
     steady_ms: float = 5.0
     error: float = 0.1
+    golden: bytes | None = None
+    batch: int | None = None
 
     @property
     def target(self) -> str:
@@ -88,6 +93,7 @@ class Build:
     onnxruntime: str = "1.31.1"
     graph: bytes = b"graph"
     extra: dict[str, bytes] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 def write_bundle(folder: Path, build: Build | None = None, **changes: object) -> Path:
@@ -102,7 +108,11 @@ def write_bundle(folder: Path, build: Build | None = None, **changes: object) ->
             _write(folder, f"{made.name}/{build.name}_optimized.onnx.data", made.weights),
         )
         entries += files
-        variants.append(_variant(made, files))
+        variant = _variant(made, files)
+        if made.golden is not None:
+            entries.append(_write(folder, f"{made.name}/golden.npz", made.golden))
+            variant = dataclasses.replace(variant, golden=Golden(entries[-1], Tolerance(1e-2, 1e-3)))
+        variants.append(variant)
     config = LoaderConfig(
         schema_version=LOADER_SCHEMA_VERSION,
         name=build.name,
@@ -133,6 +143,8 @@ def _variant(made: Made, files: tuple[FileEntry, ...]) -> Variant:
         session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
         providers=tuple(ProviderRecord(name) for name in made.needs.providers),
         requirements=made.needs,
+        binding={} if made.batch is None else {"batch": made.batch},
+        bucket=made.batch is not None,
     )
 
 
@@ -147,6 +159,7 @@ def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
         environment={"onnxruntime": build.onnxruntime},
         variants=tuple(_record(made) for made in build.made),
         files=files,
+        left_out=tuple(LeftOut(name, "not accurate enough") for name in build.left_out),
     )
 
 
