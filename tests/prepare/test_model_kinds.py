@@ -13,7 +13,7 @@ import pytest
 from pipeline.bundle.codec import read_json
 from pipeline.bundle.linking import link_or_copy
 from pipeline.runtime import load
-from pipeline.stages import package
+from pipeline.stages.package import placing
 from tests import models
 from tests.models import write_external_model
 from tests.prepare.project import Project, all_tasks, answers, done, is_intact, source_answers
@@ -109,7 +109,7 @@ def test_a_bundle_that_does_not_load_is_never_published(
             link_or_copy(path, destination.parent / path.name)
 
     zoo.add(models.if_net(size=4096), "linked", inputs=X4096)
-    monkeypatch.setattr(package, "share_model", link)
+    monkeypatch.setattr(placing, "share_model", link)
     outcome = zoo.call("prepare", "linked")
     assert outcome.code == 1
     assert "package of linked: the bundle cannot be used" in outcome.err

@@ -46,7 +46,17 @@ def run_on_terminal(project: Project, arguments: list[str]) -> tuple[int, str]:
     return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
 
 
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=list(COMMANDS))
+# doit alone, and two at once by our command, differ most.
+SLOW = ("ortprep", "doit, two at once")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(command, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, command in COMMANDS.items()
+    ],
+)
 def test_a_build_on_a_terminal_shows_what_runs_and_ends(project: Project, arguments: list[str]) -> None:
     project.add(folding_net(), inputs=SHAPES)
     code, shown = run_on_terminal(project, arguments)

@@ -87,7 +87,7 @@ def job_loading(project: Project) -> Iterator[Job]:
     job.loads, job.answers = map(int, outcome.out.split())
 
 
-@pytest.mark.parametrize("builds", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("builds", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_again(
     built: Project, builds: int
 ) -> None:
