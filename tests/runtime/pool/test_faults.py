@@ -209,6 +209,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(bundle: Path, method: St
 
 def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle: Path) -> None:
     with SessionPool(bundle, **SOON, worker=BAD, max_restarts=0) as pool:
+        pool.submit(batch(bad_workers.SLOW))  # so that all of them wait before the worker comes to the first
         futures = [pool.submit(batch(bad_workers.EXIT)), *(pool.submit(batch(n)) for n in range(20))]
         errors = [future.exception(30) for future in futures]
         assert isinstance(errors[0], WorkerDiedError)
