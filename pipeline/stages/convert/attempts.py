@@ -132,13 +132,17 @@ class PrecisionAttempts:
             always = frozenset(trial.too_large)
             trial = self._try(precision, always)
         if not trial.failures:
-            if self._context.variant_plan.precision == "mixed":
-                return _step_of(precision, trial)
-            # Nothing had to be kept, so it is fp16, of which there may be a variant already.
-            return _step_of("fp16" if precision == "mixed" and not always else precision, trial)
+            # Mixed precision that has to keep nothing is fp16, of which there may be a variant already.
+            is_half = precision == "mixed" and not always
+            return _step_of("fp16" if is_half and not self._is_asked_alone(precision) else precision, trial)
         if precision not in SEARCHED or not self._convert.search.max_trials:
             return _step_of(precision, trial)
         return self._search(precision, trial, always)
+
+    def _is_asked_alone(self, precision: str) -> bool:
+        """Says whether the spec asks for mixed precision here, and not for fp16 beside it."""
+        asked = self._convert.precisions(self._context.target)
+        return self._context.variant_plan.precision == precision and "fp16" not in asked
 
     def _search(self, precision: str, first: Trial, always: frozenset[str]) -> PrecisionStep:
         say, limits = self._context.say, self._convert.search
