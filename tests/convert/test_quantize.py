@@ -178,6 +178,26 @@ def test_one_model_file_and_one_data_file_are_written(tmp_path: Path, name: str)
 
 
 @EVERY_PASS
+def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path: Path, name: str) -> None:
+    # As PyTorch does for a classifier, whose Gemm reads its weight transposed.
+    model = build_model(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
+        inputs=[value("x", TensorProto.FLOAT, ["n", 32])],
+        outputs=[value("y", TensorProto.FLOAT, ["n", 50])],
+        initializers=[
+            tensor("w", np.random.default_rng(0).normal(0, 0.2, (50, 32)).astype(np.float32)),
+            tensor("b", np.ones(50, np.float32)),
+        ],
+    )
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(item.name, item.data_type, item.dims)
+        for item in model.graph.initializer
+    )
+    _quantize(name, model, tmp_path)
+    _require_near(model, tmp_path, share=0.2)
+
+
+@EVERY_PASS
 def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path: Path, name: str) -> None:
     model = matmul_net()
     reply = _quantize(name, model, tmp_path, exclude=("matmul0",), operators=("MatMul",))

@@ -63,8 +63,25 @@ def read_named_graph(source: Path) -> onnx.ModelProto:
         OSError: It cannot be read.
     """
     model = read_graph(source)
+    for graph in walk_graphs(model):
+        _forget_shapes_of_weights(graph)
     name_nodes(model)
     return model
+
+
+def _forget_shapes_of_weights(graph: onnx.GraphProto) -> None:
+    """Drops what says of a weight what the weight says itself, as PyTorch writes it.
+
+    The quantiser transposes the weight of a Gemm under its name and leaves the old shape standing, which
+    shape inference then refuses.
+    """
+    held = {tensor.name for tensor in graph.initializer}
+    kept = [value for value in graph.value_info if value.name not in held]
+    if len(kept) < len(graph.value_info):
+        # Copied before they are cleared: they belong to the field.
+        described = onnx.GraphProto(value_info=kept)
+        graph.ClearField("value_info")
+        graph.value_info.extend(described.value_info)
 
 
 def unshare_weights(model: onnx.ModelProto, group: Callable[[onnx.NodeProto, int], Hashable]) -> None:

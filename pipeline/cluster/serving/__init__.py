@@ -1,0 +1,19 @@
+"""Bundles served by the nodes of a Ray cluster, which have nothing of the build.
+
+ray_session_pool   what jobs call
+calls              what a pool does beyond a single request: map, split, several models
+exchange           where callers and actors meet: futures and the ledger, under one lock
+packing            which requests go into one actor call
+steward            the one thread that starts, watches and replaces actors, and follows the nodes
+hands              an actor as the steward knows it
+session_actor      what runs on a node: a process with the sessions of its models
+opened_model       a model in such a process
+survey             what a node says of the bundles and of itself, once it has pulled them
+nodes              the cluster's nodes, as Ray lists them
+posts              the actors that a node gets, and what each reserves of it
+placing            which model goes to which node
+pinning            an alias becomes the version it names now, so that all nodes serve the same
+ray_errors         what Ray raises, in this package's words
+predictor          `OnnxPredictor`, for Ray Data
+batching           rows to the shapes that a model takes, and back
+"""
