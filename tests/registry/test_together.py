@@ -21,11 +21,11 @@ from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.verification import check_bundle
 from pipeline.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
 from pipeline.registry.backend import Block
-from pipeline.registry.backends.directory import _is_ours
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
 from pipeline.registry.choosing import ALL, Wanted
 from pipeline.registry.collection import Policy, collect
+from pipeline.registry.fsspec_folder import _is_ours
 from pipeline.registry.parts import read_bundle_part
 from pipeline.registry.promotion import promote
 from pipeline.registry.publishing import Note, publish
