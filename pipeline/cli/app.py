@@ -72,7 +72,14 @@ ARTIFACTS = Path("artifacts")
 def run() -> int:
     """Runs the command line and returns the exit code; the border where errors become messages."""
     # Imported here, since its commands are put on the app that this module makes.
-    from pipeline.cli import compare_command, doctor_commands, registry_commands, report_commands  # noqa: F401
+    from pipeline.cli import (  # noqa: F401
+        compare_command,
+        doctor_commands,
+        export_commands,
+        prepare_command,
+        registry_commands,
+        report_commands,
+    )
 
     start_streams()
     try:
@@ -82,8 +89,13 @@ def run() -> int:
     return 0
 
 
-def command(function: Callable[P, None]) -> Callable[P, None]:
-    """Makes a function a command: what it raises becomes a message and an exit code."""
+def command(function: Callable[P, None], *, group: typer.Typer = app) -> Callable[P, None]:
+    """Makes a function a command: what it raises becomes a message and an exit code.
+
+    Args:
+        function: The command.
+        group: What it is a command of.
+    """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -109,7 +121,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             say(INTERRUPTED)
             raise typer.Exit(130) from None
 
-    return app.command(name=function.__name__.strip("_").replace("_", "-"))(guarded)
+    return group.command(name=function.__name__.strip("_").replace("_", "-"))(guarded)
 
 
 def _version(wanted: bool) -> None:
@@ -129,28 +141,7 @@ def _options(
     start_logging(log)
 
 
-@command
-def prepare(
-    names: Names = None,
-    configs: Configs = CONFIGS,
-    artifacts: Artifacts = ARTIFACTS,
-    target: Target = None,
-    skip_unavailable: SkipUnavailable = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-n", min=1, help="Tasks that may run at once.")] = 1,
-) -> None:
-    """Build bundles: everything that is not up to date (the same as `doit prepare`)."""
-    from pipeline.graph.build import plan_builds
-    from pipeline.graph.doit_tasks import run_doit
-
-    builds = plan_builds(
-        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
-    )
-    code, errors = run_doit(builds, BuildObserver(), jobs=jobs)
-    if code:
-        raise typer.Exit(_exit_code_of(errors))
-
-
-def _exit_code_of(errors: Sequence[PipelineError]) -> int:
+def exit_code_of(errors: Sequence[PipelineError]) -> int:
     """Returns the errors' own exit code where they agree."""
     kinds = {error.exit_code for error in errors}
     return kinds.pop() if len(kinds) == 1 else 1
@@ -195,16 +186,16 @@ def tune(
     """Search for the best way to store, load and run models, and show every trial."""
     from pipeline.cli.tuning_tables import build_trials_table, describe_search
     from pipeline.graph.build import plan_builds
-    from pipeline.graph.doit_tasks import doit_name, run_doit
+    from pipeline.graph.doit_tasks import run_doit
     from pipeline.graph.tuning import read_searches, tune_tasks
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
     )
     tasks = tune_tasks(builds, named=bool(names))
-    code, errors = run_doit(builds, BuildObserver(), tasks=[doit_name(task) for task in tasks])
+    code, errors = run_doit(builds, BuildObserver(), tasks=[task.name for task in tasks])
     if code:
-        raise typer.Exit(_exit_code_of(errors))
+        raise typer.Exit(exit_code_of(errors))
     searches = read_searches(tasks)
     if json:
         write_json({name: encode(record) for name, record in searches.items()})

@@ -47,13 +47,23 @@ def plan_builds(
         SpecError: A spec is wrong, a name is unknown, a target is not available, or something that is no
             bundle is in a bundle's place.
     """
-    specs = read_specs(configs, names=names)
-    _check_spaces(specs)
-    check_destinations(specs, artifacts.absolute())
+    specs = read_build_specs(configs, artifacts, names=names)
     plans = build_plans(
         specs, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
     )
     return tuple(build_tasks(plan, STAGES, artifacts.absolute()) for plan in plans)
+
+
+def read_build_specs(configs: Path, artifacts: Path, *, names: Sequence[str] = ()) -> tuple[ModelSpec, ...]:
+    """Reads specs and refuses what could not be built anywhere; arguments as of `plan_builds`.
+
+    Raises:
+        SpecError: A spec is wrong, a name is unknown, or something that is no bundle is in a bundle's place.
+    """
+    specs = read_specs(configs, names=names)
+    _check_spaces(specs)
+    check_destinations(specs, artifacts.absolute())
+    return specs
 
 
 def _check_spaces(specs: Iterable[ModelSpec]) -> None:

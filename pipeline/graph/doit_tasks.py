@@ -18,10 +18,9 @@ from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 
 from pipeline.bundle.digest import DigestCache
 from pipeline.errors import PipelineError
-from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
+from pipeline.graph.execution import Task, remove_outcome, run_on_device, why_stale
 from pipeline.graph.explain import explain_tasks, format_explanation
 from pipeline.graph.observer import Observer
-from pipeline.measuring.device_lock import working
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",
@@ -34,12 +33,6 @@ STAGE_DOCS = {
 }
 
 Errors = list[PipelineError]
-
-
-def doit_name(task: Task) -> str:
-    """Returns a task's name in doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
-    variant = task.id.variant
-    return f"{task.id.stage}:{task.model}" + (f"/{variant}" if variant else "")
 
 
 def doit_config(observer: Observer) -> dict[str, Any]:
@@ -83,7 +76,7 @@ def build_doit_tasks(
     for tasks in builds:
         model = tasks[0].model
         by_id = {task.id: task for task in tasks}
-        last = doit_name(tasks[-1])
+        last = tasks[-1].name
         yield {
             "basename": "prepare",
             "name": model,
@@ -110,14 +103,14 @@ def build_doit_tasks(
                 "doc": f"publish the bundle {model}, as publish: of its spec says",
             }
         for task in tasks:
-            requires = [doit_name(by_id[required]) for required in task.requires]
+            requires = [by_id[required].name for required in task.requires]
             yield _doit_task(task, requires, observer, cache, errors)
 
 
 def _doit_task(
     task: Task, requires: list[str], observer: Observer, cache: DigestCache, errors: Errors | None
 ) -> dict[str, Any]:
-    name = doit_name(task)
+    name = task.name
     return {
         "basename": task.id.stage,
         "name": name.partition(":")[2],
@@ -162,11 +155,8 @@ class _Removal:
 def _act(
     task: Task, name: str, observer: Observer, cache: DigestCache, errors: Errors | None
 ) -> TaskFailed | None:
-    # Measuring takes its device for itself; all other work shares the machine, but not with a measurement.
-    shared = {} if task.id.stage in ("tune", "measure") else {"shared": working}
-    return _attempt(
-        lambda: run_task(task, cache=cache, say=functools.partial(observer.said, name), **shared), errors
-    )
+    say = functools.partial(observer.said, name)
+    return _attempt(lambda: run_on_device(task, cache=cache, say=say), errors)
 
 
 def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | None:

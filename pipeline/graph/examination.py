@@ -10,7 +10,7 @@ from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.diagnose.subject import Subject
 from pipeline.errors import SpecError
 from pipeline.graph.build import plan_builds
-from pipeline.graph.doit_tasks import doit_name, run_doit
+from pipeline.graph.doit_tasks import run_doit
 from pipeline.graph.execution import Task
 from pipeline.graph.observer import Observer
 from pipeline.graph.receipts import read_receipt
@@ -46,10 +46,10 @@ def examine_spec(name: str, folder: Path, *, configs: Path, artifacts: Path, obs
 
 
 def _fetched(fetch: Task, tasks: Sequence[Task], observer: Observer) -> FetchResult:
-    code, errors = run_doit([tasks], observer, tasks=[doit_name(fetch)])
+    code, errors = run_doit([tasks], observer, tasks=[fetch.name])
     if errors:
         raise errors[0]
     receipt = read_receipt(fetch.receipt)
     if code or receipt is None:
-        raise SpecError(f"source was not fetched: {fetch.model}", hint=f"doit {doit_name(fetch)}")
+        raise SpecError(f"source was not fetched: {fetch.model}", hint=f"doit {fetch.name}")
     return decode(FetchResult, receipt.result)

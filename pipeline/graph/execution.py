@@ -35,11 +35,15 @@ from pipeline.graph.receipts import (
     task_folder,
     write_receipt,
 )
+from pipeline.measuring.device_lock import working
 from pipeline.stages.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
+
+MEASURING = ("tune", "measure")
+"""Stages that take the lock of their device by themselves; all other work shares the machine."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Task:
     def model(self) -> str:
         """Name of the model."""
         return self.plan.spec.name
+
+    @property
+    def name(self) -> str:
+        """As the user sees it, and doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+        variant = self.id.variant
+        return f"{self.id.stage}:{self.model}" + (f"/{variant}" if variant else "")
 
     @property
     def requires(self) -> tuple[TaskId, ...]:
@@ -111,11 +121,30 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
         receipt = read_receipt(task.receipt)
         if receipt is None:
             return ("never done",)
-        missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
-        if missing:
-            return tuple(f"{name} has to be done first" for name in missing)
-        reasons = differences(receipt.key, _full_key(task))
-        return reasons or changed_files(task.folder, receipt, cache.digest)
+        return _why_other(task, receipt) or changed_files(task.folder, receipt, cache.digest)
+
+
+def why_other(task: Task) -> tuple[str, ...]:
+    """As `why_stale`, but by receipts alone: the files themselves may be elsewhere.
+
+    Raises:
+        PipelineError: As `why_stale`.
+    """
+    with _bordered(task):
+        receipt = read_receipt(task.receipt)
+        return ("never done",) if receipt is None else _why_other(task, receipt)
+
+
+def _why_other(task: Task, receipt: Receipt) -> tuple[str, ...]:
+    missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
+    if missing:
+        return tuple(f"{name} has to be done first" for name in missing)
+    return differences(receipt.key, _full_key(task))
+
+
+def run_on_device(task: Task, *, cache: DigestCache, say: Say) -> bool:
+    """Runs a task as `run_task` does, apart from measurements: those take their device for themselves."""
+    return run_task(task, cache=cache, say=say, shared=nullcontext if task.id.stage in MEASURING else working)
 
 
 def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], Any] = nullcontext) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.bundle.regular_file import open_regular
 from pipeline.errors import SpecError
+from pipeline.spec.fleet import FLEET_FILE
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.problems import Problem, build_error
 from pipeline.spec.validation import locate, validate
@@ -18,6 +19,8 @@ from pipeline.versions import installed_onnxruntime
 
 DEFAULTS_FILE = "defaults.yaml"
 """Values for whatever the specs of the same folder leave out."""
+
+_NO_SPECS = frozenset({DEFAULTS_FILE, FLEET_FILE})
 
 _OWN_KEYS = ("name", "source")
 
@@ -87,7 +90,7 @@ def _list_specs(folder: Path) -> list[Path]:
     paths = [
         path
         for path in found
-        if path.suffix in (".yaml", ".yml") and path.name != DEFAULTS_FILE and not path.name.startswith(".")
+        if path.suffix in (".yaml", ".yml") and path.name not in _NO_SPECS and not path.name.startswith(".")
     ]
     if not paths:
         raise SpecError(f"no specs: {folder}\n  expected NAME.yaml files, got none", hint="ortprep schema")

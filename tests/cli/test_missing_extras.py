@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.prepare.project import Project
+from tests.prepare.project import REPOSITORY, Project
 
+CONFIGS = str(REPOSITORY / "configs")
 WITHOUT = """\
 import sys
 sys.modules[{module!r}] = None  # importing it fails as where it is not installed
@@ -19,7 +20,11 @@ main()
 
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
-    [("doit", ["prepare"], "build"), ("fsspec", ["list", "--registry", "/nowhere"], "registry")],
+    [
+        ("doit", ["prepare"], "build"),
+        ("fsspec", ["list", "--registry", "/nowhere"], "registry"),
+        ("ray", ["prepare", "--engine", "ray", "--store", "store", "--configs", CONFIGS], "build,ray"),
+    ],
 )
 def test_a_command_without_its_dependency_names_the_extra(
     tmp_path: Path, module: str, arguments: list[str], extra: str

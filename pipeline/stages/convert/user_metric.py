@@ -107,15 +107,27 @@ def metric_digest(metric: str, folder: Path) -> str:
     Raises:
         StageError: The metric is not `module:function`, or its file cannot be read.
     """
+    try:
+        files = metric_files(metric, folder)
+        if not files:
+            return ""
+        return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in files})
+    except OSError as error:
+        raise StageError(f"{_FIELD} cannot be read: {metric}\n  {error.strerror or error}") from error
+
+
+def metric_files(metric: str, folder: Path) -> tuple[Path, ...]:
+    """Returns the file of the module and those beside it; none if it is not in the spec's folder.
+
+    Raises:
+        StageError: The metric is not `module:function`.
+        OSError: The folder cannot be read.
+    """
     module, _ = _split(metric)
     file = _find_file(module, folder)
-    try:
-        if file is None:
-            return ""
-        beside = file.parent.rglob("*.py") if file.name == "__init__.py" else file.parent.glob("*.py")
-        return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in beside})
-    except OSError as error:
-        raise StageError(f"{_FIELD} cannot be read: {file}\n  {error.strerror or error}") from error
+    if file is None:
+        return ()
+    return tuple(file.parent.rglob("*.py") if file.name == "__init__.py" else file.parent.glob("*.py"))
 
 
 def call_metric(request: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,80 @@
+"""No schedule can be sooner than this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.fleet.calibration import Calibration
+from bench.fleet.cell import Cell
+from bench.fleet.scenario import Kind, Scenario
+from bench.fleet.shared import groups_of
+
+
+def lower_bounds(scenario: Scenario, calibration: Calibration, cells: Sequence[Cell]) -> dict[str, float]:
+    """Returns seconds that no schedule can beat, by what forces them; the largest is the bound.
+
+    - `machines of KIND`: on a machine one stage measures at a time, the others run in as many cells as it
+      has devices, so the exclusive seconds plus the shared ones over the devices, over the kind's machines.
+    - `devices of KIND`: seconds that its cells hold a device, from the loading of the source to the last byte
+      published, over all its devices.
+    - `longest chain`: of a model's fetch and one of its cells, with every network to itself.
+    - `source`, `store`, `registry bytes`: bytes that must move, over what the place carries. The store gets
+      each source and each new file once, and gives the source to each kind.
+    - `requests: KIND`: those of publishes one after the other, over the limit.
+    - `driver`: tasks over what it submits in a second.
+    """
+    shares = scenario.capacities
+    sources = {cell.model.index: cell.model.source_bytes for cell in cells}
+    published = sum(cell.publish_bytes for cell in cells)
+    moved = sum(sources.values()) * (1 + len(scenario.kinds)) + sum(cell.kept_bytes for cell in cells)
+    tasks = len(sources) + len(cells)
+    bounds = {}
+    for number, kind in enumerate(scenario.kinds):
+        own = [cell for cell in cells if cell.kind == number]
+        held_s = sum(_held(scenario, calibration, cell) for cell in own)
+        bounds[f"devices of {kind.name}"] = held_s / (kind.nodes * kind.devices)
+        if scenario.is_alone:
+            bounds[f"machines of {kind.name}"] = machine_seconds(own, kind) / kind.nodes
+    bounds["longest chain"] = max(_chain(scenario, calibration, cell) for cell in cells)
+    bounds["source"] = sum(sources.values()) / shares.source_bytes_s
+    bounds["store"] = moved / shares.store_bytes_s
+    bounds["registry bytes"] = published / shares.registry_bytes_s
+    bounds["driver"] = tasks / shares.driver_tasks_s
+    for name, count in fewest_requests(scenario, calibration).items():
+        bounds[f"requests: {name}"] = count / shares.requests_s[name]
+    return bounds
+
+
+def machine_seconds(cells: Sequence[Cell], kind: Kind) -> float:
+    """Returns the seconds of a machine that some cells take at least, where a measurement has it alone."""
+    stages = [stage for cell in cells for stage in cell.stages]
+    return sum(stage.seconds if stage.is_exclusive else stage.seconds / kind.devices for stage in stages)
+
+
+def _held(scenario: Scenario, calibration: Calibration, cell: Cell) -> float:
+    shares = scenario.capacities
+    moved_s = (cell.model.source_bytes + cell.kept_bytes) / min(shares.node_bytes_s, shares.store_bytes_s)
+    published_s = cell.publish_bytes / min(shares.registry_bytes_s, shares.node_bytes_s)
+    run_s = sum(stage.seconds for stage in cell.stages)
+    return moved_s + run_s + max(published_s, calibration.publish_floor_s)
+
+
+def _chain(scenario: Scenario, calibration: Calibration, cell: Cell) -> float:
+    shares, size_bytes = scenario.capacities, cell.model.source_bytes
+    fetch_s = cell.model.fetch_s + size_bytes / min(shares.node_bytes_s, shares.source_bytes_s)
+    stored_s = size_bytes / min(shares.node_bytes_s, shares.store_bytes_s)
+    return fetch_s + stored_s + _held(scenario, calibration, cell)
+
+
+def fewest_requests(scenario: Scenario, calibration: Calibration) -> dict[str, float]:
+    """Returns the requests of all publishes by limit, where no two of one model happen at once."""
+    shares = scenario.capacities
+    counts = dict.fromkeys(shares.requests_s, 0.0)
+    kinds = len(scenario.kinds)
+    publishes = scenario.models * kinds
+    parts = scenario.models * (kinds * scenario.parts_before + kinds * (kinds - 1) / 2)
+    for kind, cost in calibration.registries[shares.registry].items():
+        for group in groups_of(kind):
+            if group in counts:
+                counts[group] += cost.base * publishes + cost.per_part * parts
+    return counts

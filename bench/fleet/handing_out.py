@@ -1,0 +1,45 @@
+"""How many cells does a driver hand out to Ray in a second? `python -m bench.fleet.handing_out`.
+
+In a Ray of its own on this machine, with the calls of `pipeline.cluster.building.connection`, to nodes
+that do not exist: what is measured is the driver, and how long it takes to look at all that wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+
+
+def echo(text: str) -> str:
+    """Stands for a cell; never runs, since no node has what it asks for."""
+    return text
+
+
+def main() -> None:
+    """Hands out, looks, prints."""
+    import ray
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=int, default=5000)
+    parser.add_argument("--cell-bytes", type=int, default=6000, help="Of a cell's description.")
+    arguments = parser.parse_args()
+    ray.init(address="local", num_cpus=1, log_to_driver=False, logging_level=logging.ERROR)
+    text = "x" * arguments.cell_bytes
+    started_s = time.perf_counter()
+    tickets = [
+        ray.remote(echo)
+        .options(name=f"model{index}", num_cpus=1, label_selector={"kind": "no-such"}, max_retries=3)
+        .remote(text)
+        for index in range(arguments.cells)
+    ]
+    handed_out_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    ray.wait(tickets, num_returns=len(tickets), timeout=0)
+    looked_s = time.perf_counter() - started_s
+    print(f"{arguments.cells / handed_out_s:.0f} cells/s handed out, {looked_s:.3f} s to look at all of them")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""A fleet prepares models: what `ortprep prepare --engine ray` does, as events in simulated time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from random import Random
+from typing import Any
+
+from simpy import Environment, Event, Interrupt
+
+from bench.fleet.bound import lower_bounds
+from bench.fleet.calibration import Calibration
+from bench.fleet.cell import Cell, Model, Work, draw_cells
+from bench.fleet.node import Node, emptiest
+from bench.fleet.outcome import Outcome, Ran, Waste, peak_rate
+from bench.fleet.scenario import Scenario
+from bench.fleet.shared import open_shared
+from bench.fleet.trouble import Trouble
+
+Steps = Generator[Event, Any, None]
+
+
+class Simulation:
+    """One run; `run` plays it to its end.
+
+    Args:
+        scenario: What is assumed.
+        calibration: What was measured.
+    """
+
+    def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
+        self.scenario = scenario
+        self.calibration = calibration
+        self.cells = draw_cells(scenario, calibration)
+        self.trace: list[Ran] = []
+        self._env = Environment()
+        self._waste = Waste()
+        self._shared = open_shared(scenario, calibration, self._waste)
+        self._random = Random(f"{scenario.seed}/failures")
+        self._nodes = tuple(
+            tuple(
+                Node(
+                    f"{kind.name}-{index}",
+                    number,
+                    kind.devices,
+                    scenario.is_alone,
+                )
+                for index in range(kind.nodes)
+            )
+            for number, kind in enumerate(scenario.kinds)
+        )
+        self._trouble = Trouble(self._env, scenario, self._nodes, self._waste)
+        self._ready: list[list[tuple[float, int, Cell, Event]]] = [[] for _ in scenario.kinds]
+        self._unfetched: list[Model] = []
+        self._left = len(self.cells)
+        self._over = self._env.event()
+        self._finished_s = {kind.name: 0.0 for kind in scenario.kinds}
+        self._alone_s = {kind.name: 0.0 for kind in scenario.kinds}
+
+    def run(self) -> Outcome:
+        """Returns what came of it."""
+        models = list(dict.fromkeys(cell.model for cell in self.cells))
+        for model in models:
+            model.fetched = self._env.event()
+        self._unfetched = sorted(models, key=self._urgency, reverse=True)
+        for nodes in self._nodes:
+            for node in nodes:
+                self._env.process(self._fetch_models(node))
+        self._trouble.begin(self._fill)
+        for cell in self.cells:
+            cell.process = self._env.process(self._prepare(cell))
+        self._env.run(until=self._over)
+        return self._sum_up()
+
+    def _urgency(self, model: Model) -> float:
+        return -model.source_bytes if self.scenario.largest_first else float(model.index)
+
+    # -- models ---------------------------------------------------------------------------------------------
+
+    def _fetch_models(self, node: Node) -> Steps:
+        """One fetch at a time on each machine, until every model is in the store."""
+        while self._unfetched:
+            yield from self._trouble.wait_for_driver()
+            if not node.is_alive:
+                yield self._env.timeout(self.scenario.failures.replacement_s)
+                continue
+            if not self._unfetched:
+                return
+            model, lifetime = self._unfetched.pop(), self._trouble.lifetime(node)
+            yield self._env.timeout(self._shared.driver.take(self._env.now, 1) - self._env.now)
+            grant = node.request(self._env, is_exclusive=False)
+            yield grant.event
+            yield self._env.timeout(self._shared.fetch(self._env.now, model.source_bytes) + model.fetch_s)
+            node.release(grant)
+            yield self._env.timeout(
+                self._shared.store.move("stored", self._env.now, model.source_bytes, 1, self._random)
+            )
+            if self._trouble.lifetime(node) != lifetime:
+                self._waste.bytes += 2 * model.source_bytes
+                self._unfetched.append(model)
+                continue
+            assert model.fetched is not None
+            model.fetched.succeed()
+
+    # -- cells ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, cell: Cell) -> Steps:
+        """Takes a cell through its stages, on as many machines as it needs."""
+        assert cell.model.fetched is not None
+        while True:
+            try:
+                if not cell.model.fetched.processed:
+                    yield cell.model.fetched
+                yield from self._trouble.wait_for_driver()
+                yield self._env.timeout(self._shared.driver.take(self._env.now, 1) - self._env.now)
+                yield from self._live(cell)
+            except Interrupt:
+                cell.moves += 1
+            else:
+                break
+        self._left -= 1
+        self._finished_s[self.scenario.kinds[cell.kind].name] = self._env.now
+        if not self._left:
+            self._over.succeed()
+
+    def _live(self, cell: Cell) -> Steps:
+        """Takes a place on a machine and keeps it until the cell is published, or either dies."""
+        place = self._env.event()
+        entry = (self._urgency(cell.model), cell.model.index, cell, place)
+        heapq.heappush(self._ready[cell.kind], entry)
+        self._fill(cell.kind)
+        try:
+            node = yield place
+            yield from self._settle(cell, node)
+            *kept, package, _ = cell.stages
+            for stage in kept[cell.done :]:
+                yield from self._run_stage(cell, node, stage)
+                cell.done += 1
+            # Both or neither: the receipt of the packaging says what was published.
+            packaged = yield from self._run_stage(cell, node, package)
+            yield from self._publish(cell, packaged)
+        finally:
+            if place.triggered and place.value is not None:
+                place.value.cells.discard(cell)
+            else:
+                self._ready[cell.kind].remove(entry)
+                heapq.heapify(self._ready[cell.kind])
+            self._fill(cell.kind)
+
+    def _settle(self, cell: Cell, node: Node) -> Steps:
+        """Gets the cell's files, unless it was broken off on this very machine."""
+        home = (node.name, node.deaths)
+        if cell.home != home:
+            self._waste.bytes += cell.left_bytes if cell.home else 0
+            cell.home = home
+            loading_s = self._shared.store.move(
+                "loaded", self._env.now, cell.left_bytes, 1 + cell.done, cell.random
+            )
+            yield self._env.timeout(loading_s)
+
+    def _fill(self, kind: int) -> None:
+        """Gives waiting cells places on machines of their kind, the emptiest first."""
+        while self._ready[kind]:
+            node = emptiest(self._nodes[kind])
+            if node is None:
+                return
+            *_, cell, place = heapq.heappop(self._ready[kind])
+            node.cells.add(cell)
+            place.succeed(node)
+
+    def _run_stage(self, cell: Cell, node: Node, stage: Work) -> Generator[Event, Any, Ran | None]:
+        grant = node.request(self._env, is_exclusive=stage.is_exclusive)
+        ran = None
+        try:
+            try:
+                yield grant.event
+                ran = Ran(cell, node, stage.task, self._env.now, stage.is_exclusive)
+                yield self._env.timeout(stage.seconds)
+            finally:
+                node.release(grant)
+                self._note(ran)
+            moving_s = self._shared.store.move(
+                "stored", self._env.now, stage.new_bytes, stage.files, cell.random
+            )
+            yield self._env.timeout(moving_s)
+        except Interrupt:
+            self._waste.add(ran)
+            raise
+        return ran
+
+    def _note(self, ran: Ran | None) -> None:
+        if ran is not None:
+            ran.end_s = self._env.now
+            self.trace.append(ran)
+            if ran.is_exclusive:
+                self._alone_s[self.scenario.kinds[ran.cell.kind].name] += ran.end_s - ran.begin_s
+
+    def _publish(self, cell: Cell, packaged: Ran | None) -> Steps:
+        model, now_s = cell.model, self._env.now
+        end_s = self._shared.registry.publish(now_s, model, cell.publish_bytes)
+        end_s = max(end_s, now_s + cell.publish_bytes / self.scenario.capacities.node_bytes_s)
+        model.publishing += 1
+        try:
+            yield self._env.timeout(end_s - now_s)
+        except Interrupt:
+            self._waste.add(packaged)
+            self._waste.bytes += cell.publish_bytes
+            raise
+        finally:
+            model.publishing -= 1
+        model.parts += 1
+        cell.done = len(cell.stages)
+        cell.published += 1
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _sum_up(self) -> Outcome:
+        shared, makespan_s = self._shared, self._env.now
+        requests = sum(shared.registry.sent.values())
+        return Outcome(
+            makespan_s=makespan_s,
+            bounds_s=lower_bounds(self.scenario, self.calibration, self.cells),
+            finished_s=self._finished_s,
+            published=tuple(cell.published for cell in self.cells),
+            bytes={
+                **shared.store.bytes,
+                "fetched": shared.source.total,
+                "published": shared.registry.bytes.total,
+            },
+            requests=dict(shared.registry.sent),
+            mean_requests_s=requests / makespan_s,
+            peak_requests_s=peak_rate(shared.registry.offered),
+            waited_s={
+                "driver": shared.driver.waited_s,
+                **{name: pipe.waited_s for name, pipe in shared.registry.limits.items()},
+            },
+            impatient=shared.registry.impatient,
+            store_requests=shared.store.requests,
+            tasks=round(shared.driver.total),
+            alone_s=self._alone_s,
+            moves=tuple(cell.moves for cell in self.cells),
+            waste=self._waste,
+        )
+
+
+def simulate(scenario: Scenario, calibration: Calibration) -> Outcome:
+    """Returns what comes of a scenario; the same for the same seed."""
+    return Simulation(scenario, calibration).run()

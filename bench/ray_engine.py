@@ -1,0 +1,144 @@
+"""What does the cluster's engine add to a stage? `python -m bench.ray_engine [--rounds 5] [--models 3]`.
+
+Starts an idle cluster of one node on this machine (a raylet beside a head that runs nothing) and prepares the
+same small models with both engines in turn, each time from nothing, each in a fresh process. What is asked is
+what Ray, the work store and publishing add, so the models are as small as they can be. Joining the cluster
+is once per run, and told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import describe_machine
+from bench.noop import ROOT, write_project
+
+_CHILD = """
+import json, sys, time
+started = time.perf_counter()
+from pathlib import Path
+from pipeline.cli.console import BuildObserver
+from pipeline.graph.doit_engine import DoitEngine
+from pipeline.graph.engine import Order
+wanted = json.loads(sys.argv[1])
+order = Order(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
+joined_s = 0.0
+if wanted["address"] is None:
+    engine = DoitEngine()
+else:
+    import ray
+    before = time.perf_counter()
+    ray.init(address=wanted["address"], log_to_driver=False, logging_level="error")
+    joined_s = time.perf_counter() - before
+    from pipeline.cluster.building.engine import RayEngine
+    engine = RayEngine(store=wanted["store"])
+begun = time.perf_counter()
+outcome = engine.prepare(order, BuildObserver())
+assert outcome.done, outcome.errors
+ended = time.perf_counter()
+again = engine.prepare(order, BuildObserver())
+assert again.done
+print(json.dumps({"prepare_s": ended - begun, "noop_s": time.perf_counter() - ended, "join_s": joined_s}))
+"""
+
+
+def run_engine(folder: Path, address: str | None) -> dict[str, float]:
+    """Prepares from nothing in a fresh process; returns seconds, and those that stages took themselves."""
+    wanted = {
+        "configs": str(folder / "configs"),
+        "artifacts": str(folder / "artifacts"),
+        "store": str(folder / "store"),
+        "address": address,
+    }
+    command = [sys.executable, "-c", _CHILD, json.dumps(wanted)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    receipts = folder / "store" / "work" if address else folder / "artifacts" / ".work"
+    files = [path for path in receipts.rglob("*.json") if "receipts" in path.parts]
+    found["stages_s"] = sum(json.loads(path.read_text())["elapsed_s"] for path in files)
+    found["stages"] = len(files)
+    return found
+
+
+def start_cluster() -> Any:
+    """Starts a head that runs nothing, and a node."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = {"object_store_memory": 100_000_000}
+        cluster: Any = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small}
+        )
+        cluster.add_node(num_cpus=2, **small)
+    return cluster
+
+
+def summarise(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Returns medians with the lowest and highest, in seconds."""
+
+    def of(values: Sequence[float]) -> list[float]:
+        return [round(value, 3) for value in (statistics.median(values), min(values), max(values))]
+
+    stages = rounds[0]["ray"]["stages"]
+    outside = {
+        engine: [(one[engine]["prepare_s"] - one[engine]["stages_s"]) / stages for one in rounds]
+        for engine in ("doit", "ray")
+    }
+    return {
+        "stages": stages,
+        "prepare_s": {engine: of([one[engine]["prepare_s"] for one in rounds]) for engine in ("doit", "ray")},
+        "noop_s": {engine: of([one[engine]["noop_s"] for one in rounds]) for engine in ("doit", "ray")},
+        "join_s": of([one["ray"]["join_s"] for one in rounds]),
+        "outside_stages_s_per_stage": {engine: of(values) for engine, values in outside.items()},
+        "added_s_per_stage": of(
+            [ray - doit for ray, doit in zip(outside["ray"], outside["doit"], strict=True)]
+        ),
+        "added_s_per_stage_by_wall": of(
+            [(one["ray"]["prepare_s"] - one["doit"]["prepare_s"]) / stages for one in rounds]
+        ),
+    }
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "ray_engine.json")
+    arguments = parser.parse_args()
+    cluster = start_cluster()
+    rounds = []
+    try:
+        time.sleep(3)
+        for number in range(arguments.rounds):
+            found = {}
+            for engine in ("doit", "ray") if number % 2 == 0 else ("ray", "doit"):
+                with tempfile.TemporaryDirectory() as name:
+                    write_project(Path(name), arguments.models)
+                    found[engine] = run_engine(Path(name), cluster.address if engine == "ray" else None)
+            rounds.append(found)
+    finally:
+        cluster.shutdown()
+    result = {"models": arguments.models, "rounds": arguments.rounds, **summarise(rounds)}
+    result["machine"] = describe_machine()
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    for key, value in result.items():
+        if key != "machine":
+            print(f"{key}: {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The commands that lay bundles out for other servers: `export triton` and `export ort-package`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.bundle.codec import encode
+from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
+from pipeline.cli.console import printable, say, write_json, write_line
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.loading import check_choice
+from pipeline.runtime.selection import FASTEST, PRECISIONS
+from pipeline.versions import parse_version
+
+if TYPE_CHECKING:
+    from pipeline.export.choosing import Server, Wish
+    from pipeline.export.exported import Exported
+
+export_app = typer.Typer(help="Lay bundles out for other servers.", no_args_is_help=True)
+app.add_typer(export_app, name="export")
+
+Bundles = Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant", metavar="V", help="Export this one, even if not known to fit; may be repeated."
+    ),
+]
+Target = Annotated[str | None, typer.Option(metavar="T", help="cpu or cuda; else what comes first and fits.")]
+Version = Annotated[
+    str | None,
+    typer.Option(metavar="VERSION", help="ONNX Runtime that the server has; else it is not known."),
+]
+Here = Annotated[bool, typer.Option("--here", help="The server has this machine's processor and GPUs.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="What it is called; else as the bundle is.")]
+
+
+_subcommand = functools.partial(command, group=export_app)
+
+
+@_subcommand
+def triton(
+    bundles: Bundles,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The model repository; its other models stay.")],
+    artifacts: Artifacts = ARTIFACTS,
+    variant: Variants = None,
+    target: Target = None,
+    precision: Precision = FASTEST,
+    onnxruntime: Version = None,
+    here: Here = False,
+    name: Name = None,
+    instances: Annotated[
+        int, typer.Option(min=1, max=1024, help="Instances on the processor, or per GPU.")
+    ] = 1,
+    max_batch_size: Annotated[
+        int,
+        typer.Option(min=0, max=65_536, help="Let Triton batch requests up to so many rows; 0 for never."),
+    ] = 0,
+    json: AsJson = False,
+) -> None:
+    """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
+    from pipeline.export.triton.repository import TritonRequest, export_triton
+
+    if name is not None and len(bundles) > 1:
+        raise typer.BadParameter("expected one bundle to go with it", param_hint="--name")
+    request = TritonRequest(
+        wish=_wish(variant, target, precision),
+        server=_server(onnxruntime, here=here),
+        name=name,
+        instances=instances,
+        max_batch_size=max_batch_size,
+    )
+    exports = [export_triton(find_bundle(one, artifacts), out, request) for one in bundles]
+    _tell(exports, json=json)
+
+
+@_subcommand
+def ort_package(
+    bundles: Bundles,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The package's folder.")],
+    artifacts: Artifacts = ARTIFACTS,
+    variant: Variants = None,
+    target: Target = None,
+    precision: Precision = FASTEST,
+    onnxruntime: Version = None,
+    here: Here = False,
+    name: Name = None,
+    constrain_device: Annotated[
+        bool, typer.Option("--constrain-device", help="Write `device`, as readers after 1.31.1 take it.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Write a model package of ONNX Runtime; every bundle is a component of it."""
+    from pipeline.export.package.writing import PackageRequest, export_package
+
+    request = PackageRequest(
+        wish=_wish(variant, target, precision),
+        server=_server(onnxruntime, here=here),
+        name=name,
+        constrain_device=constrain_device,
+    )
+    _tell([export_package([find_bundle(one, artifacts) for one in bundles], out, request)], json=json)
+
+
+def _wish(variants: list[str] | None, target: str | None, precision: str) -> Wish:
+    from pipeline.export.choosing import Wish
+
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    return Wish(tuple(variants or ()), target, precision)
+
+
+def _server(onnxruntime: str | None, *, here: bool) -> Server:
+    from pipeline.export.choosing import Server
+
+    if onnxruntime is not None and parse_version(onnxruntime) is None:
+        raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
+    return Server(onnxruntime, read_hardware() if here else None)
+
+
+def _tell(exports: list[Exported], *, json: bool) -> None:
+    from pipeline.export.listing import describe_model
+
+    if json:
+        write_json([encode(one) | {"path": str(one.path)} for one in exports])
+        return
+    for exported in exports:
+        for passed in exported.passed_over:
+            say(f"passed over {passed}")
+        write_line(str(exported.path))
+        for model in exported.models:
+            for line in describe_model(model):
+                write_line(printable(line, lines=False))

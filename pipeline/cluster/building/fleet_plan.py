@@ -1,0 +1,187 @@
+"""Which model is prepared on which kind of hardware: a pure decision over specs, kinds and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import SpecError
+from pipeline.spec.fleet import Fleet, Kind
+from pipeline.spec.models import ModelSpec
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a cluster.
+
+    Attributes:
+        id: As the cluster names it.
+        address: Host name or IP address, for people.
+        labels: By key.
+        resources: All that it has, taken or not: `CPU`, `GPU` and its own.
+    """
+
+    id: str
+    address: str
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One model on one kind of hardware.
+
+    Attributes:
+        spec: The model.
+        kind: Name of the kind of hardware.
+        target: What is prepared for there: `cpu` or `cuda`.
+    """
+
+    spec: ModelSpec
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a build takes of a node, so that it has its device for itself.
+
+    Attributes:
+        cpus: Logical processors; all of them where they are the device.
+        gpus: GPUs.
+        labels: Selectors of the node's labels, by key.
+        resources: Custom resources.
+    """
+
+    cpus: float
+    gpus: float
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """What is prepared where.
+
+    Attributes:
+        shares: Every model on every kind of hardware that it is prepared for.
+        left_out: What nodes lack and the user agreed to leave out, with the reason, by `MODEL on KIND`.
+    """
+
+    shares: tuple[Share, ...]
+    left_out: Mapping[str, str]
+
+
+def plan_fleet(
+    specs: Sequence[ModelSpec],
+    fleet: Fleet,
+    nodes: Sequence[Node],
+    *,
+    only: str | None = None,
+    skip_unavailable: bool = False,
+) -> FleetPlan:
+    """Decides what is prepared on which kind of hardware.
+
+    A spec with `targets: auto` is prepared on every kind that has a node; one that names targets on every
+    kind of these targets, each of which has to have one.
+
+    Args:
+        specs: The models.
+        fleet: Kinds of hardware.
+        nodes: Nodes that are there now.
+        only: A target, or a kind: prepare for this alone.
+        skip_unavailable: Prepare the rest where a kind has no node.
+
+    Raises:
+        SpecError: `only` is neither a target nor a kind, a spec's target is of no kind, a kind has no node,
+            or nothing is left of a model; every such problem is told.
+    """
+    kinds = _choose_kinds(fleet, only)
+    offered = {
+        name: any(kind.fits(node.labels, node.resources) for node in nodes) for name, kind in kinds.items()
+    }
+    shares: list[Share] = []
+    left_out: dict[str, str] = {}
+    problems: list[str] = []
+    for spec in specs:
+        is_wanted = {
+            name: spec.targets == "auto" or kind.target in spec.targets for name, kind in kinds.items()
+        }
+        wanted = [name for name, is_so in is_wanted.items() if is_so]
+        lacking = [name for name in wanted if not offered[name]]
+        told = spec.targets != "auto" and lacking and not skip_unavailable
+        if told:
+            problems += [f"{spec.name} on {name}: {_describe(kinds[name])}" for name in lacking]
+        problems += [] if only else _targets_of_no_kind(spec, fleet)
+        if len(lacking) == len(wanted) and not told:
+            problems.append(f"{spec.name}: none of {', '.join(wanted) or 'its targets'} has a node")
+        shares += [Share(spec, name, kinds[name].target) for name in wanted if offered[name]]
+        left_out |= {f"{spec.name} on {name}": "no node offers it" for name in lacking}
+    if problems:
+        raise _not_offered(problems, nodes)
+    return FleetPlan(tuple(shares), left_out)
+
+
+def reserve(kind: Kind, nodes: Sequence[Node]) -> Reservation:
+    """Returns what a build on a kind of hardware takes, so that Ray puts nothing else on its device.
+
+    On a CPU that is every processor of the kind's smallest node. (The nodes of a kind should be alike; on a
+    larger one a second build may run beside it, and then each waits for the other's measurements.)
+
+    Args:
+        kind: The kind.
+        nodes: Nodes that are there now.
+    """
+    sizes = [node.resources.get("CPU", 0) for node in nodes if kind.fits(node.labels, node.resources)]
+    is_gpu = kind.target == "cuda"
+    alone = max(1.0, float(int(min(sizes, default=1))))
+    return Reservation(
+        cpus=1.0 if is_gpu else alone,
+        gpus=1.0 if is_gpu else 0.0,
+        labels=dict(kind.labels),
+        resources=dict(kind.resources),
+    )
+
+
+def _choose_kinds(fleet: Fleet, only: str | None) -> dict[str, Kind]:
+    kinds = {
+        name: kind for name, kind in fleet.hardware.items() if only is None or only in (name, kind.target)
+    }
+    if not kinds:
+        known = [*fleet.hardware, *sorted({kind.target for kind in fleet.hardware.values()})]
+        raise SpecError(
+            f"no such hardware in the fleet: {only}\n  expected one of {', '.join(dict.fromkeys(known))}",
+            hint="ortprep prepare --engine ray --target KIND",
+        )
+    return kinds
+
+
+def _targets_of_no_kind(spec: ModelSpec, fleet: Fleet) -> Iterator[str]:
+    if spec.targets == "auto":
+        return
+    there = {kind.target for kind in fleet.hardware.values()}
+    for target in spec.targets:
+        if target not in there:
+            yield f"{spec.name}: target {target} is of no kind of hardware in the fleet"
+
+
+def _describe(kind: Kind) -> str:
+    wanted = [f"{key}={value}" for key, value in kind.labels.items()]
+    wanted += [f"{name}: {amount:g}" for name, amount in kind.resources.items()]
+    wanted += ["GPU: 1"] if kind.target == "cuda" else []
+    return f"expected a node with {', '.join(wanted) or 'a CPU'}, got none"
+
+
+def _not_offered(problems: Sequence[str], nodes: Sequence[Node]) -> SpecError:
+    lines = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
+    there = "\n".join(f"    {node.address}: {_show(node)}" for node in nodes) or "    none"
+    return SpecError(
+        f"no node offers what is to be prepared for\n{lines}\n  nodes:\n{there}",
+        hint='ray start --address ADDRESS --labels "$(ortprep node-labels)"   # or --skip-unavailable',
+    )
+
+
+def _show(node: Node) -> str:
+    sizes = [f"{name} {node.resources[name]:g}" for name in ("CPU", "GPU") if name in node.resources]
+    own = [f"{key}={value}" for key, value in sorted(node.labels.items()) if key != "ray.io/node-id"]
+    return ", ".join([*sizes, *own]) or "nothing"

@@ -1,0 +1,87 @@
+"""The files that a spec names beside its source: they go to the nodes with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.paths import resolve_inside
+from pipeline.errors import SourceError
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.convert.user_metric import metric_files
+from pipeline.stages.inputs.sample_files import find_calibration_files, find_sample_files
+
+
+@dataclass(frozen=True)
+class ShippedSpec:
+    """A spec as it travels.
+
+    Attributes:
+        data: The spec, as JSON types.
+        file: Name of its file, for messages.
+        place: Where its folder lies among `files`: a relative path, `.` for the top.
+        files: Samples, calibration and metric.
+    """
+
+    data: Mapping[str, Any]
+    file: str
+    place: str
+    files: tuple[FileEntry, ...]
+
+
+def find_root(spec: ModelSpec) -> Path:
+    """Returns the folder that the spec's own folder and all its files are in."""
+    places = [spec.folder.absolute(), *(path.absolute().parent for path in _find_files(spec))]
+    return Path(os.path.commonpath([os.path.normpath(place) for place in places]))
+
+
+def describe_spec(spec: ModelSpec) -> ShippedSpec:
+    """Returns a spec as it travels.
+
+    Raises:
+        SourceError: A file cannot be read.
+        StageError: Its metric is not `module:function`.
+    """
+    root = find_root(spec)
+    digest = DigestCache().digest
+    try:
+        paths = sorted({Path(os.path.normpath(path.absolute())) for path in _find_files(spec)})
+        files = tuple(
+            FileEntry(path.relative_to(root).as_posix(), path.stat().st_size, digest(path)) for path in paths
+        )
+    except OSError as error:
+        raise SourceError(
+            f"cannot read a file of the spec {spec.name}: {error.filename}\n  {error.strerror}"
+        ) from error
+    folder = Path(os.path.normpath(spec.folder.absolute()))
+    return ShippedSpec(
+        data=spec.model_dump(mode="json"),
+        file=Path(spec.place).name,
+        place=folder.relative_to(root).as_posix(),
+        files=files,
+    )
+
+
+def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:
+    """Returns the spec as if its file lay below a folder that has its files.
+
+    Raises:
+        IntegrityError: Its place leaves the folder.
+    """
+    own = folder if shipped.place == "." else resolve_inside(folder, shipped.place)
+    own.mkdir(parents=True, exist_ok=True)
+    return ModelSpec.model_validate(shipped.data).located_in(own, file=shipped.file)
+
+
+def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
+    metric = None if spec.convert is None else spec.convert.gate.metric
+    return (
+        *find_sample_files(spec),
+        *(find_calibration_files(spec) or ()),
+        *(() if metric is None else metric_files(metric, spec.folder)),
+    )

@@ -1,0 +1,130 @@
+"""Where the nodes of a build meet: receipts and files of every stage, on any store that fsspec knows.
+
+STORE/NAME/receipts/KIND/TASK.json     what was done, written last
+STORE/NAME/files/HE/HEX                files by digest: what stages and kinds share is there once
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pipeline.bundle.atomic import new_folder
+from pipeline.bundle.codec import canonical_json, decode, encode
+from pipeline.bundle.digest import PREFIX
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.paths import is_safe_name, resolve_inside
+from pipeline.errors import BundleError, NotPublishedError, RegistryError
+from pipeline.graph.receipts import RECEIPT_VERSION, Receipt
+from pipeline.registry.backend import Block
+from pipeline.registry.fsspec_folder import FsspecFolder
+from pipeline.registry.progress import ignore
+from pipeline.registry.retries import with_retries
+from pipeline.registry.transfer import copy_blocks, run_parallel
+from pipeline.spec.redaction import has_credentials, redact_url
+from pipeline.stages.contract import TaskId
+
+MAX_RECEIPT_BYTES = 32 * 2**20
+"""Largest receipt that is read; those of long searches take a few hundred KB."""
+
+
+class WorkStore:
+    """Receipts and files of one model's build.
+
+    Args:
+        url: A path that all nodes see, or an fsspec URL.
+        model: Name of the model.
+
+    Raises:
+        RegistryError: The URL carries credentials, or no filesystem knows its scheme.
+        MissingExtraError: The filesystem's package is not installed.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        if has_credentials(url):
+            raise RegistryError(
+                f"credentials in a store's URL: {redact_url(url)}\n"
+                "  expected none: they would end up in logs and process lists",
+                hint="each filesystem takes them from its usual environment variables and files",
+            )
+        self._folder = FsspecFolder(url)
+        self._model = model
+
+    def read_receipt(self, kind: str, task: TaskId) -> Receipt | None:
+        """Returns what is known of a task, None if it was never done, or not by a version that is understood.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        try:
+            data = self._folder.read(self._receipt_path(kind, task), limit_bytes=MAX_RECEIPT_BYTES)
+        except NotPublishedError:
+            return None
+        try:
+            receipt = decode(Receipt, json.loads(data[:MAX_RECEIPT_BYTES]))
+        except (BundleError, ValueError):
+            return None
+        return receipt if receipt.schema_version == RECEIPT_VERSION else None
+
+    def write_receipt(self, kind: str, task: TaskId, receipt: Receipt) -> None:
+        """Writes what is known of a task; its files have to be there before.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        self._folder.write(self._receipt_path(kind, task), canonical_json(encode(receipt)))
+
+    def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
+        """Uploads those files of a folder that are not there yet, and returns the number of bytes sent.
+
+        Raises:
+            IntegrityError: A file is not as its entry says.
+            RegistryError: The store failed.
+        """
+        sent: list[int] = []
+
+        def upload(entry: FileEntry) -> None:
+            path = self._file_path(entry)
+            if self._folder.size_of(path) != entry.size_bytes:
+                self._folder.upload(path, entry, resolve_inside(folder, entry.path), ignore)
+                sent.append(entry.size_bytes)
+
+        run_parallel(upload, list({entry.sha256: entry for entry in entries}.values()))
+        return sum(sent)
+
+    def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
+        """Makes a folder of exactly these files, whole or not at all; returns the number of bytes fetched.
+
+        Raises:
+            NotPublishedError: A file is not there any more.
+            IntegrityError: A file is not as its entry says.
+            RegistryError: The store failed.
+            OSError: The disk is full.
+        """
+        with new_folder(folder, durable=False) as written:
+            run_parallel(lambda entry: with_retries(lambda: self._fetch(entry, written)), entries)
+        return sum(entry.size_bytes for entry in entries)
+
+    def _fetch(self, entry: FileEntry, folder: Path) -> None:
+        path = resolve_inside(folder, entry.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file, self._open(entry) as blocks:
+            copy_blocks(blocks, file, entry, ignore)
+
+    def _open(self, entry: FileEntry) -> AbstractContextManager[Iterator[Block]]:
+        return self._folder.open(self._file_path(entry), 0, f"{entry.path} of {self._model}")
+
+    def _receipt_path(self, kind: str, task: TaskId) -> str:
+        return self._path("receipts", kind, f"{str(task).replace('/', '-')}.json")
+
+    def _file_path(self, entry: FileEntry) -> str:
+        text = entry.sha256.removeprefix(PREFIX)
+        return self._path("files", text[:2], text)
+
+    def _path(self, *parts: str) -> str:
+        unsafe = [part for part in (self._model, *parts) if not is_safe_name(part)]
+        if unsafe:
+            raise RegistryError(f"no name in a store: {unsafe[0][:80]!r}")
+        return "/".join((self._model, *parts))

@@ -1,0 +1,177 @@
+"""A Triton model repository: a folder per model, each written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from pipeline.bundle.atomic import new_folder
+from pipeline.bundle.loader_config import Variant, golden_of
+from pipeline.bundle.paths import is_safe_name
+from pipeline.errors import ExportError
+from pipeline.export.carrying import LeftOut
+from pipeline.export.choosing import Server, Wish, choose_one
+from pipeline.export.exported import Exported, ExportedModel
+from pipeline.export.files import Placed, place_files, plan_files
+from pipeline.export.interface import settle_interface
+from pipeline.export.needs import describe_needs
+from pipeline.export.record import check_replaceable, write_export_record
+from pipeline.export.source import Source, read_source
+from pipeline.export.trial import Trial, try_model
+from pipeline.export.triton.model_config import TritonModel, format_config, require_messages
+from pipeline.export.triton.releases import describe_release
+from pipeline.export.triton.settings import TritonSettings, plan_settings
+from pipeline.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
+from pipeline.runtime.golden import read_golden
+from pipeline.runtime.opening import build_plan
+from pipeline.runtime.tensors import fit_feeds
+
+LAYOUT = "triton"
+_VERSION = "1"
+_ORT_FORMAT = ".ort"
+
+
+@dataclass(frozen=True)
+class TritonRequest:
+    """How a bundle is to be served.
+
+    Attributes:
+        wish: Which variants.
+        server: What is known of the server.
+        name: Of the model in the repository; None for the bundle's, and with several variants NAME-VARIANT.
+        instances: Instances on the processor, or on each GPU.
+        max_batch_size: Largest batch Triton may make of requests; 0 leaves requests as they are.
+    """
+
+    wish: Wish = field(default_factory=Wish)
+    server: Server = field(default_factory=Server)
+    name: str | None = None
+    instances: int = 1
+    max_batch_size: int = 0
+
+
+def export_triton(bundle: Path, repository: Path, request: TritonRequest | None = None) -> Exported:
+    """Writes a bundle's variants as models of a Triton repository; other models there are left alone.
+
+    Args:
+        bundle: The bundle's folder.
+        repository: The repository's folder; it is made.
+        request: How it is to be served.
+
+    Raises:
+        ExportError: No variant fits, Triton cannot serve one, or something else has a model's place.
+        MissingExtraError: Triton's messages are not installed.
+        LoadError: With the options that are left, a variant does not load or does not answer as recorded.
+        BundleError: The bundle cannot be read, or is not what was written.
+        OSError: The disk is full or read-only.
+    """
+    wanted = request or TritonRequest()
+    require_messages()
+    source = read_source(bundle)
+    choice = choose_one(source.config, wanted.wish, wanted.server)
+    named = {
+        _name_model(source, variant, wanted, len(choice.variants)): variant for variant in choice.variants
+    }
+    for name in named:
+        check_replaceable(repository / name, layout=LAYOUT)
+    models = tuple(_export_variant(source, one, repository / name, wanted) for name, one in named.items())
+    return Exported(repository, models, choice.passed_over)
+
+
+def _name_model(source: Source, variant: Variant, request: TritonRequest, count: int) -> str:
+    base = request.name or source.config.name
+    name = base if count == 1 else f"{base}-{variant.name}"
+    if not is_safe_name(name):
+        raise ExportError(
+            f"not a name for a Triton model\n  expected letters, digits, '.', '_', '-', got {name!r}"
+        )
+    return name
+
+
+def _export_variant(
+    source: Source, variant: Variant, destination: Path, request: TritonRequest
+) -> ExportedModel:
+    settings = plan_settings(variant, onnxruntime=request.server.onnxruntime)
+    model_file, placed = _plan_layout(variant)
+    with new_folder(destination) as folder:
+        place_files(source.root, variant, placed, folder)
+        trial = _try(source, variant, settings, _find_model(folder, variant, placed))
+        model, left_out = _describe_model(source, variant, trial, settings, request)
+        model = dataclasses.replace(model, name=destination.name, model_file=model_file)
+        _write_warm_up(folder, model.warm_up)
+        (folder / "config.pbtxt").write_text(format_config(model), encoding="utf-8")
+        exported = ExportedModel(
+            name=model.name,
+            bundle=source.config.name,
+            variant=variant.name,
+            source_sha256=source.manifest.source.sha256,
+            prepared_with=source.prepared_with(variant),
+            files=tuple(one.entry for one in placed),
+            carried=settings.carried,
+            left_out=left_out,
+            needs=(*describe_needs(variant), describe_release(model)),
+            trial=str(trial),
+        )
+        write_export_record(folder, LAYOUT, (exported,))
+    return exported
+
+
+def _plan_layout(variant: Variant) -> tuple[str, tuple[Placed, ...]]:
+    """Returns what Triton calls the model, a file or else a folder around several, and where files go."""
+    suffix = PurePosixPath(variant.model).suffix
+    alone = len(variant.files) == 1
+    if suffix == _ORT_FORMAT and not alone:
+        raise ExportError(
+            f"cannot export variant {variant.name!r} for Triton\n"
+            "  expected one file, since several are in a folder whose model is model.onnx, got "
+            f"{len(variant.files)} of ONNX Runtime's own format"
+        )
+    model_file = f"model{_ORT_FORMAT}" if suffix == _ORT_FORMAT else "model.onnx"
+    folder = _VERSION if alone else f"{_VERSION}/{model_file}"
+    return model_file, plan_files(variant, folder, model=model_file)
+
+
+def _find_model(folder: Path, variant: Variant, placed: tuple[Placed, ...]) -> Path:
+    return folder / next(one.path for one in placed if one.source.path == variant.model)
+
+
+def _try(source: Source, variant: Variant, settings: TritonSettings, model: Path) -> Trial:
+    plan = dataclasses.replace(
+        build_plan(source.root, variant),
+        model=str(model.absolute()),
+        session_options=settings.session_options,
+        providers=settings.providers,
+    )
+    return try_model(source.root, variant, plan)
+
+
+def _describe_model(
+    source: Source, variant: Variant, trial: Trial, settings: TritonSettings, request: TritonRequest
+) -> tuple[TritonModel, tuple[LeftOut, ...]]:
+    feeds, answers = read_golden(golden_of(source.config, variant), source.root)
+    specs = settle_interface(source.config, variant, trial, {**answers, **feeds})
+    batched = request.max_batch_size > 0
+    inputs, outputs = (tuple(describe_tensor(one, batched=batched) for one in side) for side in specs)
+    halves = [one.name for one in specs[0] if one.dtype == "float16"]
+    warm_up = plan_warm_up(inputs, fit_feeds(feeds, halves), max_batch_size=request.max_batch_size)
+    model = TritonModel(
+        name=source.config.name,
+        model_file="",
+        max_batch_size=request.max_batch_size,
+        instances=request.instances,
+        inputs=inputs,
+        outputs=outputs,
+        settings=settings,
+        warm_up=warm_up if isinstance(warm_up, WarmUp) else None,
+    )
+    unwarmed = () if isinstance(warm_up, WarmUp) else (LeftOut("warm-up", warm_up),)
+    return model, (*settings.left_out, *unwarmed)
+
+
+def _write_warm_up(folder: Path, warm_up: WarmUp | None) -> None:
+    if warm_up is None:
+        return
+    (folder / "warmup").mkdir()
+    for one in warm_up.inputs:
+        (folder / "warmup" / one.file).write_bytes(one.data)

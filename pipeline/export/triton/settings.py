@@ -1,0 +1,226 @@
+"""Which of a variant's options Triton's ONNX Runtime backend takes, and where: a function of values.
+
+The backend reads a fixed set of keys of `parameters`, a graph level, and any option of the CUDA provider as a
+parameter of the accelerator `cuda`, which it hands to ONNX Runtime as it is. Whenever the configuration has
+`parameters`, and the server always has them, four options of CUDA are set from there, or else to their
+defaults, after the accelerator's: those go to `parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord, Variant
+from pipeline.errors import ExportError
+from pipeline.export.carrying import LEVEL, Carried, LeftOut, Recorded, recorded_options
+from pipeline.options import OLDEST, format_option, known_provider_options, version_parts
+from pipeline.options.option import NEWEST, Option
+from pipeline.runtime.session import CPU, CUDA
+
+LEVELS = {"ORT_DISABLE_ALL": 2, "ORT_ENABLE_BASIC": -1, "ORT_ENABLE_EXTENDED": 1, "ORT_ENABLE_ALL": 0}
+"""`optimization.graph.level` by ONNX Runtime's level; 2 since Triton 24.01, which is the lowest there is."""
+
+_PARAMETERS = {
+    "intra_op_num_threads": "intra_op_thread_count",
+    "inter_op_num_threads": "inter_op_thread_count",
+    "execution_mode": "execution_mode",
+    "enable_cpu_mem_arena": "enable_mem_arena",
+    "enable_mem_pattern": "enable_mem_pattern",
+}
+_ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
+_CODES = {
+    "execution_mode": {"ORT_SEQUENTIAL": "0", "ORT_PARALLEL": "1"},
+    "cudnn_conv_algo_search": {"EXHAUSTIVE": "0", "HEURISTIC": "1", "DEFAULT": "2"},
+    "arena_extend_strategy": {"kNextPowerOfTwo": "0", "kSameAsRequested": "1"},
+}
+_CUDA_PARAMETERS = frozenset(
+    {"cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"}
+)
+_BACKENDS_OWN = frozenset({"has_user_compute_stream", "user_compute_stream"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an option goes.
+
+    Attributes:
+        section: `level`, `parameters`, `cuda` (the accelerator) or `gpus`.
+        key: Its name there.
+        value: Its value there.
+    """
+
+    section: str
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        shown = {"level": "optimization.graph.level", "gpus": "instance_group.gpus"}.get(self.section)
+        return f"{shown}={self.value}" if shown else f"{self.section}.{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class TritonSettings:
+    """What a model configuration says of a session.
+
+    Attributes:
+        level: `optimization.graph.level`.
+        parameters: The model's `parameters`.
+        cuda: Parameters of the accelerator `cuda`.
+        gpus: GPUs by ordinal; empty for all.
+        on_gpu: Whether instances are of KIND_GPU.
+        carried: Options that are there.
+        left_out: What is not.
+        session_options: What the backend makes of it.
+        providers: Likewise.
+    """
+
+    level: int
+    parameters: Mapping[str, str]
+    cuda: Mapping[str, str]
+    gpus: tuple[int, ...]
+    on_gpu: bool
+    carried: tuple[Carried, ...]
+    left_out: tuple[LeftOut, ...]
+    session_options: SessionOptionsRecord = field(repr=False)
+    providers: tuple[ProviderRecord, ...] = field(repr=False)
+
+
+def plan_settings(variant: Variant, *, onnxruntime: str | None = None) -> TritonSettings:
+    """Returns what Triton's configuration says of a variant's options, and what it cannot say.
+
+    Args:
+        variant: The variant.
+        onnxruntime: Version the server has; None if that is not known, and only options are passed on that
+            every version has.
+
+    Raises:
+        ExportError: The variant runs on a provider that is neither CPU nor CUDA.
+    """
+    names = [provider.name for provider in variant.providers]
+    if not names or names[0] not in (CPU, CUDA) or set(names) - {CPU, CUDA}:
+        raise ExportError(
+            f"cannot export variant {variant.name!r} for Triton\n"
+            f"  expected the execution providers {CUDA} and {CPU}, got {', '.join(names)}"
+        )
+    found = [(one, _find_place(one, onnxruntime)) for one in recorded_options(variant)]
+    placed = [(one, place) for one, place in found if isinstance(place, Place)]
+    left_out = [LeftOut(str(one), reason) for one, reason in found if isinstance(reason, str)]
+    level = _level(variant)
+    if level not in LEVELS:
+        level = "ORT_ENABLE_ALL"
+    return TritonSettings(
+        level=LEVELS[level],
+        parameters=_section(placed, "parameters"),
+        cuda=_section(placed, "cuda"),
+        gpus=tuple(int(place.value) for _, place in placed if place.section == "gpus"),
+        on_gpu=names[0] == CUDA,
+        carried=tuple(Carried(one, str(place)) for one, place in placed),
+        left_out=(*left_out, *_other_facts(variant)),
+        session_options=_kept_session_options(placed, level),
+        providers=_kept_providers(variant, placed),
+    )
+
+
+def _level(variant: Variant) -> str:
+    return variant.session_options.graph_optimization_level
+
+
+def _section(placed: Iterable[tuple[Recorded, Place]], section: str) -> dict[str, str]:
+    return {place.key: place.value for _, place in placed if place.section == section}
+
+
+def _find_place(option: Recorded, version: str | None) -> Place | str:
+    """Returns where an option goes, or why it goes nowhere."""
+    finders: Mapping[str, Callable[[Recorded, str | None], Place | str]] = {
+        "session option": _place_attribute,
+        "session entry": _place_entry,
+        CUDA: _place_cuda_option,
+    }
+    finder = finders.get(option.kind)
+    return finder(option, version) if finder is not None else "the backend gives this provider no options"
+
+
+def _place_attribute(option: Recorded, _: str | None) -> Place | str:
+    if option.name == LEVEL:
+        level = LEVELS.get(str(option.value))
+        if level is None:
+            return "the backend has no such level; the session runs every optimisation"
+        return Place("level", LEVEL, str(level))
+    key = _PARAMETERS.get(option.name)
+    if key is None:
+        return "the backend reads no parameter for it; ONNX Runtime's default holds"
+    text = _translate(option)
+    return Place("parameters", key, text) if text is not None else "the backend knows no such value"
+
+
+def _place_entry(option: Recorded, _: str | None) -> Place | str:
+    if option.name in _ENTRIES:
+        return Place("parameters", option.name, str(option.value))
+    return "the backend passes on no session entry but " + ", ".join(_ENTRIES)
+
+
+def _place_cuda_option(option: Recorded, version: str | None) -> Place | str:
+    value = str(option.value)
+    if option.name == "device_id":
+        return Place("gpus", option.name, value) if value.isdecimal() else "no GPU has such a number"
+    if option.name in _BACKENDS_OWN:
+        return "the backend sets it itself, to the stream of the instance"
+    if option.name == "enable_cuda_graph" and value == "1":
+        return (
+            "the backend binds other memory at every request, and a recorded graph would go on reading the "
+            "old; kernels are launched one by one"
+        )
+    text = _translate(option)
+    if text is None or not text:
+        return "the backend knows no such value"
+    if option.name in _CUDA_PARAMETERS:
+        return Place("parameters", option.name, text)
+    return _version_reason(option, version) or Place("cuda", option.name, text)
+
+
+def _version_reason(option: Recorded, version: str | None) -> str | None:
+    """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
+    known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
+    found = known.get(option.name)
+    if found is None:
+        return "ortprep does not know since which ONNX Runtime it is there, and it keeps others from loading"
+    if found.exists_in(version or OLDEST):
+        return None
+    since = f"ONNX Runtime has it since {found.since}"
+    if version is None:
+        return f"{since}, and what the server has is not known (--onnxruntime)"
+    return f"{since}, the server has {'.'.join(map(str, version_parts(version)))}"
+
+
+def _translate(option: Recorded) -> str | None:
+    """Returns a value as the backend spells it, None if it knows none such."""
+    codes = _CODES.get(option.name)
+    return format_option(option.value) if codes is None else codes.get(str(option.value))
+
+
+def _other_facts(variant: Variant) -> Iterable[LeftOut]:
+    if variant.first_phase is not None:
+        yield LeftOut(
+            "first phase", "the backend makes one session per instance, with the options for steady runs"
+        )
+    if variant.io_binding:
+        yield LeftOut("io_binding", "the backend binds each request's own memory")
+
+
+def _kept_session_options(placed: Iterable[tuple[Recorded, Place]], level: str) -> SessionOptionsRecord:
+    kept = [one for one, _ in placed]
+    attributes = {one.name: one.value for one in kept if one.kind == "session option" and one.name != LEVEL}
+    entries = {one.name: str(one.value) for one in kept if one.kind == "session entry"}
+    return SessionOptionsRecord(level, attributes, entries)
+
+
+def _kept_providers(variant: Variant, placed: Iterable[tuple[Recorded, Place]]) -> tuple[ProviderRecord, ...]:
+    kept = {(one.kind, one.name) for one, _ in placed}
+    return tuple(
+        ProviderRecord(
+            provider.name,
+            {name: text for name, text in provider.options.items() if (provider.name, name) in kept},
+        )
+        for provider in variant.providers
+    )

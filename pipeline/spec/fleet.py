@@ -1,0 +1,151 @@
+"""Kinds of hardware in a fleet: `configs/fleet.yaml`, and which node of a cluster is of which kind.
+
+    hardware:
+      cpu-avx512: {target: cpu, labels: {ortprep.io/avx512f: "true"}}
+      h100: {target: cuda, labels: {ray.io/accelerator-type: H100}}
+
+Labels are selected as Ray selects them (https://docs.ray.io/en/latest/ray-core/scheduling/labels.html):
+`VALUE`, `!VALUE`, `in(A, B)` and `!in(A, B)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from pipeline.bundle.regular_file import open_regular
+from pipeline.errors import SpecError
+from pipeline.spec.fields import Frozen, Name, Positive, Section, Target
+from pipeline.spec.problems import Place, Problem, build_error
+from pipeline.spec.validation import shown
+from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
+
+FLEET_FILE = "fleet.yaml"
+"""Where the kinds are told, beside the specs."""
+
+_LABEL_KEY = re.compile(
+    r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_SELECTOR = re.compile(rf"!?({_LABEL}|in\(\s*{_LABEL}(\s*,\s*{_LABEL})*\s*\))")
+
+
+def _check_selector(text: str) -> str:
+    if not _SELECTOR.fullmatch(text):
+        raise ValueError("expected VALUE, !VALUE, in(A, B) or !in(A, B) of letters, digits, '_', '.' and '-'")
+    return text
+
+
+def _check_keys(labels: Mapping[str, str]) -> Mapping[str, str]:
+    wrong = [key for key in labels if not _LABEL_KEY.fullmatch(key)]
+    if wrong:
+        raise ValueError(f"expected labels' keys as in ray.io/accelerator-type, got {shown(wrong[0])}")
+    return labels
+
+
+Selector = Annotated[str, AfterValidator(_check_selector)]
+
+
+class Kind(Section):
+    """One kind of hardware: what is prepared there, and which nodes are of it."""
+
+    target: Target = Field(description="Execution provider that is prepared for on it.")
+    labels: Annotated[Frozen[Selector], AfterValidator(_check_keys)] = Field(
+        default={}, validate_default=True, description="Labels that a node of the kind has, by key."
+    )
+    resources: Frozen[Positive] = Field(
+        default={},
+        validate_default=True,
+        description="What a build takes of a node's custom resources, by name.",
+    )
+
+    def fits(self, labels: Mapping[str, str], resources: Mapping[str, float]) -> bool:
+        """Says whether a node is of this kind.
+
+        Args:
+            labels: The node's labels.
+            resources: All that the node has, taken or not: `CPU`, `GPU` and its own.
+        """
+        devices = ("CPU", "GPU") if self.target == "cuda" else ("CPU",)
+        if any(resources.get(device, 0) < 1 for device in devices):
+            return False
+        if any(resources.get(name, 0) < amount for name, amount in self.resources.items()):
+            return False
+        return all(_is_selected(selector, labels.get(key)) for key, selector in self.labels.items())
+
+
+class Fleet(Section):
+    """Every kind of hardware that bundles are prepared on."""
+
+    hardware: Annotated[Frozen[Kind], Field(min_length=1)] = Field(description="Kinds, by name.")
+
+
+class _Named(Section):
+    """Checks the names apart: they become parts of paths."""
+
+    names: tuple[Name, ...]
+
+
+DEFAULT_FLEET = Fleet(hardware={target: Kind(target=target) for target in ("cpu", "cuda")})
+"""What holds without a file: any node is a `cpu`, any node with a GPU a `cuda`."""
+
+
+def _is_selected(selector: str, value: str | None) -> bool:
+    negated, inner = selector.startswith("!"), selector.removeprefix("!")
+    is_list = inner.startswith("in(")
+    wanted = [one.strip() for one in inner[3:-1].split(",")] if is_list else [inner]
+    return (value in wanted) != negated
+
+
+def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
+    """Reads the kinds of hardware.
+
+    Args:
+        path: The file; None for `fleet.yaml` beside the specs, or, where there is none, `DEFAULT_FLEET`.
+        configs: Folder of the specs.
+
+    Raises:
+        SpecError: The file cannot be read or is wrong; it tells every problem.
+    """
+    file = path or configs / FLEET_FILE
+    if path is None and not file.exists():
+        return DEFAULT_FLEET
+    try:
+        with open_regular(file) as stream:
+            text = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"cannot read the fleet: {file}\n  {error.strerror}", hint="ortprep prepare --fleet FILE"
+        ) from error
+    document = parse_yaml(text, file=str(file))
+    if document.problems:
+        raise build_error(document.problems)
+    return _parse(document)
+
+
+def _parse(document: Document) -> Fleet:
+    try:
+        data = json.dumps(document.data)
+        fleet = Fleet.model_validate_json(data, strict=True)
+        _Named.model_validate_json(json.dumps({"names": list(fleet.hardware)}), strict=True)
+    except ValidationError as error:
+        raise build_error(_problem(document, detail) for detail in error.errors(include_url=False)) from error
+    return fleet
+
+
+def _problem(document: Document, detail: Any) -> Problem:
+    place: Place = tuple(step for step in detail["loc"] if step != "[key]")
+    if place[:1] == ("names",):
+        place = ("hardware", list(document.data["hardware"])[int(place[1])])
+    texts = {
+        "missing": "missing",
+        "extra_forbidden": "unknown key; expected hardware, and in each kind target, labels and resources",
+        "value_error": str(detail.get("ctx", {}).get("error")),
+    }
+    text = texts.get(detail["type"], f"{detail['msg'].lower()}, got {shown(detail['input'])}")
+    return Problem(document.file, document.line_of(place), place, text)

@@ -1,0 +1,146 @@
+"""Laws of preparing where nodes and drivers die: what was done stays done, and the rest is done elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+
+from pipeline.bundle.verification import check_bundle
+from pipeline.graph.engine import Outcome
+from tests.cluster.building.conftest import FARM
+from tests.cluster.building.workshop import Recorder, Workshop
+from tests.cluster.serving.small_cluster import SmallCluster
+
+LONG = {"measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 1.0}}
+"""Measuring takes long enough to be interrupted."""
+
+
+def until(holds: Callable[[], object], *, within_s: float = 120) -> None:
+    limit = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+class Running:
+    """An order that is carried out in a thread."""
+
+    def __init__(self, workshop: Workshop, recorder: Recorder, **wanted: float) -> None:
+        self.outcome: Outcome | None = None
+
+        def run() -> None:
+            self.outcome = workshop.engine(**wanted).prepare(workshop.order(), recorder)
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def join(self) -> Outcome:
+        self._thread.join(240)
+        assert self.outcome is not None
+        return self.outcome
+
+
+def test_what_a_node_had_done_is_not_done_again_when_it_dies(
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+) -> None:
+    workshop.write_spec("net", **LONG)
+    running = Running(workshop, recorder)
+    until(lambda: "measure:net/cpu@farm" in recorder.tasks("started"))
+    placed = [node for node in farm.nodes if (Path(node.cache) / "cluster").exists()]
+    at_work = [node for node in placed if any((Path(node.cache) / "cluster" / "farm").glob("net"))]
+    assert len(at_work) == 1
+    farm.kill_node(at_work[0])
+    try:
+        outcome = running.join()
+    finally:
+        farm.add_node(cpus=2, labels=FARM)
+    assert outcome.done, outcome.errors
+    assert recorder.tasks("started").count("measure:net/cpu@farm") == 2
+    assert recorder.tasks("finished").count("measure:net/cpu@farm") == 1
+    # Of another node, whose disk has nothing: by its receipt in the store.
+    assert "optimize:net/cpu@farm" in recorder.tasks("current")
+    assert recorder.tasks("finished").count("optimize:net/cpu@farm") == 1
+    assert any("begun anew on node" in text for what, _, text in recorder.events if what == "said")
+    check_bundle(workshop.root / "artifacts" / "net")
+
+
+def test_a_second_driver_goes_on_where_the_first_was_killed(
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+) -> None:
+    workshop.write_spec("net", **LONG)
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "pipeline", "prepare", "--engine", "ray", "--address", address]
+    command += ["--store", str(workshop.store), "--configs", str(workshop.configs)]
+    command += ["--artifacts", str(workshop.root / "artifacts")]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ}
+    ) as driver:
+        assert driver.stderr is not None
+        for line in driver.stderr:
+            if line.startswith("done verify:net/portable@farm"):
+                break
+        os.killpg(driver.pid, signal.SIGKILL)
+    assert driver.returncode == -signal.SIGKILL
+    outcome = workshop.engine().prepare(workshop.order(), recorder)
+    assert outcome.done, outcome.errors
+    done_before = ["optimize:net/cpu@farm", "optimize:net/portable@farm", "verify:net/portable@farm"]
+    assert set(done_before) <= set(recorder.tasks("current"))
+    assert "measure:net/cpu@farm" in recorder.tasks("finished")
+    check_bundle(workshop.root / "artifacts" / "net")
+
+
+def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+) -> None:
+    last = farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
+    workshop.write_fleet({"last": {"target": "cpu", "labels": {"ortprep.io/last": "true"}}})
+    workshop.write_spec("net", **LONG)
+    running = Running(workshop, recorder, node_timeout_s=1.0)
+    until(lambda: "measure:net/cpu@last" in recorder.tasks("started"))
+    farm.kill_node(last)
+    outcome = running.join()
+    assert not outcome.done
+    assert "no node of kind last is left for net" in str(outcome.errors[0])
+    farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
+    again = Recorder()
+    assert workshop.engine().prepare(workshop.order(), again).done
+    assert "optimize:net/cpu@last" in again.tasks("current")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_again_and_again_is_told_as_such(
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+) -> None:
+    workshop.write_spec("net", **LONG)
+    running = Running(workshop, recorder, retries=1)
+    for _ in range(2):
+        until(lambda: bool(workers()))
+        time.sleep(1)
+        for pid in workers():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not workers())
+    outcome = running.join()
+    assert not outcome.done
+    assert "net@farm (last on node" in str(outcome.errors[0])
+
+
+def workers() -> list[int]:
+    """Returns the processes that run a cell."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if command.startswith((b"ray::run_cell", b"ray::net@")):
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,58 @@
+"""A spec travels with all that it names, and finds it again wherever it comes to lie."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cluster.building.spec_files import describe_spec, find_root, place_spec
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.accuracy import gate_key
+from pipeline.stages.inputs.fitting import calibration_key, samples_key
+
+
+def build(root: Path) -> ModelSpec:
+    for folder in ("samples/deep", "calibration", "team/configs"):
+        (root / folder).mkdir(parents=True)
+    np.savez(root / "samples" / "deep" / "a.npz", x=np.zeros(1))
+    np.savez(root / "calibration" / "b.npz", x=np.ones(1))
+    (root / "team" / "configs" / "metrics.py").write_text("def f(inputs, expected, got): return 1.0\n")
+    data = {
+        "name": "net",
+        "source": {"demo": "squeezenet"},
+        "samples": "../../samples/**/*.npz",
+        "convert": {
+            "precision": ["int8"],
+            "quantize": {"mode": "static", "calibration": {"samples": "../../calibration/*.npz"}},
+            "gate": {"metric": "metrics:f", "metric_at_least": 0.5},
+        },
+    }
+    return ModelSpec.model_validate(data).located_in(root / "team" / "configs", file="net.yaml")
+
+
+def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
+    spec = build(tmp_path / "home")
+    shipped = describe_spec(spec)
+    assert {entry.path for entry in shipped.files} == {
+        "samples/deep/a.npz",
+        "calibration/b.npz",
+        "team/configs/metrics.py",
+    }
+    away = tmp_path / "away"
+    for entry in shipped.files:
+        (away / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(find_root(spec) / entry.path, away / entry.path)
+    placed = place_spec(shipped, away)
+    assert placed.folder == away / "team" / "configs"
+    assert placed.model_dump() == spec.model_dump()
+    for key in (samples_key, calibration_key, gate_key):
+        assert key(placed) == key(spec)
+
+
+def test_a_spec_that_names_nothing_travels_alone(tmp_path: Path) -> None:
+    spec = ModelSpec.model_validate({"name": "net", "source": {"demo": "squeezenet"}})
+    shipped = describe_spec(spec.located_in(tmp_path, file="net.yaml"))
+    assert (shipped.place, shipped.files) == (".", ())
+    assert place_spec(shipped, tmp_path / "away").folder == tmp_path / "away"

@@ -1,0 +1,118 @@
+"""Laws of the work store, on a disk and on S3: what is read is what was written, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.verification import describe_files
+from pipeline.cluster.building.work_store import WorkStore
+from pipeline.errors import IntegrityError, NotPublishedError, RegistryError
+from pipeline.graph.receipts import RECEIPT_VERSION, Receipt
+from pipeline.stages.contract import TaskId
+from tests.registry.s3_server import BUCKET, s3_server
+
+TASK = TaskId("optimize", "cpu")
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture(params=["disk", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkStore:
+    if request.param == "s3":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        return WorkStore(f"s3://{BUCKET}/{tmp_path.name}", "net")
+    return WorkStore(str(tmp_path / "store"), "net")
+
+
+def receipt(folder: Path | None = None) -> Receipt:
+    files = () if folder is None else describe_files(folder, digest_file)
+    return Receipt(
+        RECEIPT_VERSION, str(TASK), {"a": 1}, files, {"b": [1, 2]}, "2026-01-01T00:00:00+00:00", 1.5
+    )
+
+
+def fill(folder: Path) -> Path:
+    (folder / "below").mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(b"graph")
+    (folder / "below" / "weights").write_bytes(bytes(range(256)) * 4096)
+    (folder / "twin").write_bytes(b"graph")
+    return folder
+
+
+def test_files_come_back_as_they_were_and_are_sent_once(store: WorkStore, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "left")
+    entries = receipt(folder).files
+    # Twins are one file.
+    assert store.upload_files(folder, entries) == 5 + 2**20
+    assert store.upload_files(folder, entries) == 0
+    assert store.fetch_files(tmp_path / "right", entries) == 10 + 2**20
+    assert describe_files(tmp_path / "right", digest_file) == entries
+
+
+def test_a_receipt_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) -> None:
+    assert store.read_receipt("cpu", TASK) is None
+    written = receipt(fill(tmp_path / "left"))
+    store.write_receipt("cpu", TASK, written)
+    assert store.read_receipt("cpu", TASK) == written
+    assert store.read_receipt("h100", TASK) is None
+    assert store.read_receipt("cpu", TaskId("optimize", "portable")) is None
+
+
+def test_what_is_lost_is_said_and_leaves_nothing_half_done(store: WorkStore, tmp_path: Path) -> None:
+    entries = receipt(fill(tmp_path / "left")).files
+    with pytest.raises(NotPublishedError):
+        store.fetch_files(tmp_path / "right", entries)
+    assert not (tmp_path / "right").exists()
+
+
+def test_a_file_that_is_not_as_described_is_not_kept(store: WorkStore, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "left")
+    entries = receipt(folder).files
+    (folder / "model.onnx").write_bytes(b"GRAPH")
+    with pytest.raises(IntegrityError):
+        store.upload_files(folder, [entry for entry in entries if entry.path == "model.onnx"])
+
+
+def test_other_bytes_in_the_store_are_found(tmp_path: Path) -> None:
+    store = WorkStore(str(tmp_path / "store"), "net")
+    folder = fill(tmp_path / "left")
+    entries = receipt(folder).files
+    store.upload_files(folder, entries)
+    for path in (tmp_path / "store" / "net" / "files").rglob("*"):
+        if path.is_file() and path.stat().st_size == 5:
+            path.write_bytes(b"GRAPH")
+    with pytest.raises(IntegrityError):
+        store.fetch_files(tmp_path / "right", entries)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": "9.0"}', "[]", '"x"'])
+def test_a_receipt_that_cannot_be_read_means_that_the_work_is_done_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "store" / "net" / "receipts" / "cpu" / "optimize-cpu.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert WorkStore(str(tmp_path / "store"), "net").read_receipt("cpu", TASK) is None
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", ""])
+def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
+    store = WorkStore(str(tmp_path / "store"), name)
+    with pytest.raises(RegistryError, match="no name in a store"):
+        store.read_receipt("cpu", TASK)
+    with pytest.raises(RegistryError, match="no name in a store"):
+        WorkStore(str(tmp_path / "store"), "net").write_receipt(name, TASK, receipt())
+
+
+def test_credentials_do_not_belong_into_its_url() -> None:
+    with pytest.raises(RegistryError, match="credentials in a store's URL") as caught:
+        WorkStore("ftp://me:secret@host/store", "net")
+    assert "secret" not in str(caught.value)

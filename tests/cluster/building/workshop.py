@@ -1,0 +1,95 @@
+"""Specs, an engine, and somebody who writes down what is told."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.cluster.building.engine import RayEngine
+from pipeline.graph.engine import Engine, Order
+from tests.models import conv_net, write_model
+
+QUICK: dict[str, Any] = {
+    "targets": ["cpu"],
+    "tune": {"max_trials": 0},
+    "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.05},
+}
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps everything."""
+
+    events: list[tuple[str, str, str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def _note(self, what: str, task: str, text: str = "") -> None:
+        with self.lock:
+            self.events.append((what, task, text))
+
+    def started(self, task: str) -> None:
+        self._note("started", task)
+
+    def said(self, task: str, line: str) -> None:
+        self._note("said", task, line)
+
+    def finished(self, task: str) -> None:
+        self._note("finished", task)
+
+    def current(self, task: str) -> None:
+        self._note("current", task)
+
+    def failed(self, task: str, message: str) -> None:
+        self._note("failed", task, message)
+
+    def skipped(self, task: str, message: str) -> None:
+        self._note("skipped", task, message)
+
+    def ended(self) -> None:
+        self._note("ended", "")
+
+    def tasks(self, what: str) -> list[str]:
+        with self.lock:
+            return [task for kind, task, _ in self.events if kind == what]
+
+
+class Workshop:
+    """Folders of a build.
+
+    Args:
+        root: Where they are made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.configs = root / "configs"
+        self.store = root / "store"
+        (root / "models").mkdir()
+        self.configs.mkdir()
+        self.write_fleet({"farm": {"target": "cpu", "labels": {"ortprep.io/farm": "true"}}})
+
+    def write_fleet(self, kinds: dict[str, Any]) -> None:
+        (self.configs / "fleet.yaml").write_text(yaml.safe_dump({"hardware": kinds}))
+
+    def write_spec(self, name: str, **sections: Any) -> None:
+        """Writes a spec of a small convolution net, with some sections of its own."""
+        write_model(conv_net(), self.root / "models" / f"{name}.onnx")
+        inputs = {"image": {"shapes": [[1, 3, 16, 16]]}}
+        own = {
+            "name": name,
+            "source": {"path": f"../models/{name}.onnx"},
+            "inputs": inputs,
+            **QUICK,
+            **sections,
+        }
+        (self.configs / f"{name}.yaml").write_text(yaml.safe_dump(own))
+
+    def order(self, *names: str, artifacts: str = "artifacts", **wanted: Any) -> Order:
+        return Order(configs=self.configs, artifacts=self.root / artifacts, names=names, **wanted)
+
+    def engine(self, **wanted: Any) -> Engine:
+        return RayEngine(store=str(self.store), **wanted)
