@@ -11,10 +11,16 @@ from bench.fleet.cell import Model
 from bench.fleet.outcome import Waste
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import Failures, Scenario
+from pipeline.cluster.building.cell import PUBLISHINGS
 from pipeline.registry.retries import ATTEMPTS, FIRST_PAUSE_S
 
-PATIENCE_S = FIRST_PAUSE_S * (2 ** (ATTEMPTS - 1) - 1)
-"""Seconds for which a registry's backend asks again, jitter apart, before it gives up."""
+
+def _pauses_s(attempts: int) -> float:
+    return FIRST_PAUSE_S * (2 ** (attempts - 1) - 1)
+
+
+PATIENCE_S = PUBLISHINGS * _pauses_s(ATTEMPTS) + _pauses_s(PUBLISHINGS)
+"""Seconds for which a cell asks again, jitter apart, before it gives up: its registry's backend each time."""
 
 _READS = ("GET", "HEAD", "list_", "read_", "find_")
 
