@@ -124,6 +124,12 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
         mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
             yield Connection(ray, mailbox, retries)
+        except ray.exceptions.RayError as error:
+            why = f"{type(error).__name__}\n  {str(error).splitlines()[0]}"
+            raise ClusterError(
+                f"the cluster does not answer any more: {why}",
+                hint="ray status   # then run it again: it goes on where it was broken off",
+            ) from error
         finally:
             ray.kill(mailbox)
     finally:

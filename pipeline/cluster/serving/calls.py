@@ -296,7 +296,7 @@ class PoolCalls:
     def _model(self, model: str | None) -> str:
         if model is None and len(self._signatures) == 1:
             return next(iter(self._signatures))
-        if model not in self._signatures:
+        if model is None or model not in self._signatures:
             got = "none" if model is None else repr(model)
             raise InvalidRequestError(
                 f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
