@@ -32,7 +32,7 @@ LOOK_AT_THE_MACHINE = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, has a file's tests share a process and its fixtures, as those above do."""
+    """With `-n 2 --dist loadgroup`, has a file's tests share a process and its fixtures; and those above."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

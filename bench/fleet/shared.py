@@ -11,12 +11,12 @@ from bench.fleet.cell import Model
 from bench.fleet.outcome import Waste
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import Failures, Scenario
-from pipeline.cluster.building.cell import PUBLISHINGS
+from pipeline.cluster.building.building_cell import PUBLISHINGS
 from pipeline.registry.retries import ATTEMPTS, FIRST_PAUSE_S
 
 
 def _pauses_s(attempts: int) -> float:
-    return FIRST_PAUSE_S * (2 ** (attempts - 1) - 1)
+    return sum(FIRST_PAUSE_S * 2.0**number for number in range(attempts - 1))
 
 
 PATIENCE_S = PUBLISHINGS * _pauses_s(ATTEMPTS) + _pauses_s(PUBLISHINGS)

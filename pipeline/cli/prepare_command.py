@@ -58,7 +58,9 @@ def prepare(
     ] = EngineName.DOIT,
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help=f"{_RAY}: the cluster; else $RAY_ADDRESS, else this machine."),
+        typer.Option(
+            metavar="HOST:PORT", help=f"{_RAY}: the cluster; else $RAY_ADDRESS, else this machine's."
+        ),
     ] = None,
     fleet: Annotated[
         Path | None,

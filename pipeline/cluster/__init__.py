@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from pipeline.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from pipeline.cluster.serving.pinning import pin_bundle
     from pipeline.cluster.serving.predictor import OnnxPredictor
@@ -28,7 +30,15 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise MissingExtraError(
+            f"Ray is not installed\n  expected it for {name}", hint="pip install 'ortprep[ray]'"
+        ) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -137,8 +137,7 @@ class Cache:
         path = self._file_path(entry.sha256)
         with self._lock(entry.sha256):
             if self._is_intact(path, entry):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
+                _mark_used(path)
                 report(entry.size_bytes)
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +265,7 @@ class Cache:
         for folder in (self.root / "files").iterdir():
             for path in folder.iterdir():
                 with contextlib.suppress(OSError):
-                    yield _Holder(path, (_inode(path),), path.stat().st_mtime, is_litter=False)
+                    yield _Holder(path, (_inode(path),), _used_s(path), is_litter=False)
 
 
 _kept: dict[Path, int] = {}
@@ -296,6 +295,17 @@ def _as_used(holders: list[_Holder]) -> list[_Holder]:
         for holder in holders
     )
     return sorted(later, key=lambda holder: holder.used_s)
+
+
+def _mark_used(path: Path) -> None:
+    """Notes that a file is used, and leaves its modification time: a bundle that shares it is being read."""
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+
+
+def _used_s(path: Path) -> float:
+    status = path.stat()
+    return max(status.st_atime, status.st_mtime)
 
 
 def _inode(path: Path) -> tuple[tuple[int, int], int]:

@@ -1,5 +1,7 @@
 """A folder on a disk or on a store that fsspec has a filesystem for: files appear whole or not at all.
 
+Beyond disks and object stores that rests on the filesystem: fsspec's own `mv` is a copy and a removal.
+
 What goes wrong is told as the registry's errors, after a few tries where another try may help.
 """
 
@@ -60,14 +62,16 @@ class FsspecFolder:
 
     Args:
         url: A path, or an fsspec URL.
+        called: What it is, for messages.
 
     Raises:
         RegistryError: No filesystem knows the URL's scheme.
         MissingExtraError: The filesystem's package is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, called: str = "registry") -> None:
         self.url = url
+        self._called = called
         self._filesystem, self._root = _resolve(url)
         protocol = self._filesystem.protocol
         self._protocols = frozenset({protocol} if isinstance(protocol, str) else protocol)
@@ -227,7 +231,7 @@ class FsspecFolder:
         where = f"{what} in {self.name}" if what else self.name
         reason = getattr(error, "strerror", None) or type(error).__name__
         if isinstance(error, FileNotFoundError):
-            return NotPublishedError(f"not in the registry: {where}")
+            return NotPublishedError(f"not in the {self._called}: {where}")
         if isinstance(error, PermissionError):
             return AccessDeniedError(
                 f"no permission: {where}\n  {reason}",
@@ -238,8 +242,8 @@ class FsspecFolder:
                 f"cannot write {where}\n  {reason}", hint=hint_of_os_error(error, self._root)
             )
         if self._is_local or isinstance(error, _FINAL):
-            return RegistryError(f"the registry failed: {where}\n  {reason}")
-        return RegistryUnavailableError(f"the registry failed: {where}\n  {reason}")
+            return RegistryError(f"the {self._called} failed: {where}\n  {reason}")
+        return RegistryUnavailableError(f"the {self._called} failed: {where}\n  {reason}")
 
 
 def _resolve(url: str) -> tuple[Any, str]:

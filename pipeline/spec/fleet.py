@@ -14,9 +14,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from pipeline.bundle.regular_file import open_regular
 from pipeline.errors import SpecError
@@ -27,6 +27,9 @@ from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
 
 FLEET_FILE = "fleet.yaml"
 """Where the kinds are told, beside the specs."""
+
+ANYWHERE = "anywhere"
+"""No kind of hardware: where it does not matter."""
 
 _LABEL_KEY = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -83,6 +86,14 @@ class Fleet(Section):
     """Every kind of hardware that bundles are prepared on."""
 
     hardware: Annotated[Frozen[Kind], Field(min_length=1)] = Field(description="Kinds, by name.")
+
+    @field_validator("hardware")
+    @classmethod
+    def _no_name_misleads(cls, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
+        for name, kind in kinds.items():
+            if name == ANYWHERE or (name in get_args(Target) and name != kind.target):
+                raise ValueError(f"expected another name: {name!r} means something else")
+        return kinds
 
 
 class _Named(Section):

@@ -82,6 +82,22 @@ def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path: Path
     assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
 
 
+def test_using_a_file_changes_nothing_that_a_job_which_reads_it_looks_at(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    path = cache.fetch_file(ENTRY, Source().open, ignore)
+    os.utime(path, (1, 1))
+    before = path.stat()
+    assert cache.fetch_file(ENTRY, Source().open, ignore) == path
+    after = path.stat()
+    assert (after.st_mtime_ns, after.st_size, after.st_ino) == (
+        before.st_mtime_ns,
+        before.st_size,
+        before.st_ino,
+    )
+    # But that it was used, and when.
+    assert after.st_atime > before.st_atime
+
+
 @pytest.mark.parametrize("data", [DATA[:-1], DATA + b"x", DATA * 400, b"", DATA[:-1] + b"?"])
 def test_other_bytes_are_never_kept(tmp_path: Path, data: bytes) -> None:
     if data == DATA:

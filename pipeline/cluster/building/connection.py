@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pipeline
 from pipeline.bundle.codec import decode, encode
 from pipeline.cluster.building.cell import Built, Cell
 from pipeline.cluster.building.events import Event
@@ -27,12 +29,14 @@ class Connection:
     Attributes:
         ray: The module, connected.
         mailbox: Handle of the actor that events are posted to.
-        retries: How often a cell is begun anew where its node or process died.
+        on_cpu: `run_cell` as Ray has it.
+        on_gpu: The same, in a process of its own each time.
     """
 
     ray: Any
     mailbox: Any
-    retries: int
+    on_cpu: Any
+    on_gpu: Any
 
     def list_nodes(self) -> tuple[Node, ...]:
         """Returns the nodes that are alive."""
@@ -44,17 +48,15 @@ class Connection:
 
     def hand_out(self, cell: Cell, wanted: Reservation) -> Ticket:
         """Has Ray run a cell on a node that fits, once there is room on one."""
-        remote = self.ray.remote(run_cell).options(
-            name=f"{cell.spec.data['name']}@{cell.kind}",
+        remote = (self.on_gpu if wanted.gpus else self.on_cpu).options(
+            name=cell.name,
             num_cpus=wanted.cpus,
             num_gpus=wanted.gpus,
             resources=dict(wanted.resources),
             label_selector=dict(wanted.labels),
-            max_retries=self.retries,
         )
-        return remote.remote(
-            json.dumps(encode(cell)), self.mailbox, logging.getLogger("pipeline").getEffectiveLevel()
-        )
+        level = logging.getLogger("pipeline").getEffectiveLevel()
+        return remote.remote(json.dumps(encode(cell)), cell.name, pipeline.__version__, self.mailbox, level)
 
     def wait(self, tickets: Sequence[Ticket], timeout_s: float) -> list[Ticket]:
         """Returns those that are done, after some seconds at the latest."""
@@ -70,9 +72,8 @@ class Connection:
         try:
             return decode(Built, json.loads(self.ray.get(ticket)))
         except self.ray.exceptions.RayError as error:
-            first = str(error).strip().splitlines()[0]
             raise ClusterError(
-                f"a build was broken off: {type(error).__name__}\n  {first}",
+                f"a build was broken off: {_describe(error)}",
                 hint="run it again: it goes on where it was broken off",
             ) from error
 
@@ -86,8 +87,9 @@ class Connection:
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
         """Ends cells that are not done."""
-        for ticket in tickets:
-            self.ray.cancel(ticket, force=True)
+        with suppress(self.ray.exceptions.RayError):
+            for ticket in tickets:
+                self.ray.cancel(ticket, force=True)
 
 
 @contextmanager
@@ -95,7 +97,8 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     """Yields a connection to a cluster; one that stood before is used and left standing.
 
     Args:
-        address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else a Ray of its own on this machine.
+        address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
+            else a Ray of its own on this machine.
         retries: How often a cell is begun anew where its node or process died.
 
     Raises:
@@ -121,13 +124,16 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
             ray.get_runtime_context().get_node_id(), soft=False
         )
         # The events of a build must not wait for room beside its work.
+        # Of one function, whose calls Ray serves in order.
+        on_cpu = ray.remote(max_retries=retries)(run_cell)
+        # CUDA_VISIBLE_DEVICES is another's next time, and CUDA has looked at it once.
+        on_gpu = ray.remote(max_retries=retries, max_calls=1)(run_cell)
         mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
-            yield Connection(ray, mailbox, retries)
+            yield Connection(ray, mailbox, on_cpu, on_gpu)
         except ray.exceptions.RayError as error:
-            why = f"{type(error).__name__}\n  {str(error).splitlines()[0]}"
             raise ClusterError(
-                f"the cluster does not answer any more: {why}",
+                f"the cluster does not answer any more: {_describe(error)}",
                 hint="ray status   # then run it again: it goes on where it was broken off",
             ) from error
         finally:
@@ -135,3 +141,10 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     finally:
         if is_ours:
             ray.shutdown()
+
+
+def _describe(error: Exception) -> str:
+    """Returns what went wrong as the first line of what Ray says, without the colours of a terminal."""
+    cause = getattr(error, "cause", None) or error
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(cause)).strip().splitlines()
+    return f"{type(cause).__name__}\n  {lines[0] if lines else 'without a word'}"

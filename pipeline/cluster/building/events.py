@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pipeline.errors
@@ -26,6 +27,17 @@ class Event:
 
 
 Tell = Callable[[Event], None]
+
+
+@contextmanager
+def told(name: str, tell: Tell) -> Iterator[None]:
+    """Tells that a task is started, and if it fails, why."""
+    tell(Event("started", name))
+    try:
+        yield
+    except PipelineError as error:
+        tell(Event("failed", name, str(error)))
+        raise
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,12 @@ class Reservation:
     labels: Mapping[str, str]
     resources: Mapping[str, float]
 
+    def fits(self, kind: Kind, node: Node) -> bool:
+        """Says whether a node of a kind has as much, taken or not."""
+        has = node.resources
+        enough = has.get("CPU", 0) >= self.cpus and has.get("GPU", 0) >= self.gpus
+        return enough and kind.fits(node.labels, has)
+
 
 @dataclass(frozen=True)
 class FleetPlan:
@@ -65,10 +71,12 @@ class FleetPlan:
 
     Attributes:
         shares: Every model on every kind of hardware that it is prepared for.
+        reservations: What a build takes of a node, by kind.
         left_out: What nodes lack and the user agreed to leave out, with the reason, by `MODEL on KIND`.
     """
 
     shares: tuple[Share, ...]
+    reservations: Mapping[str, Reservation]
     left_out: Mapping[str, str]
 
 
@@ -119,7 +127,8 @@ def plan_fleet(
         left_out |= {f"{spec.name} on {name}": "no node offers it" for name in lacking}
     if problems:
         raise _not_offered(problems, nodes)
-    return FleetPlan(tuple(shares), left_out)
+    reservations = {name: reserve(kinds[name], nodes) for name in kinds if offered[name]}
+    return FleetPlan(tuple(shares), reservations, left_out)
 
 
 def reserve(kind: Kind, nodes: Sequence[Node]) -> Reservation:
@@ -130,11 +139,11 @@ def reserve(kind: Kind, nodes: Sequence[Node]) -> Reservation:
 
     Args:
         kind: The kind.
-        nodes: Nodes that are there now.
+        nodes: Nodes that are there now, at least one of the kind.
     """
-    sizes = [node.resources.get("CPU", 0) for node in nodes if kind.fits(node.labels, node.resources)]
+    sizes = [node.resources["CPU"] for node in nodes if kind.fits(node.labels, node.resources)]
     is_gpu = kind.target == "cuda"
-    alone = max(1.0, float(int(min(sizes, default=1))))
+    alone = float(int(min(sizes)))
     return Reservation(
         cpus=1.0 if is_gpu else alone,
         gpus=1.0 if is_gpu else 0.0,

@@ -1,12 +1,14 @@
 """Where the nodes of a build meet: receipts and files of every stage, on any store that fsspec knows.
 
 STORE/NAME/receipts/KIND/TASK.json     what was done, written last
+STORE/NAME/sources/HEX.json            what was fetched: builds of two sources do not meet
 STORE/NAME/files/HE/HEX                files by digest: what stages and kinds share is there once
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +18,7 @@ from pipeline.bundle.codec import canonical_json, decode, encode
 from pipeline.bundle.digest import PREFIX
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.paths import is_safe_name, resolve_inside
-from pipeline.errors import BundleError, NotPublishedError, RegistryError
+from pipeline.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
 from pipeline.graph.receipts import RECEIPT_VERSION, Receipt
 from pipeline.registry.backend import Block
 from pipeline.registry.fsspec_folder import FsspecFolder
@@ -49,7 +51,7 @@ class WorkStore:
                 "  expected none: they would end up in logs and process lists",
                 hint="each filesystem takes them from its usual environment variables and files",
             )
-        self._folder = FsspecFolder(url)
+        self._folder = FsspecFolder(url, called="work store")
         self._model = model
 
     def read_receipt(self, kind: str, task: TaskId) -> Receipt | None:
@@ -58,15 +60,7 @@ class WorkStore:
         Raises:
             RegistryError: The store failed.
         """
-        try:
-            data = self._folder.read(self._receipt_path(kind, task), limit_bytes=MAX_RECEIPT_BYTES)
-        except NotPublishedError:
-            return None
-        try:
-            receipt = decode(Receipt, json.loads(data[:MAX_RECEIPT_BYTES]))
-        except (BundleError, ValueError):
-            return None
-        return receipt if receipt.schema_version == RECEIPT_VERSION else None
+        return self._read(self._receipt_path(kind, task))
 
     def write_receipt(self, kind: str, task: TaskId, receipt: Receipt) -> None:
         """Writes what is known of a task; its files have to be there before.
@@ -75,6 +69,48 @@ class WorkStore:
             RegistryError: The store failed.
         """
         self._folder.write(self._receipt_path(kind, task), canonical_json(encode(receipt)))
+
+    def delete_receipt(self, kind: str, task: TaskId) -> None:
+        """Forgets a task.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        self._folder.delete(self._receipt_path(kind, task))
+
+    def read_source(self, digest: str) -> Receipt | None:
+        """Returns the receipt of a source by the digest of its outcome, None if it is not there.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        return self._read(self._source_path(digest))
+
+    def write_source(self, digest: str, receipt: Receipt) -> None:
+        """Writes what was fetched; its files have to be there before.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        self._folder.write(self._source_path(digest), canonical_json(encode(receipt)))
+
+    def check_writable(self) -> None:
+        """Writes something and removes it.
+
+        Raises:
+            RegistryError: That cannot be done.
+        """
+        path = self._path("receipts", f"probe-{os.urandom(8).hex()}")
+        self._folder.write(path, b"")
+        self._folder.delete(path)
+
+    def has_files(self, entries: Sequence[FileEntry]) -> bool:
+        """Says whether files are there, going by their sizes.
+
+        Raises:
+            RegistryError: The store failed.
+        """
+        return all(self._folder.size_of(self._file_path(entry)) == entry.size_bytes for entry in entries)
 
     def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
         """Uploads those files of a folder that are not there yet, and returns the number of bytes sent.
@@ -110,11 +146,30 @@ class WorkStore:
     def _fetch(self, entry: FileEntry, folder: Path) -> None:
         path = resolve_inside(folder, entry.path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file, self._open(entry) as blocks:
-            copy_blocks(blocks, file, entry, ignore)
+        try:
+            with path.open("wb") as file, self._open(entry) as blocks:
+                copy_blocks(blocks, file, entry, ignore)
+        except IntegrityError:
+            # Of the right size, it would be taken for there by whoever wants to upload it again.
+            self._folder.delete(self._file_path(entry))
+            raise
 
     def _open(self, entry: FileEntry) -> AbstractContextManager[Iterator[Block]]:
         return self._folder.open(self._file_path(entry), 0, f"{entry.path} of {self._model}")
+
+    def _read(self, path: str) -> Receipt | None:
+        try:
+            data = self._folder.read(path, limit_bytes=MAX_RECEIPT_BYTES)
+        except NotPublishedError:
+            return None
+        try:
+            receipt = decode(Receipt, json.loads(data[:MAX_RECEIPT_BYTES]))
+        except (BundleError, ValueError, RecursionError):
+            return None
+        return receipt if receipt.schema_version == RECEIPT_VERSION else None
+
+    def _source_path(self, digest: str) -> str:
+        return self._path("sources", f"{digest.removeprefix(PREFIX)}.json")
 
     def _receipt_path(self, kind: str, task: TaskId) -> str:
         return self._path("receipts", kind, f"{str(task).replace('/', '-')}.json")

@@ -1,10 +1,12 @@
 """Bundles served by the nodes of a Ray cluster, which have nothing of the build.
 
 ray_session_pool   what jobs call
-calls              what a pool does beyond a single request: map, split, several models
 exchange           where callers and actors meet: futures and the ledger, under one lock
+inputs             a request's arrays until it is answered
 packing            which requests go into one actor call
 steward            the one thread that starts, watches and replaces actors, and follows the nodes
+checks             golden samples, run again
+roster             all actors, and what other threads ask of them
 hands              an actor as the steward knows it
 session_actor      what runs on a node: a process with the sessions of its models
 opened_model       a model in such a process

@@ -1,6 +1,7 @@
 """Sessions in processes of their own: one per device, fed through shared memory.
 
 session_pool    what jobs call
+calls           what a pool does beyond a single request, whatever its workers are
 requests        names, types and layout of what a caller hands over, checked
 exchange        where callers and workers meet: futures, memory and the ledger, under one lock
 ledger          which request is where: bookkeeping without processes, clock or memory

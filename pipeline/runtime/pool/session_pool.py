@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,18 +13,18 @@ import numpy as np
 
 from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import read_loader_config
-from pipeline.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.element_types import Array
+from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading import DigestPolicy, check_choice
-from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment
+from pipeline.runtime.pool.arena import Arena, Segment
+from pipeline.runtime.pool.calls import PoolCalls
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
 from pipeline.runtime.pool.devices import Device, resolve_devices
-from pipeline.runtime.pool.exchange import Answer, Exchange, Order, PoolFuture, Wires, WouldBlock
+from pipeline.runtime.pool.exchange import Exchange, Wires
 from pipeline.runtime.pool.loads import place_bundles
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.process import StartMethod
-from pipeline.runtime.pool.requests import IN_PLACE_BYTES, check_inputs, iterate_parts, read_signature
+from pipeline.runtime.pool.requests import IN_PLACE_BYTES, read_signature
 from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
 from pipeline.runtime.pool.supervisor import Rules, Supervisor
 from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
@@ -43,7 +39,7 @@ _GRACE_S = 10.0
 _LONG_COPY_BYTES = 2**20
 
 
-class SessionPool:
+class SessionPool(PoolCalls):
     """Sessions of one or several bundles, in a process per device that are all made ready at once.
 
     It may be used from many threads. Arrays go through shared memory: those from `empty`, and answers handed
@@ -156,6 +152,7 @@ class SessionPool:
         )
         self._supervisor = Supervisor(members, rules, make_exchange)
         self._exchange = self._supervisor.exchange
+        super().__init__(self._signatures, self._exchange)
         # The thread holds the supervisor and not this, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, self._supervisor.stop_soon)
         self._finalizer.atexit = False  # the supervisors' own, which waits
@@ -166,219 +163,8 @@ class SessionPool:
             self.close(drain=False)
             raise
 
-    def run(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        copy: bool = False,
-    ) -> Answer:
-        """Runs a model and returns its outputs by name, in the model's order.
-
-        Args:
-            inputs: Arrays by input name, of the model's types.
-            model: Which one, if the pool has several.
-            timeout_s: Seconds after which to give up; None waits as long as it takes.
-            retries: How often the request may be tried on another worker after one died of it.
-            copy: Whether large outputs too are to be arrays of their own.
-
-        Raises:
-            InvalidRequestError: The inputs are not the model's.
-            RunError: ONNX Runtime refused them.
-            RequestTimeoutError: The deadline passed.
-            WorkerDiedError: The worker died of it.
-            PoolClosedError: The pool was closed.
-            PoolError: There is no worker left for the model, or no shared memory.
-        """
-        order = Order(timeout_s=timeout_s, retries=retries, copies=copy)
-        return self._exchange.run(self._model(model), inputs, order)
-
-    def submit(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        copy: bool = False,
-    ) -> PoolFuture:
-        """Does what `run` does, and returns a future at once, or as soon as there is room.
-
-        Arrays that lie in shared memory are read when the model is run: leave them as they are until then.
-        Callbacks of the future are run on a thread of the pool and must not wait for it.
-
-        Raises:
-            InvalidRequestError: The inputs are not the model's.
-            RequestTimeoutError: There was no room before the deadline.
-            PoolClosedError: The pool is closed.
-            PoolError: There is no worker left for the model, or no shared memory.
-        """
-        order = Order(timeout_s=timeout_s, retries=retries, copies=copy)
-        return self._exchange.submit(self._model(model), inputs, order)
-
-    async def arun(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        copy: bool = False,
-    ) -> Answer:
-        """Does what `run` does, for asyncio; cancelling it takes the request back if no worker has it.
-
-        Raises:
-            PoolError: As `run`.
-        """
-        name = self._model(model)
-        order = Order(timeout_s, retries, copies=copy, may_wait=False, begun=time.monotonic())
-        is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
-        try:
-            future = self._exchange.submit(name, inputs, order) if is_small else None
-        except WouldBlock:
-            future = None
-        if future is None:  # the loop must not wait, be it for room or for a long copy
-            order.may_wait = True
-            future = await asyncio.to_thread(self._exchange.submit, name, inputs, order)
-        return await asyncio.wrap_future(future)
-
-    def map(
-        self,
-        batches: Iterable[Mapping[str, Any]],
-        *,
-        model: str | None = None,
-        ordered: bool = True,
-        in_flight: int | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        copy: bool = False,
-    ) -> Iterator[Answer]:
-        """Runs many requests, a bounded number at a time, and yields their answers.
-
-        Args:
-            batches: Inputs of each; read as answers are taken, so it may be endless.
-            model: Which model.
-            ordered: Whether answers come in the order of their requests, or as they are ready.
-            in_flight: Most requests at a time; None for four per worker.
-            timeout_s: Of each request.
-            retries: Of each request.
-            copy: As in `run`.
-
-        Raises:
-            PoolError: As `run`, at the request it concerns; those begun after it are taken back.
-        """
-        name = self._model(model)
-        most = in_flight or max(8, 4 * len(self._supervisor.members))
-        futures: deque[PoolFuture] = deque()
-        try:
-            for batch in batches:
-                while True:
-                    order = Order(timeout_s, retries, copies=copy, may_wait=not futures)
-                    try:
-                        futures.append(self._exchange.submit(name, batch, order))
-                        break
-                    except (WouldBlock, NoRoomError):
-                        if not futures:
-                            raise
-                    # There is no room, which may be for the answers that wait here.
-                    yield _take(futures, ordered=ordered)
-                if len(futures) >= most:
-                    yield _take(futures, ordered=ordered)
-            while futures:
-                yield _take(futures, ordered=ordered)
-        finally:
-            for future in futures:
-                future.cancel()
-
-    def run_split(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        parts: int | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> Answer:
-        """Cuts a batch along the first axis, runs the parts on all workers at once, and joins the answers.
-
-        Args:
-            inputs: Arrays by input name, all of one length along the first axis.
-            model: Which model.
-            parts: How many; None for one per worker that serves the model.
-            timeout_s: Of each part.
-            retries: Of each part.
-
-        Returns:
-            Outputs by name, the parts one after the other along the first axis, as arrays of their own.
-
-        Raises:
-            InvalidRequestError: The inputs cannot be cut.
-            PoolError: An output has no axis that grows with the batch, or as `run`.
-        """
-        name = self._model(model)
-        arrays = dict(
-            zip(self._signatures[name].inputs, check_inputs(self._signatures[name], inputs), strict=True)
-        )
-        lengths = {array.shape[0] if array.ndim else None for array in arrays.values()}
-        count = next(iter(lengths)) if len(lengths) == 1 else None
-        if count is None or count == 0:
-            shapes = {key: array.shape for key, array in arrays.items()}
-            raise InvalidRequestError(
-                f"cannot split a batch of {name}\n  expected equal lengths, got {shapes}"
-            )
-        workers = sum(name in member.models for member in self._supervisor.members)
-        slices = list(iterate_parts(count, parts or workers))
-        pieces = [{key: array[piece] for key, array in arrays.items()} for piece in slices]
-        answers = list(
-            self.map(pieces, model=name, in_flight=len(pieces), timeout_s=timeout_s, retries=retries)
-        )
-        return {
-            output: _join(name, output, [answer[output] for answer in answers], slices)
-            for output in answers[0]
-        }
-
-    def run_all(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        models: Sequence[str] | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> dict[str, Answer]:
-        """Runs several models on one input at once, each on those of the inputs that it has.
-
-        Args:
-            inputs: Arrays by input name; large ones are put into shared memory once for all.
-            models: Which; None for all of the pool.
-            timeout_s: Of each run.
-            retries: Of each run.
-
-        Returns:
-            Outputs by model.
-
-        Raises:
-            InvalidRequestError: No model has an input of some name.
-            PoolError: As `run`.
-        """
-        names = [self._model(name) for name in (models or self._signatures)]
-        unknown = [key for key in inputs if not any(key in self._signatures[name].inputs for name in names)]
-        if unknown:
-            raise InvalidRequestError(f"wrong inputs\n  expected those of {', '.join(names)}, got {unknown}")
-        shared: dict[str, Any] = {}
-        for key, value in inputs.items():
-            takers = [name for name in names if key in self._signatures[name].inputs]
-            shared[key] = self._share(takers[0], key, value, timeout_s) if len(takers) > 1 else value
-        futures: dict[str, PoolFuture] = {}
-        try:
-            for name in names:
-                own = {key: shared[key] for key in self._signatures[name].inputs if key in shared}
-                futures[name] = self.submit(own, model=name, timeout_s=timeout_s, retries=retries)
-            return {name: future.result() for name, future in futures.items()}
-        finally:
-            for future in futures.values():
-                future.cancel()
+    def _count_workers(self, model: str | None = None) -> int:
+        return sum(model is None or model in member.models for member in self._supervisor.members)
 
     def _share(self, model: str, name: str, value: Any, timeout_s: float | None) -> Any:
         array = np.asarray(value)
@@ -392,31 +178,6 @@ class SessionPool:
         with self._exchange.changed:
             self._exchange.copied.in_bytes += array.nbytes
         return place
-
-    def empty(
-        self, name: str, shape: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
-    ) -> Array:
-        """Returns an array in shared memory for an input, to be filled in place: no copy is made of it.
-
-        Args:
-            name: The input.
-            shape: One size per axis. Slices of it along the first axis can be handed over too.
-            model: Which model.
-            timeout_s: Seconds to wait for memory; None as long as it takes.
-
-        Raises:
-            InvalidRequestError: The model has no such input, or the shape is none.
-            RequestTimeoutError: There was no memory before the deadline.
-            PoolError: All memory is held by arrays in use, or the pool is closed.
-        """
-        model = self._model(model)
-        if name not in self._signatures[model].inputs:
-            expected = ", ".join(self._signatures[model].inputs)
-            raise InvalidRequestError(f"{model} has no input {name!r}\n  expected one of {expected}")
-        sizes = tuple(int(size) for size in shape)
-        if any(size < 0 for size in sizes):
-            raise InvalidRequestError(f"bad shape\n  expected sizes from 0, got {list(shape)}")
-        return self._exchange.empty(model, name, sizes, Order(timeout_s=timeout_s))
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
         """Has every ready worker run its golden samples again; one that answers wrongly is replaced.
@@ -448,11 +209,6 @@ class SessionPool:
         """Returns what the pool and its workers are doing."""
         return self._supervisor.stats()
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models."""
-        return tuple(self._signatures)
-
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Takes no more requests, and ends the workers and removes the shared memory.
 
@@ -480,36 +236,6 @@ class SessionPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(drain=kind is None)
-
-    def _model(self, model: str | None) -> str:
-        if model is None and len(self._signatures) == 1:
-            return next(iter(self._signatures))
-        if model not in self._signatures:
-            got = "none" if model is None else repr(model)
-            raise InvalidRequestError(
-                f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
-            )
-        return model
-
-
-def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
-    if ordered:
-        return futures.popleft().result()
-    done, _ = wait(futures, return_when=FIRST_COMPLETED)
-    future = next(future for future in futures if future in done)
-    futures.remove(future)
-    return future.result()
-
-
-def _join(model: str, output: str, parts: list[Array], slices: list[slice]) -> Array:
-    for part, piece in zip(parts, slices, strict=True):
-        if part.ndim == 0 or part.shape[0] != piece.stop - piece.start:
-            raise PoolError(
-                f"output {output!r} of {model} cannot be put together\n"
-                f"  expected {piece.stop - piece.start} along the first axis, got shape {list(part.shape)}",
-                hint="run() takes the whole batch",
-            )
-    return np.concatenate(parts)
 
 
 def _name_bundles(

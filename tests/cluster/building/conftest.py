@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.building.workshop import Recorder, Workshop
-from tests.cluster.serving.small_cluster import SmallCluster
+from tests.cluster.small_cluster import SmallCluster
 
 FARM = {"ortprep.io/farm": "true"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
     with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
         yield small
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def farm(cluster: SmallCluster) -> SmallCluster:
     """The cluster with two nodes that build, beside those that serve."""
     for _ in range(2):

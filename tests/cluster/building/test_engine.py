@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from pipeline.bundle.manifest import read_manifest
 from pipeline.bundle.verification import check_bundle
-from pipeline.errors import SpecError
+from pipeline.cluster.building.engine import RayEngine
+from pipeline.errors import RegistryError, SpecError
 from pipeline.graph.doit_engine import DoitEngine
 from pipeline.registry.catalogue import open_catalogue
 from pipeline.runtime import load
+from pipeline.spec.fleet import Kind
 from tests.cluster.building.workshop import Recorder, Workshop
-from tests.cluster.serving.small_cluster import SmallCluster
+from tests.cluster.small_cluster import SmallCluster
+from tests.file_server import serve
 
 METRIC = """
 def agreement(inputs, expected, got):
@@ -121,7 +125,62 @@ def test_a_kind_without_a_node_is_told_before_anything_is_begun(
     with pytest.raises(SpecError, match=r"net on none: expected a node with ortprep\.io/none=true, got none"):
         workshop.engine().prepare(workshop.order(), recorder)
     assert not recorder.events
-    assert not workshop.store.exists()
+    assert not [path for path in workshop.store.rglob("*") if path.is_file()]
+
+
+def test_a_model_from_elsewhere_is_fetched_by_a_node_and_stays_in_the_registry_where_that_is_wanted(
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+) -> None:
+    with serve() as server:
+        workshop.write_spec("net", source={"url": f"{server.url}/net.onnx"})
+        server.files["/net.onnx"] = (workshop.root / "models" / "net.onnx").read_bytes()
+        outcome = workshop.engine(collect=False).prepare(workshop.order(), recorder)
+    assert outcome.done, outcome.errors
+    assert "fetch:net" in recorder.tasks("finished")
+    assert not (workshop.root / "artifacts" / "net").exists()
+    with open_catalogue(str(workshop.store / "registry")) as catalogue:
+        assert len(catalogue.read_state("net").parts) == 1
+
+
+def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
+    farm.add_node(cpus=1, labels={"ortprep.io/x": "a", "ortprep.io/selected": "true"})
+    farm.add_node(cpus=1, labels={"ortprep.io/selected": "true"})
+    nodes = {one["NodeID"]: one["Labels"] for one in ray.nodes() if "ortprep.io/selected" in one["Labels"]}
+
+    @ray.remote(num_cpus=1)
+    def where() -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    for selector in ("a", "!a", "in(a, b)", "!in(a, b)", "in(b)", "!b", "b"):
+        kind = Kind(target="cpu", labels={"ortprep.io/x": selector, "ortprep.io/selected": "true"})
+        fitting = {name for name, labels in nodes.items() if kind.fits(labels, {"CPU": 1})}
+        asked = [where.options(label_selector=dict(kind.labels)).remote() for _ in range(3)]
+        done, waiting = ray.wait(asked, num_returns=3, timeout=20 if fitting else 1)
+        assert bool(waiting) is not bool(fitting), selector
+        assert set(ray.get(done)) <= fitting
+        for one in waiting:
+            ray.cancel(one, force=True)
+
+
+def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = RayEngine(store="store", registry="registry")
+    assert engine.worked_in == str(tmp_path / "store" / "work")
+    assert engine.published_to == str(tmp_path / "registry")
+    assert RayEngine(store="s3://bucket/x/").published_to == "s3://bucket/x/registry"
+
+
+def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(
+    workshop: Workshop, recorder: Recorder
+) -> None:
+    workshop.write_spec("net")
+    workshop.store.write_text("a file")
+    with pytest.raises(RegistryError):
+        workshop.engine().prepare(workshop.order(), recorder)
+    workshop.store.unlink()
+    with pytest.raises(RegistryError, match="credentials"):
+        workshop.engine(registry="oci://me:secret@host/x").prepare(workshop.order(), recorder)
+    assert not recorder.events
 
 
 def test_what_fails_names_where_and_the_others_go_on(

@@ -18,7 +18,7 @@ from pipeline.bundle.verification import check_bundle
 from pipeline.graph.engine import Outcome
 from tests.cluster.building.conftest import FARM
 from tests.cluster.building.workshop import Recorder, Workshop
-from tests.cluster.serving.small_cluster import SmallCluster
+from tests.cluster.small_cluster import SmallCluster
 
 LONG = {"measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 1.0}}
 """Measuring takes long enough to be interrupted."""

@@ -1,0 +1,360 @@
+"""What does serving on a Ray cluster cost beside serving without one? `python -m bench.ray_serving`.
+
+Small requests to `RaySessionPool` on one node, beside `SessionPool` and beside calls of a Ray actor that does
+nothing; and a dataset of 10,000 images through `OnnxPredictor`, beside a loop over the same batches with the
+same session, and beside Ray Data with a class that does nothing. Every round is a fresh process, and a Ray
+cluster of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.machine import describe_machine
+from bench.models import prepare_command
+from bench.pool import blocking, windowed
+from pipeline.errors import PipelineError, StageError
+from pipeline.runtime.child import run_child
+
+GOALS = {
+    "small_window": ("<=", 1.5),
+    "small_threads": ("<=", 1.5),
+    "small_one_at_a_time": ("<=", 1.5),
+    "dataset_rate": (">=", 0.9),
+}
+"""What each figure is to reach. Of small requests: what one costs, divided by what `SessionPool`'s costs and
+a bare actor call together. Of the dataset: rows a second by `OnnxPredictor`, start-up included, divided by
+those of the loop by hand, its load included."""
+
+SMALL = (1, 1024)
+REQUESTS = 4000
+ROWS = 10_000
+BATCH = 64
+IMAGE = (3, 224, 224)
+
+Array = NDArray[np.float32]
+
+
+_NEGATION = """\
+name: negation
+source: {path: negation.onnx}
+inputs: {x: {shapes: [[1, 1024]]}}
+targets: [cpu]
+runtime: {intra_op_num_threads: 1}
+tune: {max_trials: 0}
+measure: {rounds: 3, cold_rounds: 0, steady_s: 0.1}
+"""
+
+
+def prepare_negation(artifacts: Path) -> Path:
+    """Builds the bundle of a model that does next to nothing, and returns its folder.
+
+    Raises:
+        StageError: The command failed.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    configs = artifacts / "configs-ray"
+    configs.mkdir(parents=True, exist_ok=True)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "n"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negation", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, configs / "negation.onnx")
+    (configs / "negation.yaml").write_text(_NEGATION, encoding="utf-8")
+    command = prepare_command(configs, artifacts, ["negation"])
+    if subprocess.run(command, check=False).returncode:
+        raise StageError("cannot prepare the benchmark's model", hint=" ".join(command))
+    return artifacts / "negation"
+
+
+@contextmanager
+def ray_of_one_node() -> Iterator[Any]:
+    """A cluster that is this machine alone, with two processors."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    store = 2 * 2**30
+    # Not the cluster that somebody else may have running here.
+    ray.init("local", num_cpus=2, object_store_memory=store, include_dashboard=False, log_to_driver=False)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+# Small requests.
+
+
+class Echo:
+    """An actor that does nothing."""
+
+    def run(self, x: Array) -> Array:
+        """Returns what it got."""
+        return x
+
+
+def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs in a child: the same small requests in three ways, in turn.
+
+    Args:
+        request: `bundle`, `requests`, `rounds`.
+
+    Returns:
+        Microseconds per request, by how they are made and by way, a list each.
+    """
+    from pipeline.cluster import RaySessionPool
+    from pipeline.runtime import SessionPool
+
+    x, requests = np.ones(SMALL, np.float32), request["requests"]
+    with (
+        ray_of_one_node() as ray,
+        SessionPool(request["bundle"], devices="cpu", threads=1) as local,
+        RaySessionPool(request["bundle"], cpus_per_worker=1) as pool,
+    ):
+        echo = ray.remote(num_cpus=1)(Echo).remote()
+        ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            "session_pool": (lambda: local.submit({"x": x}), lambda: local.run({"x": x})),
+            "bare_actor": (
+                lambda: echo.run.remote(x).future(),
+                lambda: ray.get(echo.run.remote(x)),
+            ),
+            "ray_session_pool": (lambda: pool.submit({"x": x}), lambda: pool.run({"x": x})),
+        }
+        kinds: dict[str, Callable[[Callable[[], Any], Callable[[], Any]], float]] = {
+            "window": lambda submit, _: windowed(submit, requests, 64),
+            "threads": lambda _, call: blocking(call, requests, 16),
+            "one_at_a_time": lambda _, call: blocking(call, requests // 4, 1) * 4,
+        }
+        for submit, call in ways.values():
+            windowed(submit, 500, 64)
+            blocking(call, 100, 1)
+        found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in ways} for kind in kinds}
+        for _ in range(request["rounds"]):
+            for kind, measure in kinds.items():
+                for way, (submit, call) in ways.items():
+                    found[kind][way].append(measure(submit, call) / requests * 1e6)
+    return found
+
+
+# A dataset.
+
+
+@functools.cache
+def _some_images() -> Array:
+    return np.random.default_rng(0).random((64, *IMAGE), np.float32)
+
+
+def make_images(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the images of some rows, by hand and in the dataset alike."""
+    return {"data_0": _some_images()[np.asarray(batch["id"]) % 64]}
+
+
+class Nothing:
+    """Answers without a model."""
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns an answer of the size of the model's."""
+        return {"softmaxout_1": np.zeros((len(batch["data_0"]), 1000, 1, 1), np.float32)}
+
+
+def classify_by_hand(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs in a child: a loop over the batches.
+
+    Args:
+        request: `bundle`, `rows`.
+    """
+    from pipeline.cluster.serving.opened_model import Opening, open_model
+
+    started = time.perf_counter()
+    opening = Opening(bundle=request["bundle"], threads=1, may_spin=False)
+    session = open_model("", opening).session
+    (name,) = (output.name for output in session.get_outputs())
+    marks, total = [], 0.0
+    for begin in range(0, request["rows"], BATCH):
+        images = make_images({"id": np.arange(begin, min(begin + BATCH, request["rows"]))})["data_0"]
+        answers = [session.run([name], {"data_0": images[n : n + 1]})[0] for n in range(len(images))]
+        total += _sum_up(np.concatenate(answers))
+        marks.append((time.perf_counter(), len(images)))
+    return _describe_run(started, marks, total)
+
+
+def classify_dataset(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs in a child: the same rows through Ray Data.
+
+    Args:
+        request: `bundle`, `rows`; `bundle` is None for a class that does nothing.
+    """
+    from pipeline.cluster import OnnxPredictor
+
+    with ray_of_one_node() as ray:
+        import ray.data as data
+
+        data.DataContext.get_current().enable_progress_bars = False
+        del ray
+        started = time.perf_counter()
+        # Ray Data has the images made by the actor that has the model, as the loop makes them by hand.
+        images = data.range(request["rows"], override_num_blocks=50).map_batches(
+            make_images, batch_size=BATCH
+        )
+        model: Any = Nothing if request["bundle"] is None else OnnxPredictor
+        arguments = None if request["bundle"] is None else {"bundle": request["bundle"], "threads": 1}
+        answers = images.map_batches(
+            model, fn_constructor_kwargs=arguments, batch_size=BATCH, concurrency=1, num_cpus=1
+        )
+        marks, total = [], 0.0
+        for batch in answers.iter_batches(batch_size=BATCH):
+            total += _sum_up(batch["softmaxout_1"])
+            marks.append((time.perf_counter(), len(batch["softmaxout_1"])))
+    return _describe_run(started, marks, total)
+
+
+def _sum_up(answers: Array) -> float:
+    """Returns a number that depends on every answer, where their sums are all 1."""
+    rows = answers.reshape(len(answers), -1)
+    return float((rows.astype(np.float64) @ np.arange(rows.shape[1])).sum())
+
+
+def _describe_run(started: float, marks: Sequence[tuple[float, int]], total: float) -> dict[str, Any]:
+    rows = sum(count for _, count in marks)
+    seconds, first_s = marks[-1][0] - started, marks[0][0] - started
+    steady_s = marks[-1][0] - marks[0][0]
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "first_batch_s": first_s,
+        "rows_per_s": rows / seconds,
+        "rows_per_s_after_the_first_batch": (rows - marks[0][1]) / steady_s,
+        "checksum": total,
+    }
+
+
+# All of it.
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    ordered = sorted(values)
+    low, middle, high = quantiles(ordered, n=4) if len(ordered) > 1 else ordered * 3
+    del middle
+    return {"median": median(ordered), "quartiles": [low, high], "values": list(values)}
+
+
+def collect_small(bundle: Path, processes: int) -> dict[str, Any]:
+    """Measures small requests in fresh processes."""
+    request = {"bundle": str(bundle), "requests": REQUESTS, "rounds": 3}
+    found = [
+        run_child("bench.ray_serving:measure_small", request, timeout_s=900).value for _ in range(processes)
+    ]
+    report: dict[str, Any] = {}
+    for kind in found[0]:
+        ways = {way: [value for one in found for value in one[kind][way]] for way in found[0][kind]}
+        both = [p + b for p, b in zip(ways["session_pool"], ways["bare_actor"], strict=True)]
+        report[kind] = {
+            "us_per_request": {way: _spread(values) for way, values in ways.items()},
+            "of_pool_and_actor": median(r / s for r, s in zip(ways["ray_session_pool"], both, strict=True)),
+            "of_bare_actor": median(
+                r / b for r, b in zip(ways["ray_session_pool"], ways["bare_actor"], strict=True)
+            ),
+        }
+    return report
+
+
+def collect_dataset(bundle: Path, rounds: int, rows: int) -> dict[str, Any]:
+    """Measures a dataset in fresh processes, the ways in turn."""
+    ways = {
+        "by_hand": ("classify_by_hand", str(bundle)),
+        "predictor": ("classify_dataset", str(bundle)),
+        "nothing": ("classify_dataset", None),
+    }
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, (function, path) in ways.items():
+            request = {"bundle": path, "rows": rows}
+            found[way].append(run_child(f"bench.ray_serving:{function}", request, timeout_s=1800).value)
+    hand, ray = found["by_hand"], found["predictor"]
+    key = "rows_per_s_after_the_first_batch"
+    return {
+        "rows": rows,
+        "batch": BATCH,
+        "runs": found,
+        "rate_ratio": median(r["rows_per_s"] / h["rows_per_s"] for r, h in zip(ray, hand, strict=True)),
+        "rate_ratio_after_the_first_batch": median(r[key] / h[key] for r, h in zip(ray, hand, strict=True)),
+        "largest_difference_of_checksums": max(
+            abs(r["checksum"] - h["checksum"]) for r, h in zip(ray, hand, strict=True)
+        ),
+    }
+
+
+def is_reached(name: str, value: float) -> bool:
+    """Says whether a figure is what it is to be."""
+    sign, goal = GOALS[name]
+    return value >= goal if sign == ">=" else value <= goal
+
+
+def measure(artifacts: Path, model: Path, *, processes: int, rounds: int, rows: int) -> dict[str, Any]:
+    """Measures everything."""
+    small = collect_small(prepare_negation(artifacts), processes)
+    dataset = collect_dataset(model, rounds, rows)
+    figures = {f"small_{kind}": small[kind]["of_pool_and_actor"] for kind in small}
+    figures["dataset_rate"] = dataset["rate_ratio"]
+    import ray
+
+    return {
+        "question": "what does serving on a Ray cluster cost beside serving without one?",
+        "machine": {**describe_machine(), "ray": ray.__version__},
+        "goals": {name: f"{sign} {value:g}" for name, (sign, value) in GOALS.items()},
+        "figures": figures,
+        "missed": [name for name, value in figures.items() if not is_reached(name, value)],
+        "small": small,
+        "dataset": dataset,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and reports; returns 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ray_serving", description=__doc__)
+    parser.add_argument("--processes", type=int, default=3, choices=range(1, 20), metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, choices=range(1, 20), metavar="N", help="datasets")
+    parser.add_argument("--rows", type=int, default=ROWS, metavar="N")
+    parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument(
+        "--model", type=Path, default=Path("artifacts/squeezenet"), help="a prepared SqueezeNet"
+    )
+    parser.add_argument("--out", type=Path, help="write everything to this JSON file")
+    options = parser.parse_args(arguments)
+    try:
+        report = measure(
+            options.artifacts.absolute(),
+            options.model.absolute(),
+            processes=options.processes,
+            rounds=options.rounds,
+            rows=options.rows,
+        )
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for name, value in report["figures"].items():
+        verdict = "reached" if is_reached(name, value) else "MISSED"
+        print(f"{name:<24} {value:>10.3g}   goal {report['goals'][name]:<8} {verdict}")
+    return 1 if report["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Every stage of a cell on the node that has its hardware, then publishing. Knows no Ray.
+
+What another node has done is taken from the work store by receipt; only what a stage reads is fetched. So a
+build goes on wherever the last one was broken off, on whatever node of the kind: if that node is another
+make of machine, keys differ, and what depends on the machine is done again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.bundle.digest import DigestCache
+from pipeline.cluster.building.cell import PACKAGE, Built, Cell, Moved
+from pipeline.cluster.building.events import Event, Failure, Tell, told
+from pipeline.cluster.building.fetching import place_tasks
+from pipeline.cluster.building.work_store import WorkStore
+from pipeline.errors import ClusterError, IntegrityError, NotPublishedError, PipelineError
+from pipeline.graph.execution import Task, run_on_device, why_other
+from pipeline.graph.receipts import Receipt, changed_files, read_receipt, write_receipt
+from pipeline.registry.catalogue import open_catalogue
+from pipeline.registry.publishing import publish
+from pipeline.registry.retries import with_retries
+from pipeline.stages.contract import TaskId
+
+PUBLISHINGS = 8
+"""How often a cell publishes where the registry refuses it for its load: for three quarters of a minute."""
+
+_PUBLISHED = "published"
+"""Key of the packaging's receipt that says which part of which registry it became."""
+
+
+def build_cell(cell: Cell, folder: Path, tell: Tell) -> Built:
+    """Runs every stage that is not up to date, and publishes the bundle.
+
+    Args:
+        cell: What to do; the model was fetched already.
+        folder: Where to work.
+        tell: Told how it goes.
+
+    Raises:
+        ClusterError: What was fetched is not in the store any more.
+        RegistryError: The store failed before anything could be done.
+    """
+    return _Builder(cell, WorkStore(cell.store, cell.model), folder, tell).build()
+
+
+class _Builder:
+    """One cell, under way."""
+
+    def __init__(self, cell: Cell, store: WorkStore, folder: Path, tell: Tell) -> None:
+        self._cell, self._store, self._folder, self._tell = cell, store, folder, tell
+        self._cache = DigestCache()
+        self._tasks: dict[TaskId, Task] = {}
+        self._part: str | None = None
+        self._stored = self._fetched = self._published = 0
+
+    def build(self) -> Built:
+        first, *tasks = place_tasks(self._cell, self._store, self._folder)
+        source = self._store.read_source(self._cell.source)
+        if source is None:
+            raise self._lost(first.id)
+        write_receipt(first.receipt, source)
+        self._tasks = {task.id: task for task in tasks}
+        failures: list[Failure] = []
+        undone: set[TaskId] = set()
+        for task in tasks:
+            if undone.intersection(task.requires):
+                undone.add(task.id)
+                self._tell(Event("skipped", self._name(task)))
+                continue
+            try:
+                with told(self._name(task), self._tell):
+                    self._do(task)
+            except PipelineError as error:
+                undone.add(task.id)
+                failures.append(Failure.of(error))
+        moved = Moved(self._stored, self._fetched, self._published)
+        return Built(None if failures else self._part, None, tuple(failures), moved)
+
+    def _do(self, task: Task) -> None:
+        known = self._learn(task)
+        if known is not None and self._is_current(task, known):
+            self._tell(Event("current", self._name(task)))
+            return
+        for required in task.requires:
+            self._restore(task, required)
+        run_on_device(
+            task, cache=self._cache, say=lambda line: self._tell(Event("said", self._name(task), line))
+        )
+        receipt = read_receipt(task.receipt)
+        assert receipt is not None
+        if task.id == PACKAGE:
+            receipt = self._publish(task, receipt)
+        else:
+            self._stored += self._store.upload_files(task.folder, receipt.files)
+        self._store.write_receipt(self._cell.kind, task.id, receipt)
+        self._tell(Event("finished", self._name(task)))
+
+    def _learn(self, task: Task) -> Receipt | None:
+        """Takes over what the store knows of a task, unless this node has done it since, and was killed."""
+        known = self._store.read_receipt(self._cell.kind, task.id)
+        own = read_receipt(task.receipt)
+        if known is not None and (own is None or (not _same(own, known) and why_other(task))):
+            write_receipt(task.receipt, known)
+        return known
+
+    def _is_current(self, task: Task, known: Receipt) -> bool:
+        own = read_receipt(task.receipt)
+        if own is None or not _same(own, known) or why_other(task):
+            return False
+        if task.id != PACKAGE:
+            return True
+        published = known.result.get(_PUBLISHED, {})
+        if published.get("registry") != self._cell.registry:
+            return False
+        with open_catalogue(self._cell.registry) as catalogue:
+            if published.get("part") not in catalogue.read_state(task.model).parts:
+                return False
+        self._part = str(published["part"])
+        return True
+
+    def _restore(self, task: Task, wanted: TaskId) -> None:
+        """Fetches the files that a task left, unless they are here; what is lost is made again."""
+        upstream = self._tasks.get(wanted)
+        folder, path = _place_of(task, wanted)
+        receipt = read_receipt(path)
+        if receipt is None or not changed_files(folder, receipt, self._cache.digest):
+            return
+        try:
+            self._fetched += self._store.fetch_files(folder, receipt.files)
+        except (NotPublishedError, IntegrityError) as error:
+            if upstream is None:
+                raise self._lost(wanted) from error
+            self._tell(Event("said", self._name(task), f"{wanted} is done again: {error.message}"))
+            self._store.delete_receipt(self._cell.kind, wanted)
+            path.unlink()
+            self._do(upstream)
+
+    def _lost(self, wanted: TaskId) -> ClusterError:
+        return ClusterError(
+            f"the work store has lost what {wanted} of {self._cell.model} left",
+            hint="run it again: the driver, or a node, sends it again",
+        )
+
+    def _publish(self, task: Task, receipt: Receipt) -> Receipt:
+        with open_catalogue(self._cell.registry) as catalogue:
+            # Registries limit a fleet that publishes at once; hours of work are worth a minute's wait.
+            published = with_retries(lambda: publish(task.folder, catalogue), attempts=PUBLISHINGS)
+        self._published += published.uploaded_bytes
+        self._part = published.part
+        where = {"registry": self._cell.registry, "part": published.part}
+        return replace(receipt, result={**receipt.result, _PUBLISHED: where})
+
+    def _name(self, task: Task) -> str:
+        return f"{task.name}@{self._cell.kind}"
+
+
+def _place_of(task: Task, wanted: TaskId) -> tuple[Path, Path]:
+    other = replace(task, id=wanted)
+    return other.folder, other.receipt
+
+
+def _same(one: Receipt, other: Receipt) -> bool:
+    """Says whether two receipts are of one outcome; one of them may say where that was published."""
+    results = [{key: value for key, value in r.result.items() if key != _PUBLISHED} for r in (one, other)]
+    return (one.key, one.files, results[0]) == (other.key, other.files, results[1])

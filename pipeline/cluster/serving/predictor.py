@@ -1,0 +1,263 @@
+"""What users of Ray Data pass to `map_batches`: `OnnxPredictor`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.bundle.loader_config import golden_of
+from pipeline.cluster.serving.batching import (
+    Piece,
+    check_column,
+    cut,
+    find_bucket_sizes,
+    find_fixed_size,
+    join,
+    plan_pieces,
+    tile,
+)
+from pipeline.cluster.serving.session_actor import plan_environment
+from pipeline.errors import InvalidRequestError, PoolError
+from pipeline.runtime.element_types import Array
+from pipeline.runtime.loading import check_choice
+from pipeline.runtime.selection import FASTEST
+
+Batch = Mapping[str, Array]
+
+
+class OnnxPredictor:
+    """A bundle's model as a function of batches, for `ray.data.Dataset.map_batches`.
+
+        ds.map_batches(
+            OnnxPredictor,
+            fn_constructor_kwargs={"bundle": "/models/resnet50", "columns": {"data_0": "image"}},
+            batch_size=64,
+            concurrency=4,
+            num_gpus=1,
+        )
+
+    It is made once in every actor: it opens the bundle with optimisation disabled on the device that Ray gave
+    the actor, checks the golden sample, and runs a batch of every length that it will be asked for. Where the
+    model, or its shape buckets, are for batches of certain lengths, rows are cut into those; the last batch
+    is padded with copies of its last row, and the answers to those are dropped. So rows must not depend on
+    each other.
+
+    Args:
+        bundle: As `pipeline.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
+            names now, for all actors to have the same.
+        columns: The column that each input is taken from; inputs that are not named, from those of their
+            name.
+        outputs: What each output's column is called; None for all, by their names. Outputs that are not named
+            are left out.
+        constants: Inputs that are the same for every row, whole.
+        keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
+        batch_sizes: Lengths of batches to cut rows into, where the model takes any; None for those of its
+            buckets, or, without any, for batches as they come.
+        pad: Whether what is left after those is padded; otherwise it is run at its own length.
+        device: `auto` (the GPU that Ray gave the actor, or the CPU), `cpu` or `cuda`.
+        target: As `load` takes it; so are `precision`, `digests` and `require_signature`.
+        buckets: Whether to use the bundle's shape buckets.
+        threads: Threads of the session; None for as many as processors are reserved for the actor.
+
+    Raises:
+        PipelineError: The bundle cannot be loaded here, as `load` raises it.
+        PoolError: An argument names what the model has not.
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | Sequence[str] | None = None,
+        constants: Mapping[str, Any] | None = None,
+        keep: bool | Sequence[str] = False,
+        batch_sizes: Sequence[int] | None = None,
+        pad: bool = True,
+        device: str = "auto",
+        target: str | None = None,
+        precision: str = FASTEST,
+        digests: str = "changed",
+        require_signature: str | os.PathLike[str] | None = None,
+        buckets: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        check_choice("device", device, ("auto", "cpu", "cuda"))
+        check_choice("digests", digests, ("changed", "full", "off"))
+        on_gpu = _prepare_device(device)
+        # Only then: ONNX Runtime looks for GPUs when it is imported.
+        from pipeline.cluster.serving.opened_model import Opening, open_model
+
+        opening = Opening(
+            bundle=os.fspath(bundle),
+            target=target,
+            precision=precision,
+            digests=digests,
+            require_signature=None if require_signature is None else os.fspath(require_signature),
+            buckets=buckets,
+            device_id=0 if on_gpu else None,
+            threads=_own_processors() if threads is None else threads,
+            may_spin=False,
+        )
+        self._model = open_model("", opening)
+        self._name, signature = self._model.name, self._model.signature
+        self._inputs = {tensor.name: tensor for tensor in self._model.config.inputs}
+        self._types = signature.inputs
+        self._constants = self._check_constants(constants or {})
+        self._columns = self._check_columns(columns or {})
+        self._outputs = self._check_outputs(outputs)
+        self._keep, self._pad = keep, pad
+        self._sizes = self._choose_sizes(batch_sizes)
+        self._empty: dict[str, Array] = {}
+        self._warm_up()
+
+    @property
+    def variant(self) -> str:
+        """Name of the bundle's variant that was taken."""
+        return self._model.variant
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Lengths of batches that rows are cut into; none where they are run as they come."""
+        return self._sizes
+
+    def __call__(self, batch: Batch) -> dict[str, Array]:
+        """Runs the model on a batch and returns its outputs as columns, a row for every row.
+
+        Raises:
+            InvalidRequestError: A column is missing, of another type, or of another shape.
+            RunError: ONNX Runtime refused the rows.
+            PoolError: An output has no row for every row.
+        """
+        arrays = {name: self._take(name, column, batch) for name, column in self._columns.items()}
+        count = self._count(arrays)
+        answers = self._run(arrays, count) if count else self._empty
+        return {**self._keep_of(batch, answers), **answers}
+
+    def _keep_of(self, batch: Batch, answers: Batch) -> dict[str, Array]:
+        if isinstance(self._keep, bool):
+            return {name: batch[name] for name in batch if name not in answers} if self._keep else {}
+        missing = [name for name in self._keep if name not in batch]
+        if missing:
+            raise InvalidRequestError(
+                f"no column {missing[0]!r} to keep\n  expected it among {', '.join(batch) or 'none'}"
+            )
+        return {name: batch[name] for name in self._keep}
+
+    def _take(self, name: str, column: str, batch: Batch) -> Array:
+        if column not in batch:
+            raise InvalidRequestError(
+                f"no column {column!r} for input {name!r} of {self._name}\n"
+                f"  expected it among {', '.join(batch) or 'none'}",
+                hint=f"OnnxPredictor(…, columns={{{name!r}: COLUMN}})",
+            )
+        tensor, dtype = self._inputs[name], self._types[name]
+        return check_column(batch[column], tensor, dtype, name=column, model=self._name)
+
+    def _count(self, arrays: Mapping[str, Array]) -> int:
+        lengths = {self._columns[name]: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidRequestError(f"columns of different lengths\n  expected one, got {lengths}")
+        return next(iter(lengths.values()), 0)
+
+    def _run(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+        parts: list[tuple[Piece, Sequence[Array]]] = []
+        for piece in plan_pieces(count, self._sizes, pad=self._pad):
+            feeds = {name: cut(array, piece) for name, array in arrays.items()} | self._constants
+            parts.append((piece, self._model.run([feeds[name] for name in self._inputs])))
+        return {
+            column: join(
+                [(piece, answers[position]) for piece, answers in parts],
+                output=list(self._model.signature.outputs)[position],
+                model=self._name,
+            )
+            for column, position in self._outputs
+        }
+
+    def _check_constants(self, constants: Mapping[str, Any]) -> dict[str, Array]:
+        self._require_inputs("constants", constants)
+        return {name: np.asarray(value, self._types[name]) for name, value in constants.items()}
+
+    def _check_columns(self, columns: Mapping[str, str]) -> dict[str, str]:
+        self._require_inputs("columns", columns)
+        return {name: columns.get(name, name) for name in self._inputs if name not in self._constants}
+
+    def _require_inputs(self, argument: str, names: Mapping[str, Any]) -> None:
+        unknown = [name for name in names if name not in self._inputs]
+        if unknown:
+            raise PoolError(
+                f"bad {argument}: {self._name} has no input {unknown[0]!r}\n"
+                f"  expected some of {', '.join(self._inputs)}"
+            )
+
+    def _check_outputs(self, outputs: Mapping[str, str] | Sequence[str] | None) -> list[tuple[str, int]]:
+        names = list(self._model.signature.outputs)
+        wanted = names if outputs is None else outputs
+        columns = wanted if isinstance(wanted, Mapping) else {name: name for name in wanted}
+        unknown = [name for name in columns if name not in names]
+        if unknown or not columns:
+            raise PoolError(
+                f"bad outputs: {self._name} has no output {unknown[0] if unknown else 'of no name'!r}\n"
+                f"  expected some of {', '.join(names)}"
+            )
+        return [(columns[name], names.index(name)) for name in columns]
+
+    def _choose_sizes(self, asked: Sequence[int] | None) -> tuple[int, ...]:
+        fixed = find_fixed_size(tuple(self._inputs.values()), constant=self._constants)
+        if asked is not None and (not all(size > 0 for size in asked) or (fixed and set(asked) != {fixed})):
+            raise PoolError(
+                f"bad batch_sizes of {self._name}: {list(asked)}\n"
+                f"  expected {fixed or 'lengths of 1 and more'}"
+            )
+        if fixed is not None:
+            self._pad = True  # the model takes nothing shorter
+            return (fixed,)
+        return find_bucket_sizes(self._model.config) if asked is None else tuple(sorted(set(asked)))
+
+    def _warm_up(self) -> None:
+        """Runs a batch of every length, and learns what an answer to no rows is."""
+        from pipeline.runtime.golden import read_golden
+
+        config = self._model.bundle_config
+        variant = next(one for one in config.variants if one.name == self._model.variant)
+        sample, _ = read_golden(golden_of(config, variant), self._model.root)
+        rows = {name: sample[name] for name in self._columns}
+        length = next((len(array) for array in rows.values() if array.ndim), 1)
+        for size in self._sizes or (length,):
+            answers = self._run(tile(rows, size), size)
+            self._empty = {name: answer[:0] for name, answer in answers.items()}
+
+
+def _prepare_device(device: str) -> bool:
+    """Says whether to load for a GPU, and hides those that are somebody else's."""
+    given = _gpus_of_actor()
+    on_gpu = device == "cuda" or (device == "auto" and bool(given))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not on_gpu:
+        os.environ.update(plan_environment("cpu", visible))
+    elif given is not None:
+        os.environ.update(plan_environment("cuda", visible))
+    return on_gpu
+
+
+def _context() -> Any:
+    """Returns the context of the Ray actor that this runs in; None outside of one."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context if context.get_actor_id() is not None else None
+
+
+def _gpus_of_actor() -> list[str] | None:
+    context = _context()
+    return None if context is None else list(context.get_accelerator_ids().get("GPU", ()))
+
+
+def _own_processors() -> int | None:
+    context = _context()
+    return None if context is None else max(1, int(context.get_assigned_resources().get("CPU", 1)))

@@ -1,0 +1,229 @@
+"""Follows the cluster's nodes: those that join are asked what they have, those that left are let go."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.bundle.codec import encode
+from pipeline.cluster.serving.fleet import Fielded, check_agreement, compare_nodes, field_node
+from pipeline.cluster.serving.hands import require_connection
+from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice, parse_nodes
+from pipeline.cluster.serving.posts import Wanted
+from pipeline.cluster.serving.ray_errors import shorten
+from pipeline.cluster.serving.steward import Steward
+from pipeline.cluster.serving.survey import Errand, Survey, read_survey, survey_node
+from pipeline.errors import PipelineError, PoolClosedError, PoolError
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 30.0
+"""Seconds until a node that could not be used is asked again."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Which nodes are used, and for what.
+
+    Attributes:
+        choice: Which of the cluster's.
+        wanted: What workers each gets.
+        errand: What it is asked.
+        poll_s: Seconds between two looks at the cluster.
+    """
+
+    choice: NodeChoice
+    wanted: Wanted
+    errand: Errand
+    poll_s: float
+
+
+def list_nodes() -> tuple[ClusterNode, ...]:
+    """Returns the nodes of the cluster that are alive."""
+    list_all: Any = ray.nodes
+    return parse_nodes(list_all())
+
+
+def ask_node(node: ClusterNode, errand: Errand) -> Any:
+    """Has a node pull the bundles, unless it has them, and returns Ray's reference to what it says."""
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(survey_node)
+    affinity = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    return task.options(scheduling_strategy=affinity).remote(encode(errand))
+
+
+def field_first(
+    terms: Terms, *, max_nodes: float, timeout_s: float, may_miss: bool
+) -> tuple[list[Fielded], dict[str, PipelineError]]:
+    """Asks the nodes that are there when a pool begins, all at once.
+
+    Args:
+        terms: Which, and for what.
+        max_nodes: How many at most.
+        timeout_s: Seconds within which they must have answered.
+        may_miss: Whether the pool may begin without those that cannot be used.
+
+    Returns:
+        The nodes to be used, and what is wrong with the others, by their ids.
+
+    Raises:
+        PipelineError: There is none, or one cannot be used that may not be missed.
+    """
+    until = time.monotonic() + timeout_s
+    alive = list_nodes()
+    joined = compare_nodes((), alive, terms.choice, max_nodes).joined
+    if not joined:
+        raise PoolError(
+            f"no node for the pool\n  expected one with {_describe(terms.choice)}, got {len(alive)} others",
+            hint="ray status",
+        )
+    asked = [(node, ask_node(node, terms.errand)) for node in joined]
+    fielded: list[Fielded] = []
+    wrong: dict[str, PipelineError] = {}
+    for node, reference in asked:
+        try:
+            survey = _read(node, reference.future(), max(0.0, until - time.monotonic()))
+            if fielded:
+                check_agreement(fielded[0].survey, survey, node)
+            fielded.append(field_node(node, survey, terms.wanted))
+        except PipelineError as error:
+            if not may_miss:
+                raise
+            log.warning("%s", error.message)
+            wrong[node.node_id] = error
+    if not fielded:
+        raise next(iter(wrong.values()))
+    return fielded, wrong
+
+
+def _describe(choice: NodeChoice) -> str:
+    devices = {"all": "CPUs or GPUs", "cpu": "CPUs", "cuda": "GPUs"}[choice.devices]
+    labels = ", ".join(f"{key}={value}" for key, value in choice.labels.items())
+    return f"{devices} and labels {labels}" if labels else devices
+
+
+def _read(node: ClusterNode, future: Future[Any], timeout_s: float) -> Survey:
+    try:
+        said = future.result(timeout_s)
+    except TimeoutError:
+        raise PoolError(
+            f"{node.name} did not say what it has\n  expected an answer within {timeout_s:.0f} s",
+            hint="RaySessionPool(…, start_timeout_s=…): the first to ask has a node pull the bundle",
+        ) from None
+    except ray.exceptions.RayError as error:
+        lines = "\n".join(f"  {line}" for line in shorten(str(error))[-3:])
+        raise PoolError(f"{node.name} cannot say what it has\n{lines}", hint="ray status") from error
+    return read_survey(said, node.name)
+
+
+class Scout:
+    """Looks at the cluster's nodes every so often, and has the steward act on what changed.
+
+    Args:
+        steward: Whose pool it is; all but the looking is done on its thread.
+        terms: Which nodes are used, and for what.
+        first: The nodes that the pool begins with.
+        wrong: Ids of those that it began without.
+        max_nodes: How many nodes at most.
+        list_alive: Returns the cluster's nodes.
+    """
+
+    def __init__(
+        self,
+        steward: Steward,
+        terms: Terms,
+        first: Sequence[Fielded],
+        wrong: Sequence[str] = (),
+        *,
+        max_nodes: float = math.inf,
+        list_alive: Callable[[], Sequence[ClusterNode]] = list_nodes,
+    ) -> None:
+        self._steward, self._terms, self._list_alive = steward, terms, list_alive
+        self._max_nodes = max_nodes
+        self._survey = first[0].survey
+        self._used: dict[str, str] = {one.node.node_id: one.node.name for one in first}
+        self._again_at = dict.fromkeys(wrong, time.monotonic() + _AGAIN_S)
+        self._look_now = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="ortprep-ray-scout", daemon=True)
+
+    def start(self) -> None:
+        """Starts to look."""
+        self._steward.look_at_nodes = self._look_now.set
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._ended.set()
+        self._look_now.set()
+
+    def limit(self, max_nodes: float) -> None:
+        """Uses at most so many nodes from now on."""
+        self._max_nodes = max_nodes
+        self._look_now.set()
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of the nodes that are used, or are asked whether they can be."""
+        return tuple(self._used.values())
+
+    def _look(self) -> None:
+        while not self._ended.is_set():
+            self._look_now.wait(self._terms.poll_s)
+            self._look_now.clear()
+            if self._ended.is_set():
+                return
+            try:
+                require_connection()
+            except ray.exceptions.RayError as error:
+                self._steward.exchange.close(PoolClosedError(f"pool is closed\n  {error}"))
+                self._steward.stop_soon()
+                return
+            try:
+                alive = self._list_alive()
+            except Exception as error:  # noqa: BLE001 - whatever keeps Ray from answering now, it is asked again
+                log.warning("cannot list the cluster's nodes: %s", error)
+                continue
+            self._steward.do(partial(self._compare, alive))
+
+    def _compare(self, alive: Sequence[ClusterNode]) -> None:
+        now = time.monotonic()
+        self._again_at = {node_id: at for node_id, at in self._again_at.items() if at > now}
+        eligible = [node for node in alive if node.node_id not in self._again_at]
+        change = compare_nodes(tuple(self._used), eligible, self._terms.choice, self._max_nodes)
+        for node_id in change.lost:
+            name = self._used.pop(node_id)
+            log.warning("node %s left the cluster", name)
+            self._steward.drop_node(node_id, "its node left the cluster")
+        for node_id in change.surplus:
+            log.info("node %s is let go", self._used.pop(node_id))
+            self._steward.retire_node(node_id)
+        for node in change.joined:
+            log.info("node %s joins", node.name)
+            self._used[node.node_id] = node.name
+            asked = ask_node(node, self._terms.errand)
+            asked.future().add_done_callback(partial(self._pass_on, node))
+
+    def _pass_on(self, node: ClusterNode, future: Future[Any]) -> None:
+        self._steward.do(partial(self._surveyed, node, future))
+
+    def _surveyed(self, node: ClusterNode, future: Future[Any]) -> None:
+        if node.node_id not in self._used:
+            return
+        try:
+            survey = _read(node, future, 0.0)
+            check_agreement(self._survey, survey, node)
+            self._steward.field([field_node(node, survey, self._terms.wanted)])
+        except PipelineError as error:
+            log.warning("node %s is not used: %s", node.name, error.message)
+            del self._used[node.node_id]
+            self._again_at[node.node_id] = time.monotonic() + _AGAIN_S

@@ -1,0 +1,38 @@
+"""A node that serves needs Ray and what a runtime job needs, and nothing of the build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BUILD = {"onnx", "doit", "typer", "optuna", "pipeline.stages", "pipeline.graph", "pipeline.tuning"}
+
+
+def brought_in(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_package_itself_brings_in_next_to_nothing() -> None:
+    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import pipeline.cluster")
+
+
+def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
+    assert not {"ray", *BUILD} & brought_in("from pipeline.cluster import OnnxPredictor")
+
+
+@pytest.mark.parametrize(
+    "module", ["ray_session_pool", "session_actor", "opened_model", "survey", "predictor", "pinning"]
+)
+def test_nothing_of_the_build_is_needed(module: str) -> None:
+    assert not BUILD & brought_in(f"import pipeline.cluster.serving.{module}")
+
+
+def test_without_ray_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['ray'] = None\nfrom pipeline.cluster import RaySessionPool"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError: Ray is not installed" in done.stderr
+    assert "pip install 'ortprep[ray]'" in done.stderr
