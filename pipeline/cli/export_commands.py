@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,8 +75,7 @@ def triton(
         instances=instances,
         max_batch_size=max_batch_size,
     )
-    exports = [export_triton(find_bundle(one, artifacts), out, request) for one in bundles]
-    _tell(exports, json=json)
+    _tell(export_triton([find_bundle(one, artifacts) for one in bundles], out, request), json=json)
 
 
 @_subcommand
@@ -121,7 +121,7 @@ def _server(onnxruntime: str | None, *, here: bool) -> Server:
     return Server(onnxruntime, read_hardware() if here else None)
 
 
-def _tell(exports: list[Exported], *, json: bool) -> None:
+def _tell(exports: Sequence[Exported], *, json: bool) -> None:
     from pipeline.export.listing import describe_model
 
     if json:

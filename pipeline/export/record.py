@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pipeline
+from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.record import read_record, write_record
+from pipeline.bundle.verification import compare_files, describe_files
 from pipeline.errors import BundleError, ExportError
 from pipeline.export.exported import ExportedModel
 from pipeline.export.listing import LISTING_FILE, format_listing
@@ -26,12 +30,14 @@ class ExportRecord:
         layout: `triton` or `ort-package`.
         pipeline_version: Of ortprep.
         models: What is in it.
+        files: Every other file, as it was written.
     """
 
     schema_version: str
     layout: str
     pipeline_version: str
     models: tuple[ExportedModel, ...]
+    files: tuple[FileEntry, ...]
 
 
 def write_export_record(folder: Path, layout: str, models: tuple[ExportedModel, ...]) -> None:
@@ -46,9 +52,10 @@ def write_export_record(folder: Path, layout: str, models: tuple[ExportedModel, 
         BundleError: It is larger than readers accept.
         OSError: The folder is read-only or full.
     """
-    record = ExportRecord(EXPORT_SCHEMA_VERSION, layout, pipeline.__version__, models)
-    write_record(folder / EXPORT_FILE, record, max_bytes=_MAX_BYTES)
     (folder / LISTING_FILE).write_text(format_listing(models), encoding="utf-8")
+    files = describe_files(folder, DigestCache().digest)
+    record = ExportRecord(EXPORT_SCHEMA_VERSION, layout, pipeline.__version__, models, files)
+    write_record(folder / EXPORT_FILE, record, max_bytes=_MAX_BYTES)
 
 
 def read_export_record(folder: Path) -> ExportRecord:
@@ -61,8 +68,32 @@ def read_export_record(folder: Path) -> ExportRecord:
     return read_record(ExportRecord, path, supported=EXPORT_SCHEMA_VERSION, max_bytes=_MAX_BYTES)
 
 
+def settle_destination(out: Path, bundles: Sequence[Path]) -> Path:
+    """Returns where an export goes, links followed.
+
+    Args:
+        out: As the user named it.
+        bundles: What is exported.
+
+    Raises:
+        ExportError: It is in one of the bundles, or a file.
+    """
+    place = Path(os.path.realpath(out))
+    for bundle in bundles:
+        if place.is_relative_to(os.path.realpath(bundle)):
+            raise ExportError(
+                f"will not export into a bundle\n  expected a folder outside {bundle}, got {out}",
+                hint="choose another --out",
+            )
+    if place.exists() and not place.is_dir():
+        raise ExportError(
+            f"will not overwrite {out}\n  expected a folder, got a file", hint="choose another --out"
+        )
+    return place
+
+
 def check_replaceable(folder: Path, *, layout: str) -> None:
-    """Raises unless nothing is lost with a folder: it is absent, empty, or an export of the same layout.
+    """Raises unless nothing is lost with a folder: it is absent, empty, or an export as it was written.
 
     Args:
         folder: Where an export is to go.
@@ -73,13 +104,23 @@ def check_replaceable(folder: Path, *, layout: str) -> None:
     """
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
-    try:
-        found = read_export_record(folder).layout
-    except (BundleError, NotADirectoryError):
-        found = "something else"
+    found = _describe(folder)
     if found != layout:
         raise ExportError(
             f"will not overwrite {folder}\n"
-            f"  expected no such folder, or an export of ortprep ({layout}), got {found}",
+            f"  expected no such folder, or an export of ortprep ({layout}) as it was written, got {found}",
             hint="choose another --out, or remove it yourself",
         )
+
+
+def _describe(folder: Path) -> str:
+    """Returns the layout of an export that is as it was written, else what there is instead."""
+    try:
+        record = read_export_record(folder)
+        changed = [str(one) for one in compare_files(folder, record.files, DigestCache().digest)]
+    except (BundleError, NotADirectoryError):
+        return "something else"
+    known = {EXPORT_FILE, *(entry.path for entry in record.files)}
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    changed += [f"{name}: added" for name in sorted(names - known)]
+    return ", ".join(changed[:3]) or record.layout

@@ -19,6 +19,9 @@ from pipeline.runtime.session import SessionPlan
 
 _HERE = __name__
 
+TIMEOUT_S = 3600.0
+"""As long as an optimisation may take by default."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -42,7 +45,9 @@ class Trial:
         )
 
 
-def try_model(bundle: Path, variant: Variant, plan: SessionPlan, *, timeout_s: float | None = None) -> Trial:
+def try_model(
+    bundle: Path, variant: Variant, plan: SessionPlan, *, timeout_s: float | None = TIMEOUT_S
+) -> Trial:
     """Makes the session of an exported model and compares its answers with the golden sample.
 
     Args:

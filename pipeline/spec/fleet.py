@@ -34,8 +34,9 @@ ANYWHERE = "anywhere"
 _LABEL_KEY = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 )
+_RAYS_OWN = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_SELECTOR = re.compile(rf"!?({_LABEL}|in\(\s*{_LABEL}(\s*,\s*{_LABEL})*\s*\))")
+_SELECTOR = re.compile(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))")
 
 
 def _check_selector(text: str) -> str:
@@ -51,6 +52,13 @@ def _check_keys(labels: Mapping[str, str]) -> Mapping[str, str]:
     return labels
 
 
+def _check_resources(resources: Mapping[str, float]) -> Mapping[str, float]:
+    taken = [name for name in resources if name in _RAYS_OWN]
+    if taken:
+        raise ValueError(f"expected custom resources; {taken[0]} is reserved by target")
+    return resources
+
+
 Selector = Annotated[str, AfterValidator(_check_selector)]
 
 
@@ -61,7 +69,7 @@ class Kind(Section):
     labels: Annotated[Frozen[Selector], AfterValidator(_check_keys)] = Field(
         default={}, validate_default=True, description="Labels that a node of the kind has, by key."
     )
-    resources: Frozen[Positive] = Field(
+    resources: Annotated[Frozen[Positive], AfterValidator(_check_resources)] = Field(
         default={},
         validate_default=True,
         description="What a build takes of a node's custom resources, by name.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ from pipeline.bundle.loader_config import (
     read_loader_config,
     write_loader_config,
 )
+from pipeline.bundle.verification import check_bundle
 from pipeline.errors import ExportError, IntegrityError, LoadError, MissingExtraError
 from pipeline.export.choosing import Server, Wish
+from pipeline.export.exported import Exported
 from pipeline.export.record import read_export_record
 from pipeline.export.triton.repository import TritonRequest, export_triton
 from pipeline.runtime.element_types import Array, find_element_type
@@ -48,6 +51,12 @@ TUNED = SessionOptionsRecord(
 )
 
 
+def export_one(bundle: Path, repository: Path, request: TritonRequest | None = None) -> Exported:
+    """Exports one bundle; all of them together are in one test."""
+    (exported,) = export_triton([bundle], repository, request)
+    return exported
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "linear", options=TUNED)
@@ -60,13 +69,13 @@ def named(*names: str) -> TritonRequest:
 def test_the_exported_model_answers_its_warm_up_as_the_golden_sample_says(
     bundle: Path, tmp_path: Path
 ) -> None:
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     answers = warm_up(tmp_path / "repository" / "linear")
     np.testing.assert_allclose(answers["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
 
 
 def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle: Path, tmp_path: Path) -> None:
-    (model,) = export_triton(bundle, tmp_path / "repository").models
+    (model,) = export_one(bundle, tmp_path / "repository").models
     recorded = sorted(one.sha256 for one in read_loader_config(bundle).variants[0].files)
     written = [tmp_path / "repository" / "linear" / one.path for one in model.files]
     assert sorted(map(digest_file, written)) == sorted(one.sha256 for one in model.files) == recorded
@@ -75,7 +84,7 @@ def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle: Path, tmp_path: 
 def test_several_files_are_a_folder_named_as_the_model_as_triton_documents(
     bundle: Path, tmp_path: Path
 ) -> None:
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     folder = tmp_path / "repository" / "linear"
     assert (folder / "1" / "model.onnx" / "model.onnx").is_file()
     assert len(list((folder / "1" / "model.onnx").iterdir())) == 2
@@ -83,13 +92,13 @@ def test_several_files_are_a_folder_named_as_the_model_as_triton_documents(
 
 
 def test_a_model_of_one_file_is_that_file(tmp_path: Path) -> None:
-    export_triton(write_doubling(tmp_path / "double"), tmp_path / "repository")
+    export_one(write_doubling(tmp_path / "double"), tmp_path / "repository")
     assert (tmp_path / "repository" / "double" / "1" / "model.onnx").is_file()
     assert warm_up(tmp_path / "repository" / "double")["y"].tolist() == [[2, 2], [2, 2]]
 
 
 def test_what_is_carried_and_left_out_is_recorded_and_listed(bundle: Path, tmp_path: Path) -> None:
-    (model,) = export_triton(bundle, tmp_path / "repository").models
+    (model,) = export_one(bundle, tmp_path / "repository").models
     folder = tmp_path / "repository" / "linear"
     assert read_export_record(folder).models == (model,)
     listing = (folder / "ortprep-export.txt").read_text()
@@ -111,26 +120,26 @@ def test_the_release_that_a_configuration_needs_is_listed(bundle: Path, tmp_path
     bfloat = write_passing_on(tmp_path / "same", "bfloat16", array)
     plain = write_doubling(tmp_path / "double")
     for path, release in ((plain, "24.01"), (bundle, "25.02"), (bfloat, "26.03")):
-        (model,) = export_triton(path, tmp_path / "repository").models
+        (model,) = export_one(path, tmp_path / "repository").models
         assert model.needs[-1].startswith(f"Triton {release} or later")
 
 
 def test_a_second_model_leaves_the_first_alone(bundle: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    export_triton(bundle, repository)
+    export_one(bundle, repository)
     before = {path: path.stat().st_mtime_ns for path in (repository / "linear").rglob("*")}
-    export_triton(write_doubling(tmp_path / "double"), repository)
+    export_one(write_doubling(tmp_path / "double"), repository)
     assert sorted(path.name for path in repository.iterdir()) == ["double", "linear"]
     assert before == {path: path.stat().st_mtime_ns for path in (repository / "linear").rglob("*")}
 
 
 def test_the_same_export_again_replaces_the_first_with_equal_files(bundle: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    export_triton(bundle, repository)
+    export_one(bundle, repository)
     before = {
         path.relative_to(repository): path.read_bytes() for path in repository.rglob("*.*") if path.is_file()
     }
-    export_triton(bundle, repository)
+    export_one(bundle, repository)
     after = {
         path.relative_to(repository): path.read_bytes() for path in repository.rglob("*.*") if path.is_file()
     }
@@ -142,13 +151,13 @@ def test_what_is_no_export_is_never_overwritten(bundle: Path, tmp_path: Path) ->
     own.mkdir(parents=True)
     (own / "config.pbtxt").write_text("mine")
     with pytest.raises(ExportError, match="will not overwrite"):
-        export_triton(bundle, tmp_path / "repository")
+        export_one(bundle, tmp_path / "repository")
     assert [path.name for path in own.iterdir()] == ["config.pbtxt"]
 
 
 def test_a_failed_export_leaves_the_old_one(bundle: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    export_triton(bundle, repository)
+    export_one(bundle, repository)
     before = (repository / "linear" / "ortprep-export.json").read_bytes()
     write_tensors(bundle / "golden.npz", {"input:x": sample(), "output:y": sample() @ weights_of(1)})
     config = read_loader_config(bundle)
@@ -156,7 +165,7 @@ def test_a_failed_export_leaves_the_old_one(bundle: Path, tmp_path: Path) -> Non
     write_loader_config(bundle, dataclasses.replace(config, golden=golden))
     write_record(bundle)
     with pytest.raises(LoadError, match="does not answer as recorded"):
-        export_triton(bundle, repository)
+        export_one(bundle, repository)
     assert [path.name for path in repository.iterdir()] == ["linear"]
     assert (repository / "linear" / "ortprep-export.json").read_bytes() == before
 
@@ -165,14 +174,14 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle: Path, tmp_path: 
     data = next((bundle / "cpu").glob("*.data"))
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(IntegrityError):
-        export_triton(bundle, tmp_path / "repository")
+        export_one(bundle, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
 
 
 def test_a_variant_bound_to_a_processor_is_passed_over_for_one_that_is_not(tmp_path: Path) -> None:
     bound = Requirements(VersionRange("1.23"), ("CPUExecutionProvider",), "x86_64", ("avx2",))
     bundle = write_bundle(tmp_path / "linear", requirements={"cpu": bound, "portable": CPU_ONLY})
-    exported = export_triton(bundle, tmp_path / "repository")
+    exported = export_one(bundle, tmp_path / "repository")
     assert exported.models[0].variant == "portable"
     assert "avx2" in str(exported.passed_over[0])
 
@@ -180,7 +189,7 @@ def test_a_variant_bound_to_a_processor_is_passed_over_for_one_that_is_not(tmp_p
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path: Path) -> None:
     gpu = dataclasses.replace(CUDA_NEEDED, compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
-    (model,) = export_triton(bundle, tmp_path / "repository", TritonRequest(Wish(target="cuda"))).models
+    (model,) = export_one(bundle, tmp_path / "repository", TritonRequest(Wish(target="cuda"))).models
     config = read_config(tmp_path / "repository" / "linear")
     assert model.variant == "cuda"
     assert model.trial.startswith("not tried on this machine")
@@ -191,7 +200,7 @@ def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_p
 
 def test_a_bucket_has_the_sizes_it_is_for(tmp_path: Path) -> None:
     bundle = write_converted(tmp_path / "linear")
-    exported = export_triton(bundle, tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
+    exported = export_one(bundle, tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
     assert [model.name for model in exported.models] == ["linear-cpu-batch4", "linear-cpu-int8"]
     folder = tmp_path / "repository" / "linear-cpu-batch4"
     assert list(read_config(folder).input[0].dims) == [4, 8]
@@ -199,7 +208,7 @@ def test_a_bucket_has_the_sizes_it_is_for(tmp_path: Path) -> None:
 
 
 def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -> None:
-    export_triton(bundle, tmp_path / "repository", TritonRequest(max_batch_size=16, instances=3))
+    export_one(bundle, tmp_path / "repository", TritonRequest(max_batch_size=16, instances=3))
     config = read_config(tmp_path / "repository" / "linear")
     assert list(config.input[0].dims) == [8]
     assert config.max_batch_size == 16
@@ -213,7 +222,7 @@ def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -
 def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path: Path) -> None:
     bundle = write_doubling(tmp_path / "double", shape=(2, "n"))
     with pytest.raises(ExportError, match="first axis of any size"):
-        export_triton(bundle, tmp_path / "repository", TritonRequest(max_batch_size=4))
+        export_one(bundle, tmp_path / "repository", TritonRequest(max_batch_size=4))
     assert not (tmp_path / "repository" / "double").exists()
 
 
@@ -230,7 +239,7 @@ SAMPLES: dict[str, Array] = {
 
 @pytest.mark.parametrize("dtype", SAMPLES)
 def test_every_type_comes_through_the_warm_up_unchanged(tmp_path: Path, dtype: str) -> None:
-    export_triton(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")
+    export_one(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")
     assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == SAMPLES[dtype].tolist()
 
 
@@ -238,13 +247,13 @@ def test_bfloat16_comes_through_bit_by_bit(tmp_path: Path) -> None:
     kind = find_element_type("bfloat16")
     assert kind is not None
     array = np.array([[0x3F80, 0xC000]], np.uint16).view(kind.dtype)
-    export_triton(write_passing_on(tmp_path / "same", "bfloat16", array), tmp_path / "repository")
+    export_one(write_passing_on(tmp_path / "same", "bfloat16", array), tmp_path / "repository")
     assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == array.tolist()
 
 
 def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path: Path) -> None:
     bundle = write_passing_on(tmp_path / "same", "float32", np.array(3.5, np.float32), shape=())
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     config = read_config(tmp_path / "repository" / "same")
     assert list(config.input[0].dims) == [1]
     assert warm_up(tmp_path / "repository" / "same")["y"] == 3.5
@@ -252,7 +261,7 @@ def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path: Path) -> None:
 
 def test_an_empty_input_makes_no_warm_up_and_is_listed(tmp_path: Path) -> None:
     bundle = write_passing_on(tmp_path / "same", "float32", np.zeros((2, 0), np.float32))
-    (model,) = export_triton(bundle, tmp_path / "repository").models
+    (model,) = export_one(bundle, tmp_path / "repository").models
     assert [one.what for one in model.left_out] == ["warm-up"]
     assert not read_config(tmp_path / "repository" / "same").model_warmup
 
@@ -266,25 +275,25 @@ def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path: Pa
         {"y": ("int64", (2, "n"))},
         {"input:x": x, "output:y": np.array(np.nonzero(x))},
     )
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     assert list(read_config(tmp_path / "repository" / "finding").output[0].dims) == [2, -1]
     assert warm_up(tmp_path / "repository" / "finding")["y"].tolist() == [[0, 1], [1, 0]]
 
 
 def test_a_model_can_be_given_another_name(bundle: Path, tmp_path: Path) -> None:
     request = TritonRequest(name="other")
-    assert export_triton(bundle, tmp_path / "repository", request).models[0].name == "other"
+    assert export_one(bundle, tmp_path / "repository", request).models[0].name == "other"
     assert read_config(tmp_path / "repository" / "other").name == "other"
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
 def test_a_name_that_leaves_the_repository_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="not a name"):
-        export_triton(bundle, tmp_path / "repository", TritonRequest(name=name))
+        export_one(bundle, tmp_path / "repository", TritonRequest(name=name))
 
 
 def test_weights_are_shared_with_the_bundle_where_the_disk_can(bundle: Path, tmp_path: Path) -> None:
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     data = next((tmp_path / "repository").rglob("*.data"))
     source = next((bundle / "cpu").glob("*.data"))
     assert data.samefile(source)
@@ -303,7 +312,7 @@ def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(
     golden = dataclasses.replace(config.golden, file=entry(bundle, "golden.npz"))
     write_loader_config(bundle, dataclasses.replace(config, golden=golden, variants=(branching,)))
     write_record(bundle)
-    export_triton(bundle, tmp_path / "repository")
+    export_one(bundle, tmp_path / "repository")
     assert (bundle / "cpu/weights.bin").stat().st_nlink == 1
     assert warm_up(tmp_path / "repository/linear")["y"].tolist() == y.tolist()
 
@@ -316,7 +325,7 @@ def test_a_file_that_is_not_beside_the_model_is_refused(bundle: Path, tmp_path: 
     write_loader_config(bundle, dataclasses.replace(config, variants=(odd,)))
     write_record(bundle)
     with pytest.raises(ExportError, match=r"golden\.npz"):
-        export_triton(bundle, tmp_path / "repository")
+        export_one(bundle, tmp_path / "repository")
 
 
 def test_without_triton_s_messages_the_extra_is_named(
@@ -324,7 +333,7 @@ def test_without_triton_s_messages_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
     with pytest.raises(MissingExtraError) as raised:
-        export_triton(bundle, tmp_path / "repository")
+        export_one(bundle, tmp_path / "repository")
     assert raised.value.hint == "pip install 'ortprep[triton]'"
 
 
@@ -332,7 +341,48 @@ def test_a_server_of_another_version_gets_no_variant_that_needs_its_own(tmp_path
     own = Requirements(VersionRange("1.31", "1.32"), ("CPUExecutionProvider",))
     bundle = write_bundle(tmp_path / "linear", requirements={"cpu": own})
     with pytest.raises(ExportError, match="known to fit"):
-        export_triton(bundle, tmp_path / "repository")
+        export_one(bundle, tmp_path / "repository")
     request = dataclasses.replace(named("cpu"), server=Server("1.28.0"))
     with pytest.raises(ExportError, match=r"1\.28\.0"):
-        export_triton(bundle, tmp_path / "repository", request)
+        export_one(bundle, tmp_path / "repository", request)
+
+
+def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    bundles = [write_doubling(tmp_path / where / "double") for where in ("one", "two")]
+    with pytest.raises(ExportError, match="two models of one name"):
+        export_triton(bundles, tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize("change", ["labels.txt", "2/model.onnx", "config.pbtxt"])
+def test_what_a_user_added_or_changed_is_not_overwritten(tmp_path: Path, change: str) -> None:
+    bundle, repository = write_doubling(tmp_path / "double"), tmp_path / "repository"
+    (name,) = [model.name for model in export_one(bundle, repository).models]
+    path = repository / name / change
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write("mine")
+    with pytest.raises(ExportError, match=f"as it was written, got {re.escape(change)}"):
+        export_one(bundle, repository)
+    assert path.read_text().endswith("mine")
+
+
+def test_no_export_goes_into_a_bundle_onto_a_file_or_through_a_link(tmp_path: Path) -> None:
+    bundle = write_doubling(tmp_path / "double")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "alias").symlink_to(bundle)
+    for out in (bundle, bundle / "below", tmp_path / "alias"):
+        with pytest.raises(ExportError, match="will not export into a bundle"):
+            export_triton([bundle], out)
+    with pytest.raises(ExportError, match="expected a folder, got a file"):
+        export_triton([bundle], tmp_path / "file")
+    check_bundle(bundle)
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "repository" / "double").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ExportError, match="will not replace a link"):
+        export_triton([bundle], tmp_path / "repository")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (exported,) = export_triton([bundle], tmp_path / "link")
+    assert exported.path == tmp_path / "elsewhere"
+    assert (tmp_path / "link").is_symlink()

@@ -140,7 +140,7 @@ class _Builder:
     def _lost(self, wanted: TaskId) -> ClusterError:
         return ClusterError(
             f"the work store has lost what {wanted} of {self._cell.model} left",
-            hint="run it again: the driver, or a node, sends it again",
+            hint="run it again: it is sent again; if that does not help, does this node see the store?",
         )
 
     def _publish(self, task: Task, receipt: Receipt) -> Receipt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from pipeline.cluster.building.cell import Built, Cell
 from pipeline.cluster.building.events import Event
 from pipeline.cluster.building.fleet_plan import Node, Reservation
 from pipeline.cluster.building.remote import Mailbox, run_cell
-from pipeline.errors import ClusterError, MissingExtraError
+from pipeline.errors import ClusterError, MissingExtraError, SpecError
+
+_CONNECT_S = 10.0
 
 Ticket = Any
 """What stands for a cell that was handed out: Ray's reference to its result."""
@@ -46,17 +49,33 @@ class Connection:
             if one["Alive"]
         )
 
+    def check(self, kind: str, wanted: Reservation) -> None:
+        """Raises unless Ray takes a reservation.
+
+        Raises:
+            SpecError: It does not.
+        """
+        try:
+            self._options(kind, wanted)
+        except (ValueError, TypeError) as error:
+            raise SpecError(
+                f"Ray refuses what kind {kind} of the fleet asks for\n  {str(error).splitlines()[0]}"
+            ) from error
+
     def hand_out(self, cell: Cell, wanted: Reservation) -> Ticket:
         """Has Ray run a cell on a node that fits, once there is room on one."""
-        remote = (self.on_gpu if wanted.gpus else self.on_cpu).options(
-            name=cell.name,
+        remote = self._options(cell.name, wanted)
+        level = logging.getLogger("pipeline").getEffectiveLevel()
+        return remote.remote(json.dumps(encode(cell)), cell.name, pipeline.__version__, self.mailbox, level)
+
+    def _options(self, name: str, wanted: Reservation) -> Any:
+        return (self.on_gpu if wanted.gpus else self.on_cpu).options(
+            name=name,
             num_cpus=wanted.cpus,
             num_gpus=wanted.gpus,
             resources=dict(wanted.resources),
             label_selector=dict(wanted.labels),
         )
-        level = logging.getLogger("pipeline").getEffectiveLevel()
-        return remote.remote(json.dumps(encode(cell)), cell.name, pipeline.__version__, self.mailbox, level)
 
     def wait(self, tickets: Sequence[Ticket], timeout_s: float) -> list[Ticket]:
         """Returns those that are done, after some seconds at the latest."""
@@ -111,6 +130,7 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
         raise MissingExtraError("Ray is not installed", hint="pip install 'ortprep[build,ray]'") from error
     is_ours = not ray.is_initialized()
     if is_ours:
+        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -141,6 +161,20 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     finally:
         if is_ours:
             ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Finds out in seconds what Ray takes minutes for."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster to be reached: {address}\n  {error.strerror or error}",
+            hint="ray start --head   # and --address HOST:6379",
+        ) from error
 
 
 def _describe(error: Exception) -> str:

@@ -15,6 +15,7 @@ from pipeline.cluster.building.connection import connect
 from pipeline.cluster.building.fleet_plan import plan_fleet
 from pipeline.cluster.building.order_run import OrderRun, Places
 from pipeline.cluster.building.work_store import WorkStore
+from pipeline.errors import RegistryError
 from pipeline.graph.build import read_build_specs
 from pipeline.graph.engine import Order, Outcome
 from pipeline.graph.observer import Observer
@@ -66,6 +67,8 @@ class RayEngine:
                 only=order.only,
                 skip_unavailable=order.skip_unavailable,
             )
+            for kind, wanted in plan.reservations.items():
+                cluster.check(kind, wanted)
             for what, why in plan.left_out.items():
                 log.warning("left out: %s: %s", what, why)
             places = Places(self.worked_in, self.published_to, order.artifacts.absolute())
@@ -82,6 +85,12 @@ class RayEngine:
 
     def _check_places(self, specs: Sequence[ModelSpec]) -> None:
         """Finds out now what would otherwise fail when hours of work are to be kept."""
+        for url in (self.worked_in, self.published_to):
+            if url.startswith(("memory:", "local:")):
+                raise RegistryError(
+                    f"not seen by other machines: {url}\n  expected a store and a registry that all nodes see",
+                    hint="ortprep prepare --engine ray --store URL   (a shared path, s3://bucket/…)",
+                )
         for spec in specs[:1]:
             WorkStore(self.worked_in, spec.name).check_writable()
             with open_catalogue(self.published_to):

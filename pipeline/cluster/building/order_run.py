@@ -16,7 +16,7 @@ from pipeline.cluster.building.connection import Connection, Ticket
 from pipeline.cluster.building.events import Event
 from pipeline.cluster.building.fetching import fetch_model
 from pipeline.cluster.building.fleet_plan import FleetPlan, Node, Reservation, Share
-from pipeline.cluster.building.spec_files import ShippedSpec, describe_spec, find_root
+from pipeline.cluster.building.spec_files import ShippedSpec, describe_spec
 from pipeline.cluster.building.work_store import WorkStore
 from pipeline.errors import ClusterError, PipelineError
 from pipeline.graph.build import STAGES
@@ -133,8 +133,8 @@ class OrderRun:
         try:
             store = WorkStore(self._places.store, spec.name)
             try:
-                shipped = describe_spec(spec)
-                store.upload_files(find_root(spec), shipped.files)
+                shipped, paths = describe_spec(spec)
+                store.upload(list(zip(shipped.files, paths, strict=True)))
                 is_local = local_source(spec) is not None
             except PipelineError as error:
                 self._take(Event("failed", f"fetch:{spec.name}", str(error)))

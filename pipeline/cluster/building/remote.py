@@ -57,7 +57,11 @@ def run_cell(text: str, name: str, version: str, mailbox: Any, log_level: int) -
     """
     import ray
 
+    failed: list[str] = []
+
     def tell(event: Event) -> None:
+        if event.what == "failed":
+            failed.append(event.text)
         mailbox.post.remote(json.dumps(encode(event)))
 
     tell(Event("placed", name, ray.get_runtime_context().get_node_id()))
@@ -66,7 +70,8 @@ def run_cell(text: str, name: str, version: str, mailbox: Any, log_level: int) -
             with _bordered():
                 built = _do(text, version, tell)
         except PipelineError as error:
-            tell(Event("failed", name, str(error)))
+            if str(error) not in failed:
+                tell(Event("failed", name, str(error)))
             built = Built(failures=(Failure.of(error),))
     return json.dumps(encode(built))
 

@@ -34,23 +34,19 @@ class ShippedSpec:
     files: tuple[FileEntry, ...]
 
 
-def find_root(spec: ModelSpec) -> Path:
-    """Returns the folder that the spec's own folder and all its files are in."""
-    places = [spec.folder.absolute(), *(path.absolute().parent for path in _find_files(spec))]
-    return Path(os.path.commonpath([os.path.normpath(place) for place in places]))
-
-
-def describe_spec(spec: ModelSpec) -> ShippedSpec:
-    """Returns a spec as it travels.
+def describe_spec(spec: ModelSpec) -> tuple[ShippedSpec, tuple[Path, ...]]:
+    """Returns a spec as it travels, and where each of its files is.
 
     Raises:
         SourceError: A file cannot be read.
         StageError: Its metric is not `module:function`.
     """
-    root = find_root(spec)
+    folder = Path(os.path.realpath(spec.folder))
+    # Links of folders are followed, as a glob with `..` follows them; files go by the names they have.
+    paths = sorted({Path(os.path.realpath(path.parent), path.name) for path in _find_files(spec)})
+    root = Path(os.path.commonpath([folder, *(path.parent for path in paths)]))
     digest = DigestCache().digest
     try:
-        paths = sorted({Path(os.path.normpath(path.absolute())) for path in _find_files(spec)})
         files = tuple(
             FileEntry(path.relative_to(root).as_posix(), path.stat().st_size, digest(path)) for path in paths
         )
@@ -58,13 +54,13 @@ def describe_spec(spec: ModelSpec) -> ShippedSpec:
         raise SourceError(
             f"cannot read a file of the spec {spec.name}: {error.filename}\n  {error.strerror}"
         ) from error
-    folder = Path(os.path.normpath(spec.folder.absolute()))
-    return ShippedSpec(
+    shipped = ShippedSpec(
         data=spec.model_dump(mode="json"),
         file=Path(spec.place).name,
         place=folder.relative_to(root).as_posix(),
         files=files,
     )
+    return shipped, tuple(paths)
 
 
 def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:

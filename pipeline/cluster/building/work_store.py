@@ -113,7 +113,14 @@ class WorkStore:
         return all(self._folder.size_of(self._file_path(entry)) == entry.size_bytes for entry in entries)
 
     def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
-        """Uploads those files of a folder that are not there yet, and returns the number of bytes sent.
+        """Uploads those files of a folder that are not there yet; returns and raises as `upload`."""
+        return self.upload([(entry, resolve_inside(folder, entry.path)) for entry in entries])
+
+    def upload(self, files: Sequence[tuple[FileEntry, Path]]) -> int:
+        """Uploads those files that are not there yet, and returns the number of bytes sent.
+
+        Args:
+            files: Each with where it is.
 
         Raises:
             IntegrityError: A file is not as its entry says.
@@ -121,13 +128,14 @@ class WorkStore:
         """
         sent: list[int] = []
 
-        def upload(entry: FileEntry) -> None:
+        def send(file: tuple[FileEntry, Path]) -> None:
+            entry, source = file
             path = self._file_path(entry)
             if self._folder.size_of(path) != entry.size_bytes:
-                self._folder.upload(path, entry, resolve_inside(folder, entry.path), ignore)
+                self._folder.upload(path, entry, source, ignore)
                 sent.append(entry.size_bytes)
 
-        run_parallel(upload, list({entry.sha256: entry for entry in entries}.values()))
+        run_parallel(send, list({entry.sha256: (entry, source) for entry, source in files}.values()))
         return sum(sent)
 
     def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:

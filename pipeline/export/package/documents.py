@@ -111,7 +111,7 @@ def _describe(one: PackagedVariant) -> dict[str, Any]:
                 "source_sha256": exported.source_sha256,
                 "needs": list(exported.needs),
                 "left_out": [str(left) for left in exported.left_out],
-                "files": {entry.path.rpartition("/")[2]: entry.sha256 for entry in exported.files},
+                "files": {entry.path.split("/", 3)[-1]: entry.sha256 for entry in exported.files},
             }
         },
     }

@@ -26,7 +26,7 @@ from pipeline.export.package.documents import (
 )
 from pipeline.export.package.rules import check_package
 from pipeline.export.package.settings import plan_settings
-from pipeline.export.record import check_replaceable, write_export_record
+from pipeline.export.record import check_replaceable, settle_destination, write_export_record
 from pipeline.export.source import Source, read_source
 from pipeline.export.trial import try_model
 from pipeline.runtime.opening import build_plan
@@ -67,6 +67,7 @@ def export_package(bundles: Sequence[Path], package: Path, request: PackageReque
         OSError: The disk is full or read-only.
     """
     wanted = request or PackageRequest()
+    package = settle_destination(package, bundles)
     check_replaceable(package, layout=LAYOUT)
     sources = [read_source(bundle) for bundle in bundles]
     _require_names(sources)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -11,12 +13,12 @@ from pipeline.bundle.loader_config import Variant, golden_of
 from pipeline.bundle.paths import is_safe_name
 from pipeline.errors import ExportError
 from pipeline.export.carrying import LeftOut
-from pipeline.export.choosing import Server, Wish, choose_one
+from pipeline.export.choosing import Choice, Server, Wish, choose_one
 from pipeline.export.exported import Exported, ExportedModel
 from pipeline.export.files import Placed, place_files, plan_files
 from pipeline.export.interface import settle_interface
 from pipeline.export.needs import describe_needs
-from pipeline.export.record import check_replaceable, write_export_record
+from pipeline.export.record import check_replaceable, settle_destination, write_export_record
 from pipeline.export.source import Source, read_source
 from pipeline.export.trial import Trial, try_model
 from pipeline.export.triton.model_config import TritonModel, format_config, require_messages
@@ -51,32 +53,66 @@ class TritonRequest:
     max_batch_size: int = 0
 
 
-def export_triton(bundle: Path, repository: Path, request: TritonRequest | None = None) -> Exported:
-    """Writes a bundle's variants as models of a Triton repository; other models there are left alone.
+@dataclass(frozen=True)
+class _Planned:
+    """A bundle with the names that its variants get."""
+
+    source: Source
+    choice: Choice
+    named: Mapping[str, Variant]
+
+
+def export_triton(
+    bundles: Sequence[Path], repository: Path, request: TritonRequest | None = None
+) -> tuple[Exported, ...]:
+    """Writes bundles' variants as models of a Triton repository; other models there are left alone.
 
     Args:
-        bundle: The bundle's folder.
+        bundles: The bundles' folders.
         repository: The repository's folder; it is made.
-        request: How it is to be served.
+        request: How they are to be served.
+
+    Returns:
+        What was written of each bundle.
 
     Raises:
-        ExportError: No variant fits, Triton cannot serve one, or something else has a model's place.
+        ExportError: No variant fits, Triton cannot serve one, two models have one name, or something else has
+            a model's place; nothing was written.
         MissingExtraError: Triton's messages are not installed.
         LoadError: With the options that are left, a variant does not load or does not answer as recorded.
-        BundleError: The bundle cannot be read, or is not what was written.
+        BundleError: A bundle cannot be read, or is not what was written.
         OSError: The disk is full or read-only.
     """
     wanted = request or TritonRequest()
     require_messages()
-    source = read_source(bundle)
-    choice = choose_one(source.config, wanted.wish, wanted.server)
-    named = {
-        _name_model(source, variant, wanted, len(choice.variants)): variant for variant in choice.variants
-    }
-    for name in named:
+    repository = settle_destination(repository, bundles)
+    planned = [_plan(bundle, wanted) for bundle in bundles]
+    names = Counter(name for one in planned for name in one.named)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ExportError(f"two models of one name\n  expected one each, got {', '.join(twice)} twice")
+    for name in names:
+        if (repository / name).is_symlink():
+            raise ExportError(f"will not replace a link: {repository / name}", hint="remove it yourself")
         check_replaceable(repository / name, layout=LAYOUT)
-    models = tuple(_export_variant(source, one, repository / name, wanted) for name, one in named.items())
-    return Exported(repository, models, choice.passed_over)
+    return tuple(
+        Exported(
+            repository,
+            tuple(
+                _export_variant(one.source, variant, repository / name, wanted)
+                for name, variant in one.named.items()
+            ),
+            one.choice.passed_over,
+        )
+        for one in planned
+    )
+
+
+def _plan(bundle: Path, request: TritonRequest) -> _Planned:
+    source = read_source(bundle)
+    choice = choose_one(source.config, request.wish, request.server)
+    variants = choice.variants
+    named = {_name_model(source, variant, request, len(variants)): variant for variant in variants}
+    return _Planned(source, choice, named)
 
 
 def _name_model(source: Source, variant: Variant, request: TritonRequest, count: int) -> str:

@@ -49,7 +49,7 @@ class Node:
         task = build_tasks(Plan(spec, ("cpu",), {}), STAGES, self.workshop.root / f"driver{seed}")[0]
         store, registry = str(self.workshop.store / "work"), str(self.workshop.store / "registry")
         source, _ = fetch_model(task, WorkStore(store, "net"), lambda _: None)
-        return Cell(describe_spec(spec), source, "farm", "cpu", store, registry)
+        return Cell(describe_spec(spec)[0], source, "farm", "cpu", store, registry)
 
     def build(self, cell: Cell, folder: str, *, until: str = "") -> Built | None:
         """Builds a cell, or is killed when a task begins."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -49,14 +50,20 @@ class Running:
         return self.outcome
 
 
+def cells(farm: SmallCluster) -> dict[Any, set[Path]]:
+    """Returns the folders that builds have, or left, on each node."""
+    found = {node: (Path(node.cache) / "cluster").glob("*") for node in farm.nodes}
+    return {node: {path for path in paths if path.is_dir()} for node, paths in found.items()}
+
+
 def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder
 ) -> None:
     workshop.write_spec("net", **LONG)
+    before = cells(farm)
     running = Running(workshop, recorder)
     until(lambda: "measure:net/cpu@farm" in recorder.tasks("started"))
-    placed = [node for node in farm.nodes if (Path(node.cache) / "cluster").exists()]
-    at_work = [node for node in placed if any((Path(node.cache) / "cluster" / "farm").glob("net"))]
+    at_work = [node for node in farm.nodes if cells(farm)[node] - before[node]]
     assert len(at_work) == 1
     farm.kill_node(at_work[0])
     try:
@@ -109,7 +116,7 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
     farm.kill_node(last)
     outcome = running.join()
     assert not outcome.done
-    assert "no node of kind last is left for net" in str(outcome.errors[0])
+    assert "net@last: no node of kind last is left" in str(outcome.errors[0])
     farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
     again = Recorder()
     assert workshop.engine().prepare(workshop.order(), again).done

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cluster.building.spec_files import describe_spec, find_root, place_spec
+from pipeline.cluster.building.spec_files import describe_spec, place_spec
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.accuracy import gate_key
 from pipeline.stages.inputs.fitting import calibration_key, samples_key
@@ -34,16 +34,16 @@ def build(root: Path) -> ModelSpec:
 
 def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
     spec = build(tmp_path / "home")
-    shipped = describe_spec(spec)
+    shipped, paths = describe_spec(spec)
     assert {entry.path for entry in shipped.files} == {
         "samples/deep/a.npz",
         "calibration/b.npz",
         "team/configs/metrics.py",
     }
     away = tmp_path / "away"
-    for entry in shipped.files:
+    for entry, path in zip(shipped.files, paths, strict=True):
         (away / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(find_root(spec) / entry.path, away / entry.path)
+        shutil.copy(path, away / entry.path)
     placed = place_spec(shipped, away)
     assert placed.folder == away / "team" / "configs"
     assert placed.model_dump() == spec.model_dump()
@@ -51,8 +51,21 @@ def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
         assert key(placed) == key(spec)
 
 
+def test_links_are_followed_as_the_local_build_follows_them(tmp_path: Path) -> None:
+    spec = build(tmp_path / "home")
+    real = tmp_path / "home" / "samples" / "deep" / "a.npz"
+    (tmp_path / "elsewhere.npz").write_bytes(real.read_bytes())
+    real.unlink()
+    real.symlink_to(tmp_path / "elsewhere.npz")
+    (tmp_path / "link").symlink_to(tmp_path / "home" / "team" / "configs")
+    linked = spec.located_in(tmp_path / "link", file="net.yaml")
+    shipped, paths = describe_spec(linked)
+    assert shipped == describe_spec(spec)[0]
+    assert real in paths
+
+
 def test_a_spec_that_names_nothing_travels_alone(tmp_path: Path) -> None:
     spec = ModelSpec.model_validate({"name": "net", "source": {"demo": "squeezenet"}})
-    shipped = describe_spec(spec.located_in(tmp_path, file="net.yaml"))
+    shipped, _ = describe_spec(spec.located_in(tmp_path, file="net.yaml"))
     assert (shipped.place, shipped.files) == (".", ())
     assert place_spec(shipped, tmp_path / "away").folder == tmp_path / "away"
