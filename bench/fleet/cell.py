@@ -69,6 +69,8 @@ class Cell:
         random: Its own chance, so that it does not depend on what others do.
         home: The machine it was on last, and how often that had died by then; None for none.
         moves: How often it had to start again, from its last receipt.
+        retries: How often since the driver that runs now has handed it out.
+        most_retries: The most of them with any driver.
         process: Works on it.
     """
 
@@ -80,6 +82,8 @@ class Cell:
     published: int = 0
     home: tuple[str, int] | None = None
     moves: int = 0
+    retries: int = 0
+    most_retries: int = 0
     process: Process | None = field(default=None, repr=False)
 
     @property

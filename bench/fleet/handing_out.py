@@ -27,10 +27,9 @@ def main() -> None:
     ray.init(address="local", num_cpus=1, log_to_driver=False, logging_level=logging.ERROR)
     text = "x" * arguments.cell_bytes
     started_s = time.perf_counter()
+    remote = ray.remote(max_retries=3)(echo)
     tickets = [
-        ray.remote(echo)
-        .options(name=f"model{index}", num_cpus=1, label_selector={"kind": "no-such"}, max_retries=3)
-        .remote(text)
+        remote.options(name=f"model{index}", num_cpus=1, label_selector={"kind": "no-such"}).remote(text)
         for index in range(arguments.cells)
     ]
     handed_out_s = time.perf_counter() - started_s

@@ -83,6 +83,7 @@ class Outcome:
         tasks: Submitted by the driver.
         alone_s: Seconds in which a stage had a device alone, by kind.
         moves: How often each cell had to start again, from its last receipt.
+        retries: The most of them that one driver had to ask for.
         waste: What was done for nothing.
     """
 
@@ -100,6 +101,7 @@ class Outcome:
     tasks: int
     alone_s: Mapping[str, float]
     moves: tuple[int, ...]
+    retries: tuple[int, ...]
     waste: Waste = field(default_factory=Waste)
 
     @property

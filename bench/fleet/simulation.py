@@ -117,6 +117,8 @@ class Simulation:
                 yield from self._live(cell)
             except Interrupt:
                 cell.moves += 1
+                cell.retries = 0 if self._trouble.is_driver_gone else cell.retries + 1
+                cell.most_retries = max(cell.most_retries, cell.retries)
             else:
                 break
         self._left -= 1
@@ -240,6 +242,7 @@ class Simulation:
             tasks=round(shared.driver.total),
             alone_s=self._alone_s,
             moves=tuple(cell.moves for cell in self.cells),
+            retries=tuple(cell.most_retries for cell in self.cells),
             waste=self._waste,
         )
 

@@ -136,7 +136,7 @@ def _figures(outcome: Outcome) -> dict[str, float]:
         "wasted_share": waste.exclusive_s / used_s,
         "wasted_tb": waste.bytes / 1e12,
         "moves": sum(outcome.moves),
-        "given_up_share": sum(moves > RETRIES for moves in outcome.moves) / len(outcome.moves),
+        "given_up_share": sum(retries > RETRIES for retries in outcome.retries) / len(outcome.retries),
         "collect_h": outcome.bytes["published"] / Capacities().node_bytes_s / 3600,
         "node_deaths": waste.node_deaths,
         "driver_deaths": waste.driver_deaths,

@@ -47,6 +47,11 @@ class Trouble:
         if self._failures.driver_mtbf_h < math.inf:
             self._env.process(self._lose_driver())
 
+    @property
+    def is_driver_gone(self) -> bool:
+        """Whether the driver has died and is not there again."""
+        return self._driver_back is not None
+
     def wait_for_driver(self) -> Steps:
         """Waits while there is no driver."""
         while self._driver_back is not None:

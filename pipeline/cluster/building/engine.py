@@ -88,7 +88,7 @@ class RayEngine:
         for url in (self.worked_in, self.published_to):
             if url.startswith(("memory:", "local:")):
                 raise RegistryError(
-                    f"not seen by other machines: {url}\n  expected a store and a registry that all nodes see",
+                    f"not seen by other machines: {url}\n  expected a place that all nodes see",
                     hint="ortprep prepare --engine ray --store URL   (a shared path, s3://bucket/…)",
                 )
         for spec in specs[:1]:
