@@ -26,7 +26,7 @@ S3 = {"PUT": 3500.0, "DELETE": 3500.0, "GET": 5500.0, "HEAD": 5500.0}
 """Amazon S3, per prefix of a bucket ("Optimizing performance"); a prefix splits as its load grows."""
 
 HANDED_OUT_PER_S = 355.0
-"""Cells a driver hands out: what Ray's own release benchmark `many_nodes` gives on 250 nodes. Without a node it
+"""Cells a driver hands out: what Ray's own release benchmark `many_nodes` gives on 250 nodes. Without any it
 is 3,400 (`bench.fleet.handing_out`, two cores, 5,000 cells)."""
 
 RAY_NODES = 250
