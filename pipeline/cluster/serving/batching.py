@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,39 @@ def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = (
     return next(iter(sizes.values()), None)
 
 
+def check_row_outputs(outputs: Iterable[TensorSpec], *, fixed: int | None, model: str) -> None:
+    """Refuses outputs that have no rows by their declared shapes, however long they turn out to be.
+
+    Args:
+        outputs: Those that are wanted.
+        fixed: The length of a batch that the model fixes; None where it takes any.
+        model: Its name.
+
+    Raises:
+        PoolError: The first axis of one is fixed at another length than the batch's, or it has none.
+    """
+    for tensor in outputs:
+        if tensor.shape is None:
+            continue
+        if not tensor.shape or (isinstance(tensor.shape[0], int) and tensor.shape[0] != fixed):
+            expected = "the batch's length" if fixed is None else str(fixed)
+            raise _without_rows(tensor.name, model, expected, tensor.shape)
+
+
+def have_named_rows(outputs: Iterable[TensorSpec], inputs: Iterable[TensorSpec]) -> bool:
+    """Says whether the first axis of every output bears the name that the inputs' rows have."""
+    rows = {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], str)}
+    return all(tensor.shape and tensor.shape[0] in rows for tensor in outputs)
+
+
+def _without_rows(output: str, model: str, expected: str, shape: Sequence[int | str | None]) -> PoolError:
+    return PoolError(
+        f"output {output!r} of {model} has no row for every row\n"
+        f"  expected {expected} along the first axis, got shape {list(shape)}",
+        hint=f"OnnxPredictor(…, outputs=…) without {output!r}",
+    )
+
+
 def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
     """Returns the lengths of batches that the buckets of a bundle are there for, in order.
 
@@ -110,10 +144,15 @@ def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
 def check_column(column: Any, tensor: TensorSpec, dtype: np.dtype[Any], *, name: str, model: str) -> Array:
     """Returns a column as an array that an input takes, rows along the first axis.
 
+    One without rows has whatever type its block was given, and is taken as it is.
+
     Raises:
         InvalidRequestError: It is of another type, or its rows are of another shape.
     """
-    array = np.asarray(column)
+    array = _as_array(column)
+    if array.ndim and not len(array):
+        sizes = (size if isinstance(size, int) else 0 for size in (tensor.shape or ())[1:])
+        return np.empty((0, *sizes), dtype)
     expected = _describe(dtype, None if tensor.shape is None else tensor.shape[1:])
     hint = None
     if array.dtype == object:
@@ -130,14 +169,27 @@ def check_column(column: Any, tensor: TensorSpec, dtype: np.dtype[Any], *, name:
     )
 
 
+def _as_array(column: Any) -> Array:
+    try:
+        return np.asarray(column)
+    except ValueError:  # rows of different shapes
+        return np.array([None])
+
+
 def _has_row_shape(array: Array, tensor: TensorSpec) -> bool:
-    if tensor.shape is None:
+    if tensor.shape is None or not array.ndim:
         return array.ndim > 0
+    return has_shape(array, dataclasses.replace(tensor, shape=(None, *tensor.shape[1:])))
+
+
+def has_shape(array: Array, tensor: TensorSpec) -> bool:
+    """Says whether an array has the shape of an input, as far as that is fixed."""
+    if tensor.shape is None:
+        return True
     if array.ndim != len(tensor.shape):
         return False
     return all(
-        not isinstance(size, int) or size == got
-        for size, got in zip(tensor.shape[1:], array.shape[1:], strict=True)
+        not isinstance(size, int) or size == got for size, got in zip(tensor.shape, array.shape, strict=True)
     )
 
 
@@ -161,11 +213,7 @@ def join(parts: Sequence[tuple[Piece, Array]], *, output: str, model: str) -> Ar
     """
     for piece, part in parts:
         if part.ndim == 0 or part.shape[0] != piece.size:
-            raise PoolError(
-                f"output {output!r} of {model} has no row for every row\n"
-                f"  expected {piece.size} along the first axis, got shape {list(part.shape)}",
-                hint=f"OnnxPredictor(…, outputs=…) without {output!r}",
-            )
+            raise _without_rows(output, model, str(piece.size), part.shape)
     trimmed = [part[: piece.stop - piece.start] for piece, part in parts]
     return trimmed[0] if len(trimmed) == 1 else np.concatenate(trimmed)
 

@@ -22,13 +22,21 @@ class Check:
 
     Attributes:
         wrong: What was wrong, by worker's name.
-        done: Set when all have said.
+        done: Set when all have said, or the pool has ended.
+        error: What it ended with; None if it has not.
     """
 
     def __init__(self) -> None:
         self.wrong: dict[str, str] = {}
+        self.error: PipelineError | None = None
         self.done = threading.Event()
         self._waiting: set[int] = set()
+
+    def fail(self, error: PipelineError) -> None:
+        """Ends it before all have said, unless they have."""
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
 
     def begin(self, hands: Sequence[Hand], do: Do, bury: Callable[[Hand, PipelineError], None]) -> None:
         """Asks workers; called on the steward's thread.

@@ -192,6 +192,8 @@ class Exchange:
                     f"request did not get its turn within {order.timeout_s:g} s\n  got {reason}"
                 )
             self.changed.wait(None if remaining_s == math.inf else min(remaining_s, threading.TIMEOUT_MAX))
+            if not order.may_wait:
+                raise WouldBlock  # its caller gave up meanwhile
             self._check_open(model)
 
     def refuse_in_callback(self, reason: str) -> None:
@@ -231,7 +233,7 @@ class Exchange:
                     seat.sending.release()
 
     def _send_next(self, seat: _Seat) -> None:
-        with self.changed:
+        with self.changed, self._whole():
             if len(seat.calls) >= CALLS_AT_A_TIME:
                 return
             call = pack_call(seat.waiting, most=self.max_batch)
@@ -274,7 +276,7 @@ class Exchange:
 
         One that comes before those of the calls made earlier waits for them.
         """
-        told: list[tuple[_Pending, Result]] = []
+        told: list[tuple[_Pending, Result, int]] = []
         with self.changed:
             seat = self._seats.get(worker)
             if seat is None or seat.link is not link or call not in seat.calls:
@@ -283,25 +285,30 @@ class Exchange:
             now = time.monotonic()
             while seat.calls and seat.calls[0].is_answered:
                 done = seat.calls.popleft()
-                for number, result in zip(done.numbers, seat.results.pop(id(done)), strict=True):
+                came = seat.results.pop(id(done))
+                call_bytes = sum(_size_of(result) for result in came)
+                for number, result in zip(done.numbers, came, strict=True):
                     request = self.ledger.answer(worker, number, now, service_s=result[2] / 1e9)
                     pending = self._pending.pop(number)
                     if not request.is_abandoned:
-                        told.append((pending, result))
+                        told.append((pending, result, call_bytes))
             self._assign()
             self.changed.notify_all()
         self.flush()
-        return [self._read(pending, result) for pending, result in told], [
-            now - pending.begun for pending, _ in told
-        ]
+        return [self._read(*one, link.name) for one in told], [now - pending.begun for pending, _, _ in told]
 
-    def _read(self, pending: _Pending, result: Result) -> Outcome:
+    def _read(self, pending: _Pending, result: Result, call_bytes: int, worker: str) -> Outcome:
         outputs, wrong, _ = result
         if outputs is None:
             said = wrong or {}
             kind = error_named(str(said.get("kind")))
-            return Outcome(pending.future, kind(str(said.get("message")), hint=said.get("hint")))
-        self.received_bytes += sum(array.nbytes for array in outputs)
+            message = str(said.get("message"))
+            where = "" if message.startswith(worker) else f"{worker}: "
+            return Outcome(pending.future, kind(f"{where}{message}", hint=said.get("hint")))
+        size_bytes = _size_of(result)
+        self.received_bytes += size_bytes
+        # All answers of a call are one object in the store, which a view keeps there whole.
+        copies = pending.copies or 2 * size_bytes < call_bytes
         names = self.signatures[pending.model].outputs
         if len(outputs) != len(names):
             return Outcome(pending.future, PoolError(f"answer of {pending.model} has {len(outputs)} outputs"))
@@ -309,7 +316,7 @@ class Exchange:
             pending.future,
             None,
             {
-                name: array.copy() if pending.copies or array.nbytes <= _SMALL_ANSWER else array
+                name: array.copy() if copies or array.nbytes <= _SMALL_ANSWER else array
                 for name, array in zip(names, outputs, strict=True)
             },
         )
@@ -349,18 +356,24 @@ class Exchange:
                     continue
                 self.ledger.withdraw(number)
                 outcomes.append(Outcome(self._pending.pop(number).future, renew(error)))
+            for model, reason in self._stranded.items():
+                outcomes += self._fail_waiting(model, reason)  # it was the last that had this model
             self._assign()
             self.changed.notify_all()
         self.flush()
         return outcomes
 
+    def _fail_waiting(self, model: str, error: PipelineError) -> list[Outcome]:
+        lost = [self._pending.pop(number) for number in self.ledger.strand(model)]
+        return [Outcome(pending.future, renew(error)) for pending in lost]
+
     def strand(self, model: str, error: PipelineError) -> list[Outcome]:
         """Fails what waits for a model that no worker serves any more, and all that will be asked of it."""
         with self.changed:
             self._stranded[model] = error
-            lost = [self._pending.pop(number) for number in self.ledger.strand(model)]
+            lost = self._fail_waiting(model, error)
             self.changed.notify_all()
-        return [Outcome(pending.future, renew(error)) for pending in lost]
+        return lost
 
     def expire(self) -> list[Outcome]:
         """Returns whom to tell that their deadline has passed."""
@@ -387,6 +400,15 @@ class Exchange:
         with self.changed:
             self._closed_by = self._closed_by or error
             self.changed.notify_all()
+
+    def forget(self, error: PipelineError) -> None:
+        """Becomes a closed exchange without requests, in a fork of its process.
+
+        The old lock may be held by a thread that was not forked.
+        """
+        self.changed = threading.Condition()
+        self.ledger, self._pending, self._seats, self._reserved = Ledger(), {}, {}, 0
+        self._closed_by = error
 
     def abort(self) -> list[Outcome]:
         """Takes every request out of the books, and returns whom to tell."""
@@ -418,6 +440,10 @@ class Exchange:
         """How many requests are not answered yet, and how many of those no worker has."""
         with self.changed:
             return len(self._pending), self.ledger.waiting
+
+
+def _size_of(result: Result) -> int:
+    return sum(array.nbytes for array in result[0] or ())
 
 
 def renew(error: PipelineError) -> PipelineError:

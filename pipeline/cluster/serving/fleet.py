@@ -13,7 +13,7 @@ from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice
 from pipeline.cluster.serving.opened_model import Opening
 from pipeline.cluster.serving.placing import place_joining
 from pipeline.cluster.serving.posts import Post, Wanted, plan_posts
-from pipeline.cluster.serving.survey import Survey
+from pipeline.cluster.serving.survey import Survey, SurveyedModel
 from pipeline.errors import PoolError
 from pipeline.runtime.pool.placement import Assignment, ModelLoad, Placement, Room
 
@@ -120,24 +120,35 @@ def _describe(
 
 
 def check_agreement(first: Survey, other: Survey, node: ClusterNode) -> None:
-    """Checks that a node has the same models as the pool.
+    """Checks that a node has the same builds of the models as the pool, whose answers would mix otherwise.
 
     It may have other variants of them, since a node pulls those that it can run.
 
     Raises:
-        PoolError: A model has other inputs or outputs there.
+        PoolError: A model has other inputs or outputs there, or is another build.
     """
     for mine, its in zip(first.models, other.models, strict=True):
-        if _interface(mine.config) != _interface(its.config):
+        expected, got = _describe_build(mine), _describe_build(its)
+        if expected == got and (differing := _differing(mine.config, its.config)):
+            expected, got = "variants as they were", f"others of the same name: {', '.join(differing)}"
+        if expected != got:
             raise PoolError(
-                f"{node.name} has another model in the place of {mine.name}\n"
-                f"  expected {_interface(mine.config)}, got {_interface(its.config)}",
-                hint="a folder has to hold the same bundle on every node; a registry's reference always does",
+                f"{node.name} has another build in the place of {mine.name}\n"
+                f"  expected {expected},\n  got {got}",
+                hint="a folder has to hold the same bundle on every node; make a new pool for a new build",
             )
 
 
-def _interface(config: LoaderConfig) -> tuple[Any, ...]:
-    return config.name, config.inputs, config.outputs
+def _describe_build(model: SurveyedModel) -> str:
+    config = model.config
+    tensors = " ".join(f"{one.name}:{one.dtype}{one.shape}" for one in (*config.inputs, *config.outputs))
+    return f"{config.name} of {tensors}, {model.identity}"
+
+
+def _differing(mine: LoaderConfig, its: LoaderConfig) -> list[str]:
+    """Returns the variants that both have, and that are not the same."""
+    known = {variant.name: variant for variant in mine.variants}
+    return [one.name for one in its.variants if known.get(one.name, one) != one]
 
 
 def build_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,18 +25,49 @@ Done = Callable[[Any], None]
 """Called with the `concurrent.futures.Future` of a call, on a thread of Ray's: it must be short."""
 
 
-def require_connection() -> None:
-    """Checks that there still is a cluster; Ray itself would start another at the next call.
+@dataclass(frozen=True)
+class Connection:
+    """This process's connection to a cluster.
 
-    Raises:
-        RaySystemError: It was shut down.
+    Attributes:
+        pid: The process.
+        job_id: Ray's, unique in the cluster.
+        node_id: The node that it is connected by; every local cluster counts its jobs from 1 again.
     """
-    if not ray.is_initialized():
-        raise ray.exceptions.RaySystemError("Ray was shut down")
+
+    pid: int
+    job_id: str
+    node_id: str
+
+    def require(self) -> None:
+        """Checks that it is there still; Ray itself would start another cluster at the next call.
+
+        Raises:
+            RaySystemError: Ray was shut down, or this is a fork of the process.
+        """
+        if self.pid != os.getpid():
+            raise ray.exceptions.RaySystemError("this is a fork of the process that is connected to Ray")
+        if not ray.is_initialized():
+            raise ray.exceptions.RaySystemError("Ray was shut down")
+        if read_connection() != self:
+            raise ray.exceptions.RaySystemError("Ray was shut down, and initialised again since")
+
+
+def read_connection() -> Connection:
+    """Returns the connection that there is; Ray must be initialised."""
+    context: Any = ray.get_runtime_context()
+    return Connection(os.getpid(), context.get_job_id(), context.get_node_id())
 
 
 class ObjectStore:
-    """Ray's object store, as the exchange uses it."""
+    """Ray's object store, as the exchange uses it.
+
+    Args:
+        connection: The pool's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def put(self, array: Array) -> Any:
         """Returns a reference to a copy of an array.
@@ -45,8 +77,10 @@ class ObjectStore:
             NoRoomError: It is full, and so is the disk that it spills to.
             PoolError: Ray cannot take it for another reason.
         """
-        if not ray.is_initialized():
-            raise PoolClosedError("pool is closed\n  Ray was shut down")
+        try:
+            self._connection.require()
+        except ray.exceptions.RayError as error:
+            raise PoolClosedError(f"pool is closed\n  {error}") from None
         try:
             return ray.put(array)
         except ray.exceptions.ObjectStoreFullError as error:
@@ -76,12 +110,20 @@ class Life:
     Args:
         name: Of the worker.
         post: Where it is.
+        connection: The pool's.
         answered: Called with every call and its future.
+
+    Attributes:
+        has_begun: Whether its process is known to be there; Ray may have no room for it yet.
+        is_ready: Whether it has opened its models.
     """
 
-    def __init__(self, name: str, post: Post, answered: Callable[[Life, Call, Any], None]) -> None:
+    def __init__(
+        self, name: str, post: Post, connection: Connection, answered: Callable[[Life, Call, Any], None]
+    ) -> None:
         self.name = name
-        self.is_ready = False
+        self.has_begun = self.is_ready = False
+        self._connection = connection
         self._answered = answered
         options = _actor_class().options(
             num_cpus=post.num_cpus,
@@ -92,7 +134,11 @@ class Life:
 
     def watch(self, ended: Done) -> None:
         """Has a function called when the actor is gone."""
+        self._actor.greet.options(concurrency_group=WATCH).remote().future().add_done_callback(self._greeted)
         self._actor.watch.options(concurrency_group=WATCH).remote().future().add_done_callback(ended)
+
+    def _greeted(self, future: Future[Any]) -> None:
+        self.has_begun = self.has_begun or future.exception() is None
 
     def open(self, job: dict[str, Any], opened: Done) -> None:
         """Opens models, behind the calls that were made before."""
@@ -105,14 +151,16 @@ class Life:
     def send(self, call: Call, requests: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Makes a call; whatever comes of it, `answered` is told."""
         try:
-            future = self._call(call, requests)
-        except Exception as error:  # noqa: BLE001 - a call that cannot be made is one that fails
-            future = Future()
-            future.set_exception(error)
-        future.add_done_callback(lambda future: self._answered(self, call, future))
+            self._call(call, requests).add_done_callback(lambda future: self._answered(self, call, future))
+        except BaseException as error:  # also a signal's: others may wait for what is in this call
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            self._answered(self, call, failed)
+            if not isinstance(error, Exception):
+                raise
 
     def _call(self, call: Call, requests: Sequence[tuple[str, Sequence[Any]]]) -> Future[Any]:
-        require_connection()
+        self._connection.require()
         if call.is_large:
             model, arrays = requests[0]
             # Ray brings what references stand for to the node only where they are arguments themselves.
@@ -124,6 +172,7 @@ class Life:
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing."""
+        self._connection.require()
         ray.kill(self._actor, no_restart=True)
 
 

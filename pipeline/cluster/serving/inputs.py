@@ -60,4 +60,5 @@ class Inputs:
 
     def _refer(self, array: Array, dtype: np.dtype[Any]) -> Any:
         reference = self._shared.get(id(array))
-        return self._store.put(np.ascontiguousarray(array, dtype)) if reference is None else reference
+        # Not `ascontiguousarray`, which gives a scalar an axis.
+        return self._store.put(np.asarray(array, dtype, order="C")) if reference is None else reference

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pipeline.errors import LoadError, RunError
-from pipeline.runtime.background_import import BackgroundImport
-from pipeline.runtime.binding import BoundRuns
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.cluster.serving.bound_often import BoundOften
+from pipeline.errors import LoadError, PoolError, RunError
+from pipeline.runtime.background_import import BackgroundImport, import_onnxruntime
 from pipeline.runtime.bucket_choice import choose_bucket, find_buckets
 from pipeline.runtime.bucket_opening import open_bucket, with_runnable_buckets
 from pipeline.runtime.deadline import Deadline
 from pipeline.runtime.element_types import Array, element_type_of
 from pipeline.runtime.golden import check_answers
+from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading import DigestPolicy
 from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
 from pipeline.runtime.pool.requests import Signature, read_signature
 from pipeline.runtime.pool.workplaces import limit_threads
-from pipeline.runtime.selection import FASTEST, needs_gpu
+from pipeline.runtime.selection import FASTEST, needs_gpu, select_variant
 from pipeline.runtime.session import SessionPlan, onnxruntime_errors
 from pipeline.runtime.sources import locate
 from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
@@ -80,8 +82,9 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
     def adapt(plan: SessionPlan) -> SessionPlan:
         return limit_threads(plan, opening.threads, may_spin=opening.may_spin)
 
+    on_gpu = opening.device_id is not None
     wishes = Wishes(
-        target=opening.target,
+        target=choose_target(root, opening),
         device_id=opening.device_id,
         digests=cast(DigestPolicy, opening.digests),
         check="golden",
@@ -90,7 +93,6 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
         precision=opening.precision,
     )
     opened = open_bundle(root, wishes, BackgroundImport())
-    on_gpu = opening.device_id is not None
     if opening.target is None and needs_gpu(opened.variant.requirements) != on_gpu:
         raise LoadError(
             f"no variant for {'a GPU' if on_gpu else 'the CPU'} here: {root}\n"
@@ -104,6 +106,47 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
         found = find_buckets(runnable, opened.variant)
         buckets = [open_bucket(opened.chosen, bucket, wishes) for bucket in found]
     return OpenedModel(name or opened.config.name, opened, buckets)
+
+
+def choose_target(root: Path, opening: Opening) -> str | None:
+    """Returns the target to open a bundle for; None for any.
+
+    A process for the CPU may see GPUs that are not its own. Of a bundle that prefers them it takes the first
+    variant that needs none, by its name.
+
+    Args:
+        root: The bundle's folder.
+        opening: How it is to be opened.
+
+    Raises:
+        BundleError: It cannot be read.
+    """
+    if opening.target is not None or opening.device_id is not None:
+        return opening.target
+    config = read_loader_config(root)
+    if not any(needs_gpu(variant.requirements) for variant in config.variants):
+        return None
+    onnxruntime = import_onnxruntime()
+    found = select_variant(
+        config,
+        target=None,
+        hardware=read_hardware(gpus=False),
+        onnxruntime_version=onnxruntime.__version__,
+        available_providers=onnxruntime.get_available_providers(),
+        precision=opening.precision,
+    ).variant
+    return None if found is None else found.name
+
+
+def _read_signature(name: str, config: LoaderConfig) -> Signature:
+    try:
+        return read_signature(name, config)
+    except PoolError:
+        types = ", ".join(f"{tensor.name}: {tensor.dtype}" for tensor in (*config.inputs, *config.outputs))
+        raise PoolError(
+            f"{name} cannot be run here\n  expected tensors of numbers or booleans, got {types}",
+            hint="pipeline.runtime.load() gives a session that takes them",
+        ) from None
 
 
 def _find(opening: Opening) -> Path:
@@ -129,7 +172,7 @@ class OpenedModel:
 
     def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
         self.name = name
-        self.signature = read_signature(name, opened.config)
+        self.signature = _read_signature(name, opened.config)
         self._general = opened
         variants = tuple(one.variant for one in (opened, *buckets))
         self.config = dataclasses.replace(opened.config, variants=variants)
@@ -203,7 +246,7 @@ class _Runner:
         self._is_native = not any(map(element_type_of, types))
         halves = half_inputs(opened.session)
         self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
-        self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
+        self._bound = BoundOften(opened.session) if opened.variant.io_binding else None
         self._errors = onnxruntime_errors()
 
     def check(self) -> None:

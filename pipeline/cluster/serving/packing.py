@@ -53,14 +53,19 @@ class Call:
 def pack_call(waiting: deque[Parcel], *, most: int) -> Call | None:
     """Takes the next call's requests off the queue, in order; None if there are none.
 
+    Of `CALLS_AT_A_TIME` requests or fewer each has a call to itself: that is all a worker is given whose runs
+    are long, or not timed yet (`pipeline.runtime.pool.ledger.depth_for`), and the first would wait for the
+    second. Together they would also be late together, and go on as a pair.
+
     Args:
         waiting: Requests of a worker that are not on their way yet.
         most: Requests that a call may carry.
     """
     if not waiting:
         return None
+    are_few = len(waiting) <= CALLS_AT_A_TIME
     first = waiting.popleft()
-    if first.is_large or first.alone:
+    if are_few or first.is_large or first.alone:
         return Call((first.number,), is_large=first.is_large)
     numbers, size_bytes = [first.number], first.size_bytes
     while waiting and len(numbers) < most and not waiting[0].alone:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pipeline.bundle.loader_config import golden_of
+from pipeline.bundle.loader_config import TensorSpec, golden_of
+from pipeline.cluster.serving.arguments import (
+    check_constants,
+    check_keep,
+    check_sizes,
+    choose_columns,
+    choose_sources,
+)
 from pipeline.cluster.serving.batching import (
     Piece,
     check_column,
+    check_row_outputs,
     cut,
     find_bucket_sizes,
     find_fixed_size,
+    have_named_rows,
     join,
     plan_pieces,
     tile,
 )
 from pipeline.cluster.serving.session_actor import plan_environment
-from pipeline.errors import InvalidRequestError, PoolError
+from pipeline.errors import InvalidRequestError, RunError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.loading import check_choice
 from pipeline.runtime.selection import FASTEST
@@ -34,17 +42,19 @@ class OnnxPredictor:
 
         ds.map_batches(
             OnnxPredictor,
-            fn_constructor_kwargs={"bundle": "/models/resnet50", "columns": {"data_0": "image"}},
+            fn_constructor_kwargs={
+                "bundle": "/models/resnet50", "columns": {"data_0": "image"}, "batch_size": 64
+            },
             batch_size=64,
             concurrency=4,
             num_gpus=1,
         )
 
     It is made once in every actor: it opens the bundle with optimisation disabled on the device that Ray gave
-    the actor, checks the golden sample, and runs a batch of every length that it will be asked for. Where the
-    model, or its shape buckets, are for batches of certain lengths, rows are cut into those; the last batch
-    is padded with copies of its last row, and the answers to those are dropped. So rows must not depend on
-    each other.
+    the actor, checks the golden sample, and runs a batch of every length that rows are cut into, the longest
+    first, or one of `batch_size` rows where they are run as they come. Where the model, or its shape buckets,
+    are for batches of certain lengths, rows are cut into those; the last batch is padded with copies of its
+    last row, and the answers to those are dropped. So rows must not depend on each other.
 
     Args:
         bundle: As `pipeline.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
@@ -52,20 +62,24 @@ class OnnxPredictor:
         columns: The column that each input is taken from; inputs that are not named, from those of their
             name.
         outputs: What each output's column is called; None for all, by their names. Outputs that are not named
-            are left out.
-        constants: Inputs that are the same for every row, whole.
+            are left out, as those without a row for every row must be.
+        constants: Inputs that are the same for every row, whole, as arrays of the model's types.
         keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
+        batch_size: That of `map_batches`, for the first run where batches are run as they come; None for as
+            many rows as the golden sample has.
         batch_sizes: Lengths of batches to cut rows into, where the model takes any; None for those of its
             buckets, or, without any, for batches as they come.
         pad: Whether what is left after those is padded; otherwise it is run at its own length.
-        device: `auto` (the GPU that Ray gave the actor, or the CPU), `cpu` or `cuda`.
+        device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`. In an actor
+            other GPUs are hidden from the process; elsewhere its environment is left alone.
         target: As `load` takes it; so are `precision`, `digests` and `require_signature`.
         buckets: Whether to use the bundle's shape buckets.
-        threads: Threads of the session; None for as many as processors are reserved for the actor.
+        threads: Threads of the session; None for as many as processors are reserved for the actor or task.
 
     Raises:
         PipelineError: The bundle cannot be loaded here, as `load` raises it.
-        PoolError: An argument names what the model has not.
+        PoolError: An argument does not fit the model, an output has no rows, or an input or output is no
+            tensor of numbers or booleans.
     """
 
     def __init__(
@@ -76,6 +90,7 @@ class OnnxPredictor:
         outputs: Mapping[str, str] | Sequence[str] | None = None,
         constants: Mapping[str, Any] | None = None,
         keep: bool | Sequence[str] = False,
+        batch_size: int | None = None,
         batch_sizes: Sequence[int] | None = None,
         pad: bool = True,
         device: str = "auto",
@@ -107,13 +122,15 @@ class OnnxPredictor:
         self._name, signature = self._model.name, self._model.signature
         self._inputs = {tensor.name: tensor for tensor in self._model.config.inputs}
         self._types = signature.inputs
-        self._constants = self._check_constants(constants or {})
-        self._columns = self._check_columns(columns or {})
+        self._constants = check_constants(constants or {}, self._inputs, signature)
+        self._columns = choose_sources(columns or {}, self._constants, signature)
         self._outputs = self._check_outputs(outputs)
-        self._keep, self._pad = keep, pad
+        self._keep, self._pad = check_keep(keep, [column for column, _ in self._outputs]), pad
         self._sizes = self._choose_sizes(batch_sizes)
         self._empty: dict[str, Array] = {}
-        self._warm_up()
+        if batch_size is not None:
+            (batch_size,) = check_sizes("batch_size", [batch_size], fixed=None, model=self._name)
+        self._warm_up(batch_size)
 
     @property
     def variant(self) -> str:
@@ -178,47 +195,24 @@ class OnnxPredictor:
             for column, position in self._outputs
         }
 
-    def _check_constants(self, constants: Mapping[str, Any]) -> dict[str, Array]:
-        self._require_inputs("constants", constants)
-        return {name: np.asarray(value, self._types[name]) for name, value in constants.items()}
-
-    def _check_columns(self, columns: Mapping[str, str]) -> dict[str, str]:
-        self._require_inputs("columns", columns)
-        return {name: columns.get(name, name) for name in self._inputs if name not in self._constants}
-
-    def _require_inputs(self, argument: str, names: Mapping[str, Any]) -> None:
-        unknown = [name for name in names if name not in self._inputs]
-        if unknown:
-            raise PoolError(
-                f"bad {argument}: {self._name} has no input {unknown[0]!r}\n"
-                f"  expected some of {', '.join(self._inputs)}"
-            )
-
     def _check_outputs(self, outputs: Mapping[str, str] | Sequence[str] | None) -> list[tuple[str, int]]:
         names = list(self._model.signature.outputs)
-        wanted = names if outputs is None else outputs
-        columns = wanted if isinstance(wanted, Mapping) else {name: name for name in wanted}
-        unknown = [name for name in columns if name not in names]
-        if unknown or not columns:
-            raise PoolError(
-                f"bad outputs: {self._name} has no output {unknown[0] if unknown else 'of no name'!r}\n"
-                f"  expected some of {', '.join(names)}"
-            )
-        return [(columns[name], names.index(name)) for name in columns]
+        columns = choose_columns(outputs, names, model=self._name)
+        return [(column, names.index(name)) for name, column in columns.items()]
 
     def _choose_sizes(self, asked: Sequence[int] | None) -> tuple[int, ...]:
         fixed = find_fixed_size(tuple(self._inputs.values()), constant=self._constants)
-        if asked is not None and (not all(size > 0 for size in asked) or (fixed and set(asked) != {fixed})):
-            raise PoolError(
-                f"bad batch_sizes of {self._name}: {list(asked)}\n"
-                f"  expected {fixed or 'lengths of 1 and more'}"
-            )
+        given = None if asked is None else check_sizes("batch_sizes", asked, fixed=fixed, model=self._name)
+        check_row_outputs(self._wanted(), fixed=fixed, model=self._name)
         if fixed is not None:
             self._pad = True  # the model takes nothing shorter
             return (fixed,)
-        return find_bucket_sizes(self._model.config) if asked is None else tuple(sorted(set(asked)))
+        return find_bucket_sizes(self._model.config) if given is None else given
 
-    def _warm_up(self) -> None:
+    def _wanted(self) -> list[TensorSpec]:
+        return [self._model.config.outputs[position] for _, position in self._outputs]
+
+    def _warm_up(self, batch_size: int | None) -> None:
         """Runs a batch of every length, and learns what an answer to no rows is."""
         from pipeline.runtime.golden import read_golden
 
@@ -226,36 +220,37 @@ class OnnxPredictor:
         variant = next(one for one in config.variants if one.name == self._model.variant)
         sample, _ = read_golden(golden_of(config, variant), self._model.root)
         rows = {name: sample[name] for name in self._columns}
-        length = next((len(array) for array in rows.values() if array.ndim), 1)
-        for size in self._sizes or (length,):
+        length = batch_size or next((len(array) for array in rows.values() if array.ndim), 0) or 1
+        # What is run first is what is bound to, and most rows come in the longest.
+        for size in reversed(self._sizes or (length,)):
             answers = self._run(tile(rows, size), size)
             self._empty = {name: answer[:0] for name, answer in answers.items()}
+        inputs = [self._inputs[name] for name in self._columns]
+        if not self._sizes and not have_named_rows(self._wanted(), inputs):
+            # An axis may be as long as the batch by accident, but not twice. Not all models take any length.
+            with contextlib.suppress(RunError):
+                self._run(tile(rows, length + 1), length + 1)
 
 
 def _prepare_device(device: str) -> bool:
-    """Says whether to load for a GPU, and hides those that are somebody else's."""
-    given = _gpus_of_actor()
+    """Says whether to load for a GPU; in an actor, hides those that are somebody else's."""
+    context = _context()
+    given = () if context is None else context.get_accelerator_ids().get("GPU", ())
     on_gpu = device == "cuda" or (device == "auto" and bool(given))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not on_gpu:
-        os.environ.update(plan_environment("cpu", visible))
-    elif given is not None:
-        os.environ.update(plan_environment("cuda", visible))
+    if context is not None and (on_gpu or context.get_actor_id() is not None):
+        planned = plan_environment("cuda" if on_gpu else "cpu", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if context.get_actor_id() is not None:  # the process of a task goes on to others
+            os.environ.update(planned)
     return on_gpu
 
 
 def _context() -> Any:
-    """Returns the context of the Ray actor that this runs in; None outside of one."""
+    """Returns the context of the Ray actor or task that this runs in; None outside of one."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
-    return context if context.get_actor_id() is not None else None
-
-
-def _gpus_of_actor() -> list[str] | None:
-    context = _context()
-    return None if context is None else list(context.get_accelerator_ids().get("GPU", ()))
+    return context if getattr(context.worker, "mode", None) == ray.WORKER_MODE else None
 
 
 def _own_processors() -> int | None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.util.client import ray as client
 
-from pipeline.cluster.serving.exchange import Exchange
-from pipeline.cluster.serving.hands import ObjectStore
+from pipeline.cluster.serving.exchange import Exchange, renew
+from pipeline.cluster.serving.hands import ObjectStore, read_connection
 from pipeline.cluster.serving.nodes import NodeChoice, choose_devices
 from pipeline.cluster.serving.opened_model import Opening
 from pipeline.cluster.serving.packing import SMALL_BYTES
@@ -115,6 +116,7 @@ class RaySessionPool(PoolCalls):
         )
         choice = NodeChoice(choose_devices(devices), dict(labels or {}))
         _require_ray()
+        connection = read_connection()
         signature = None if require_signature is None else os.fspath(require_signature)
         pinned = _pin_all(bundles, signature)
         terms = Terms(
@@ -149,12 +151,21 @@ class RaySessionPool(PoolCalls):
         )
 
         def make_exchange(wake: Callable[[], None]) -> Exchange:
-            return Exchange(signatures, ObjectStore(), max_pending, max_batch, wake)
+            return Exchange(signatures, ObjectStore(connection), max_pending, max_batch, wake)
 
-        self._steward = Steward(rules, make_exchange)
+        self._steward = Steward(rules, connection, make_exchange)
         self._exchange = self._steward.exchange
-        super().__init__(signatures, self._exchange)
-        self._scout = Scout(self._steward, terms, first, tuple(wrong), max_nodes=most)
+        super().__init__(signatures, self._exchange, long_copy_bytes=SMALL_BYTES)
+        self._scout = Scout(
+            self._steward,
+            connection,
+            terms,
+            first,
+            tuple(wrong),
+            max_nodes=most,
+            answer_s=start_timeout_s,
+        )
+        self._steward.roster.last_error = next(iter(wrong.values()), None)
         # The threads hold these and not the pool, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, _stop_soon, self._scout, self._steward)
         try:
@@ -199,11 +210,14 @@ class RaySessionPool(PoolCalls):
 
         Raises:
             RequestTimeoutError: Some had not said by then.
+            PipelineError: The pool is closed, or was before all had said.
         """
         self._exchange.refuse_in_callback("check()")
         check = self._steward.begin_check()
         if not check.done.wait(timeout_s):
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
+        if check.error is not None:
+            raise renew(check.error)
         return dict(check.wrong)
 
     def wait_ready(self, count: int | None = None, *, timeout_s: float | None = None) -> None:
@@ -271,6 +285,11 @@ def _require_ray() -> None:
         raise PoolError(
             "Ray is not initialised\n  expected a driver that is connected to a cluster",
             hint="ray.init(address='auto')   (ray.init() alone starts a cluster of this one machine)",
+        )
+    if client.is_connected():
+        raise PoolError(
+            "a pool cannot be used through Ray Client\n  expected a driver on a node, got one of ray://",
+            hint="ray job submit -- python …   (runs it in the cluster)",
         )
 
 

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pipeline.cluster.serving.exchange import Exchange
+from pipeline.cluster.serving.checks import Check
+from pipeline.cluster.serving.exchange import Exchange, renew
 from pipeline.cluster.serving.hands import Hand
 from pipeline.cluster.serving.placing import choose_heir
-from pipeline.errors import PipelineError, PoolError, RequestTimeoutError
+from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.pool.crew import Member, PoolStats
 
 _GONE = ("failed", "stopped")
@@ -36,6 +37,7 @@ class Roster:
         self._changed = threading.Condition()
         self._hands: dict[int, Hand] = {}
         self._free: list[int] = []
+        self._checks: list[Check] = []
         self.is_over = False
         self.last_error: PipelineError | None = None
 
@@ -94,6 +96,33 @@ class Roster:
             self._free.append(hand.number)
             self.last_error = hand.member.error or self.last_error
 
+    def keep(self, check: Check) -> None:
+        """Has a check fail when the pool ends, if that comes first.
+
+        Raises:
+            PipelineError: It has ended, or is closed.
+        """
+        with self._changed:
+            if self.is_over or self._exchange.closed_by is not None:
+                raise self._closed_error()
+            self._checks = [one for one in self._checks if not one.done.is_set()]
+            self._checks.append(check)
+
+    def end(self) -> None:
+        """Notes that the pool has ended, and fails what waits for its workers."""
+        with self.changing():
+            self.is_over = True
+            for check in self._checks:
+                check.fail(self._closed_error())
+
+    def forget(self) -> None:
+        """Becomes that of a pool that has ended, in a fork of its process."""
+        self._changed = threading.Condition()
+        self._hands, self._checks, self.is_over = {}, [], True
+
+    def _closed_error(self) -> PipelineError:
+        return renew(self._exchange.closed_by or PoolClosedError("pool was closed"))
+
     def wait_ready(
         self, count: int | None, *, timeout_s: float | None = None, may_join: bool = False
     ) -> None:
@@ -118,7 +147,7 @@ class Roster:
                     return
                 lost = [member for member in members if member.state == "failed"]
                 if self.is_over or (not may_join and len(members) - len(lost) < wanted):
-                    raise self._first_error(lost)
+                    raise self._first_error(lost, wanted)
                 left_s = until - time.monotonic()
                 if left_s <= 0:
                     raise RequestTimeoutError(
@@ -126,11 +155,16 @@ class Roster:
                     )
                 self._changed.wait(None if left_s == math.inf else left_s)
 
-    def _first_error(self, lost: Sequence[Member]) -> PipelineError:
-        if self.is_over and self._exchange.closed_by is not None:
-            return self._exchange.closed_by
-        said = [member.error for member in lost if member.error is not None]
-        return said[0] if said else self.last_error or PoolError("no worker is ready", hint="ray status")
+    def _first_error(self, lost: Sequence[Member], wanted: int) -> PipelineError:
+        if self.is_over:
+            return self._closed_error()
+        found = next((member.error for member in lost if member.error is not None), self.last_error)
+        if found is not None:
+            return renew(found)
+        return PoolError(
+            f"too few workers\n  expected {wanted}, got nodes with devices for {len(self._hands)}",
+            hint="RaySessionPool(…, min_ready=…, workers_per_device=…), or ray status",
+        )
 
     def stats(self) -> PoolStats:
         """Returns what the pool and its workers are doing."""

@@ -17,18 +17,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.bundle.codec import encode
 from pipeline.cluster.serving.fleet import Fielded, check_agreement, compare_nodes, field_node
-from pipeline.cluster.serving.hands import require_connection
+from pipeline.cluster.serving.hands import Connection
 from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice, parse_nodes
 from pipeline.cluster.serving.posts import Wanted
 from pipeline.cluster.serving.ray_errors import shorten
 from pipeline.cluster.serving.steward import Steward
 from pipeline.cluster.serving.survey import Errand, Survey, read_survey, survey_node
 from pipeline.errors import PipelineError, PoolClosedError, PoolError
+from pipeline.versions import parse_version
 
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 30.0
 """Seconds until a node that could not be used is asked again."""
+
+_SHOWS_GPUS = (2, 60)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,20 @@ def ask_node(node: ClusterNode, errand: Errand) -> Any:
     """Has a node pull the bundles, unless it has them, and returns Ray's reference to what it says."""
     task: Any = ray.remote(num_cpus=0, max_retries=0)(survey_node)
     affinity = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    return task.options(scheduling_strategy=affinity).remote(encode(errand))
+    return task.options(scheduling_strategy=affinity, **show_gpus(ray.__version__)).remote(encode(errand))
+
+
+def show_gpus(version: str) -> dict[str, Any]:
+    """Returns the options with which a task that reserves no GPU sees those of its node.
+
+    Ray 2.50 hides them from it unless its process has a variable of Ray's; 2.60 does not.
+
+    Args:
+        version: Ray's.
+    """
+    if (parse_version(version) or ()) >= _SHOWS_GPUS:
+        return {}
+    return {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}}
 
 
 def field_first(
@@ -125,40 +141,58 @@ def _read(node: ClusterNode, future: Future[Any], timeout_s: float) -> Survey:
     return read_survey(said, node.name)
 
 
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """One asking of a node, which is not another of the same node."""
+
+    until: float
+
+
 class Scout:
     """Looks at the cluster's nodes every so often, and has the steward act on what changed.
 
     Args:
         steward: Whose pool it is; all but the looking is done on its thread.
+        connection: The pool's.
         terms: Which nodes are used, and for what.
         first: The nodes that the pool begins with.
         wrong: Ids of those that it began without.
         max_nodes: How many nodes at most.
+        answer_s: Seconds that a node which was asked may take, as long as requests wait for it.
         list_alive: Returns the cluster's nodes.
     """
 
     def __init__(
         self,
         steward: Steward,
+        connection: Connection,
         terms: Terms,
         first: Sequence[Fielded],
         wrong: Sequence[str] = (),
         *,
         max_nodes: float = math.inf,
+        answer_s: float,
         list_alive: Callable[[], Sequence[ClusterNode]] = list_nodes,
     ) -> None:
-        self._steward, self._terms, self._list_alive = steward, terms, list_alive
-        self._max_nodes = max_nodes
+        self._steward, self._connection, self._terms = steward, connection, terms
+        self._list_alive = list_alive
+        self._max_nodes, self._answer_s = max_nodes, answer_s
         self._survey = first[0].survey
         self._used: dict[str, str] = {one.node.node_id: one.node.name for one in first}
         self._again_at = dict.fromkeys(wrong, time.monotonic() + _AGAIN_S)
-        self._look_now = threading.Event()
-        self._ended = threading.Event()
+        self._asked: dict[str, _Asking] = {}
+        self._renew_events()
         self._thread = threading.Thread(target=self._look, name="ortprep-ray-scout", daemon=True)
+
+    def _renew_events(self) -> None:
+        self._look_now, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
         """Starts to look."""
         self._steward.look_at_nodes = self._look_now.set
+        self._steward.give_up_node = self._give_up
+        self._steward.joining_until = self._joining_until
+        self._steward.forget_scout = self._renew_events
         self._thread.start()
 
     def stop(self) -> None:
@@ -178,12 +212,12 @@ class Scout:
 
     def _look(self) -> None:
         while not self._ended.is_set():
-            self._look_now.wait(self._terms.poll_s)
+            self._look_now.wait(min(self._terms.poll_s, threading.TIMEOUT_MAX))
             self._look_now.clear()
             if self._ended.is_set():
                 return
             try:
-                require_connection()
+                self._connection.require()
             except ray.exceptions.RayError as error:
                 self._steward.exchange.close(PoolClosedError(f"pool is closed\n  {error}"))
                 self._steward.stop_soon()
@@ -197,33 +231,49 @@ class Scout:
 
     def _compare(self, alive: Sequence[ClusterNode]) -> None:
         now = time.monotonic()
-        self._again_at = {node_id: at for node_id, at in self._again_at.items() if at > now}
-        eligible = [node for node in alive if node.node_id not in self._again_at]
+        for node_id in self._again_at.keys() - {node.node_id for node in alive}:
+            del self._again_at[node_id]
+            self._steward.drop_node(node_id, "its node left the cluster")  # those that were given up there
+        eligible = [node for node in alive if self._again_at.get(node.node_id, now) <= now]
         change = compare_nodes(tuple(self._used), eligible, self._terms.choice, self._max_nodes)
         for node_id in change.lost:
             name = self._used.pop(node_id)
+            self._asked.pop(node_id, None)
             log.warning("node %s left the cluster", name)
             self._steward.drop_node(node_id, "its node left the cluster")
         for node_id in change.surplus:
             log.info("node %s is let go", self._used.pop(node_id))
+            self._asked.pop(node_id, None)
             self._steward.retire_node(node_id)
         for node in change.joined:
             log.info("node %s joins", node.name)
             self._used[node.node_id] = node.name
+            self._again_at.pop(node.node_id, None)
+            asking = self._asked[node.node_id] = _Asking(now + self._answer_s)
             asked = ask_node(node, self._terms.errand)
-            asked.future().add_done_callback(partial(self._pass_on, node))
+            asked.future().add_done_callback(partial(self._pass_on, node, asking))
 
-    def _pass_on(self, node: ClusterNode, future: Future[Any]) -> None:
-        self._steward.do(partial(self._surveyed, node, future))
+    def _pass_on(self, node: ClusterNode, asking: _Asking, future: Future[Any]) -> None:
+        self._steward.do(partial(self._surveyed, node, asking, future))
 
-    def _surveyed(self, node: ClusterNode, future: Future[Any]) -> None:
-        if node.node_id not in self._used:
-            return
+    def _surveyed(self, node: ClusterNode, asking: _Asking, future: Future[Any]) -> None:
+        if self._asked.get(node.node_id) is not asking:
+            return  # it was let go meanwhile, and may have been asked again
+        del self._asked[node.node_id]
         try:
             survey = _read(node, future, 0.0)
             check_agreement(self._survey, survey, node)
             self._steward.field([field_node(node, survey, self._terms.wanted)])
         except PipelineError as error:
             log.warning("node %s is not used: %s", node.name, error.message)
-            del self._used[node.node_id]
-            self._again_at[node.node_id] = time.monotonic() + _AGAIN_S
+            self._steward.roster.last_error = error
+            self._give_up(node.node_id)
+
+    def _give_up(self, node_id: str) -> None:
+        """Uses a node no more, for some time."""
+        if self._used.pop(node_id, None) is not None:
+            self._again_at[node_id] = time.monotonic() + _AGAIN_S
+            self._look_now.set()  # another may take its place
+
+    def _joining_until(self) -> float:
+        return max((asking.until for asking in self._asked.values()), default=-math.inf)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, PoolError
+from pipeline.errors import IntegrityError, PipelineError, PoolError
 from pipeline.runtime.pool.worker import describe_error
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ class SessionActor:
 
     def __init__(self) -> None:
         self._models: dict[str, OpenedModel] = {}
+
+    def greet(self) -> None:
+        """Returns as soon as there is a process."""
 
     def open(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Opens models beside those it has, and checks their golden samples.
@@ -59,7 +62,7 @@ class SessionActor:
             started = time.perf_counter()
             opened = open_model(model["name"], decode(Opening, model["opening"]))
             if encode(opened.bundle_config) != model["config"]:
-                raise PoolError(
+                raise IntegrityError(
                     f"bundle was replaced by another build: {opened.root}\n"
                     "  expected the one that the pool began with, whose answers would mix with this one's",
                     hint="make a new pool",

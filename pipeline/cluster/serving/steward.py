@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,14 +25,14 @@ import ray
 from pipeline.cluster.serving.checks import Check
 from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.fleet import Fielded, assign_models, build_job
-from pipeline.cluster.serving.hands import Hand, Life, require_connection
+from pipeline.cluster.serving.hands import Connection, Hand, Life
 from pipeline.cluster.serving.opened_model import Opening
 from pipeline.cluster.serving.packing import Call
 from pipeline.cluster.serving.posts import Post
 from pipeline.cluster.serving.ray_errors import died, failed, is_death, is_node_gone
 from pipeline.cluster.serving.roster import Roster, find_heir
 from pipeline.cluster.serving.survey import raise_what_went_wrong
-from pipeline.errors import PipelineError, PoolClosedError, PoolError
+from pipeline.errors import IntegrityError, PipelineError, PoolClosedError, PoolError
 from pipeline.runtime.pool.crew import Member, WorkerEvent
 from pipeline.runtime.pool.devices import Device
 from pipeline.runtime.pool.exchange import Outcome
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 3600.0
 _HINT = "ray status"
 _SHUTDOWN_S = 0.5
+_REFUSALS = 16
+"""Refusals in a row after which a worker runs its golden samples, as in a pool on one machine."""
 _NODE_PAUSE_S = 5.0
 """For Ray to take a node off its list that an actor died with; then there is nothing to start again."""
 
@@ -72,24 +76,37 @@ class Steward:
 
     Args:
         rules: What it goes by.
+        connection: The pool's.
         make_exchange: Makes the exchange, given what wakes this up.
 
     Attributes:
         exchange: Where requests are handed in.
         roster: The workers.
         look_at_nodes: Called after a death, which may be that of a node.
+        give_up_node: Called with the id of a node whose workers were all given up.
+        joining_until: Returns until when a node that was asked may yet join; minus infinity if none was.
+        forget_scout: Called in a fork of the process.
     """
 
-    def __init__(self, rules: Rules, make_exchange: Callable[[Callable[[], None]], Exchange]) -> None:
-        self._rules = rules
+    def __init__(
+        self,
+        rules: Rules,
+        connection: Connection,
+        make_exchange: Callable[[Callable[[], None]], Exchange],
+    ) -> None:
+        self._rules, self._connection = rules, connection
         self._inbox: SimpleQueue[Deed] = SimpleQueue()
         self.exchange = make_exchange(partial(self._inbox.put, _nothing))
         self.roster = Roster(self.exchange)
         self._stranded_at: dict[str, float] = {}
         self._stranded: set[str] = set()
         self.look_at_nodes: Deed = _nothing
+        self.give_up_node: Callable[[str], None] = _ignore
+        self.joining_until: Callable[[], float] = _never
+        self.forget_scout: Deed = _nothing
         self._thread = threading.Thread(target=self._run, name="ortprep-ray-pool", daemon=True)
         self.exchange.steward = self._thread
+        _KNOWN.add(self)
 
     # What other threads do.
 
@@ -114,9 +131,22 @@ class Steward:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def forget(self) -> None:
+        """Makes this a closed pool without workers, in a process that was forked from the pool's."""
+        # Ray's handles are never let go of here: that would call into a Ray whose threads were not forked.
+        _FORGOTTEN.extend(self.roster.hands)
+        self.exchange.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
+        self.roster.forget()
+        self.forget_scout()
+
     def begin_check(self) -> Check:
-        """Has every ready worker run its golden samples."""
+        """Has every ready worker run its golden samples.
+
+        Raises:
+            PipelineError: The pool is closed.
+        """
         check = Check()
+        self.roster.keep(check)
         self._inbox.put(partial(self._begin_check, check))
         return check
 
@@ -139,11 +169,13 @@ class Steward:
     def _give_up(self, error: Exception) -> None:
         """Ends the pool; where Ray is being shut down, what it raises meanwhile says nothing."""
         time.sleep(_SHUTDOWN_S)
-        if ray.is_initialized():
+        try:
+            self._connection.require()
+        except ray.exceptions.RayError as gone:
+            self.exchange.close(PoolClosedError(f"pool is closed\n  {gone}"))
+        else:
             log.error("the pool gives itself up", exc_info=error)
             self.exchange.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
-        else:
-            self.exchange.close(PoolClosedError("pool is closed\n  Ray was shut down"))
         self._finish()
 
     def _next_wake(self) -> float:
@@ -157,7 +189,7 @@ class Steward:
             for hand in hands
             if hand.member.state == "starting"
         ]
-        times += [since + rules.grace_s for since in self._stranded_at.values()]
+        times += [self._strand_at(model) for model in self._stranded_at]
         return min(times, default=math.inf)
 
     def _tend(self, now: float) -> None:
@@ -175,17 +207,23 @@ class Steward:
             self._end(self.roster.hand(number), reason)
         for hand in self.roster.hands:
             self._tend_hand(hand, now)
-        for model, since in tuple(self._stranded_at.items()):
-            if now >= since + self._rules.grace_s:
+        for model in tuple(self._stranded_at):
+            if now >= self._strand_at(model):
                 del self._stranded_at[model]
                 self._strand(model, self._no_worker(model))
+
+    def _strand_at(self, model: str) -> float:
+        """Returns when requests wait no longer: not while a node that joins pulls, or its workers start."""
+        if any(model in hand.member.models for hand in self.roster.able()):
+            return math.inf
+        return max(self._stranded_at[model] + self._rules.grace_s, self.joining_until())
 
     def _tend_hand(self, hand: Hand, now: float) -> None:
         member = hand.member
         if member.state == "waiting" and now >= member.start_again_at:
             self._start(hand)
         elif member.state == "starting" and now >= member.started_at + self._rules.start_timeout_s:
-            self._end(hand, f"it was not ready within {self._rules.start_timeout_s:g} s")
+            self._end_start(hand)
         elif hand.is_retired and not self.exchange.ledger.seat(hand.number).sent:
             self._dismiss(hand, None)
 
@@ -196,8 +234,7 @@ class Steward:
             hand.member.state, hand.member.pid = "stopped", None
             _kill(hand.life)
             hand.life = None
-        with self.roster.changing():
-            self.roster.is_over = True
+        self.roster.end()
         _tell(outcomes)
 
     # Nodes.
@@ -209,6 +246,11 @@ class Steward:
             PoolError: A model that nobody serves fits nowhere.
         """
         places, self.placement = assign_models(joining, self.roster.count_copies())
+        failed = [hand for hand in self.roster.hands if hand.member.state == "failed"]
+        again = {one.node.node_id for one in joining}
+        for hand in failed:
+            if hand.post.node.node_id in again:
+                self._dismiss(hand, hand.member.error)
         for place, post, models in places:
             self._add(place, post, models)
         self._settle_models()
@@ -248,11 +290,11 @@ class Steward:
     # Workers.
 
     def _start(self, hand: Hand) -> None:
-        require_connection()
+        self._connection.require()
         with self.roster.changing():
             hand.member.begin(time.monotonic())
         self._say(hand)
-        life = Life(hand.member.name, hand.post, partial(self._pass_on, hand))
+        life = Life(hand.member.name, hand.post, self._connection, partial(self._pass_on, hand))
         hand.life, hand.models, hand.opening = life, (), ()
         self._open(hand, life, hand.member.models)
         life.watch(lambda future: self.do(partial(self._ended, hand, life, future)))
@@ -279,12 +321,15 @@ class Steward:
 
     def _not_opened(self, hand: Hand, life: Life, models: tuple[str, ...], error: PipelineError) -> None:
         if not life.is_ready:
-            self._bury(hand, error, is_hopeless=True)
+            # What was ready once may be again: a file server was away. Another build never is.
+            is_hopeless = not hand.member.was_ready or isinstance(error, IntegrityError)
+            self._bury(hand, error, is_hopeless=is_hopeless, is_blamed=False)
             return
         # It goes on with those that it has; another would fare no better with these.
         hand.member.models = tuple(name for name in hand.member.models if name not in models)
         for model in models:
-            self._strand(model, error)
+            if not any(model in other.member.models for other in self.roster.able()):
+                self._strand(model, error)
 
     def _become_ready(self, hand: Hand, life: Life, models: tuple[str, ...], said: Mapping[str, Any]) -> None:
         member, hand.models = hand.member, (*hand.models, *models)
@@ -300,9 +345,9 @@ class Steward:
                 member.become_ready(time.monotonic())
         if not hand.is_retired:
             self.exchange.open_worker(hand.number, life, hand.models)
-        for model in hand.models:
-            self._stranded_at.pop(model, None)
-            self._stranded.discard(model)
+            for model in hand.models:
+                self._stranded_at.pop(model, None)
+                self._stranded.discard(model)
         if is_first:
             self._say(hand)
         late = tuple(name for name in member.models if name not in (*hand.models, *hand.opening))
@@ -325,7 +370,9 @@ class Steward:
             return
         error = future.exception()
         if error is None:
-            outcomes, waited_s = self.exchange.answered(hand.number, life, call, future.result())
+            results = future.result()
+            outcomes, waited_s = self.exchange.answered(hand.number, life, call, results)
+            self._count_refusals(hand, [outputs is None for outputs, _, _ in results])
             with self.roster.changing():
                 hand.member.served += len(call.numbers)
                 hand.member.latencies_s.extend(waited_s)
@@ -334,6 +381,14 @@ class Steward:
             self._find_dead(hand, error)
         else:
             _tell(self.exchange.refuse(hand.number, life, call, failed(hand.member.name, error)))
+            self._count_refusals(hand, [True] * len(call.numbers))
+
+    def _count_refusals(self, hand: Hand, are_refused: Sequence[bool]) -> None:
+        """Has a worker that refuses one request after the other run its golden samples."""
+        for is_refused in are_refused:
+            hand.member.refusals = hand.member.refusals + 1 if is_refused else 0
+            if is_refused and hand.member.refusals % _REFUSALS == 0:
+                Check().begin([hand], self.do, self._replace)
 
     def _ended(self, hand: Hand, life: Life, future: Future[Any]) -> None:
         error = future.exception()
@@ -346,15 +401,36 @@ class Steward:
             hand.member.start_again_at += _NODE_PAUSE_S
         self.look_at_nodes()
 
+    def _end_start(self, hand: Hand) -> None:
+        """Ends a worker that is not ready in time, or that Ray never had room for."""
+        within = f"within {self._rules.start_timeout_s:g} s"
+        if hand.life is None or hand.life.has_begun:
+            self._end(hand, f"it was not ready {within}")
+            return
+        post = hand.post
+        gpus = f" and {post.num_gpus:g} GPUs" if post.num_gpus else ""
+        error = PoolError(
+            f"{post.node.name} has no room for {hand.member.name}\n"
+            f"  expected {post.num_cpus:g} CPUs{gpus} free {within}, got them reserved by others",
+            hint="RaySessionPool(…, cpus_per_worker=…), or ray status",
+        )
+        self._bury(hand, error, is_hopeless=True, is_blamed=False)
+
     def _end(self, hand: Hand, reason: str) -> None:
         """Ends a worker that hangs."""
         self._bury(hand, died(hand.member.name, hand.member.pid, None, reason=reason))
 
-    def _bury(self, hand: Hand, error: PipelineError, *, is_hopeless: bool = False) -> None:
+    def _replace(self, hand: Hand, error: PipelineError) -> None:
+        """Ends and replaces a worker that answers wrongly, which no request is to blame for."""
+        self._bury(hand, error, is_blamed=False)
+
+    def _bury(
+        self, hand: Hand, error: PipelineError, *, is_hopeless: bool = False, is_blamed: bool = True
+    ) -> None:
         """Takes note of a worker's death; it is started again unless that is hopeless."""
         _kill(hand.life)
         hand.life, hand.models, hand.opening = None, (), ()
-        outcomes = self.exchange.lose(hand.number, error, is_blamed=not is_hopeless)
+        outcomes = self.exchange.lose(hand.number, error, is_blamed=is_blamed)
         with self.roster.changing():
             hand.member.die(time.monotonic(), error, is_hopeless=is_hopeless)
             self.roster.last_error = error
@@ -363,6 +439,8 @@ class Steward:
         self._say(hand, error=error)
         if hand.is_retired:
             self._dismiss(hand, error)
+        elif all(other.member.state == "failed" for other in self.roster.on(hand.post.node.node_id)):
+            self.give_up_node(hand.post.node.node_id)
         self._settle_models()
         _tell(outcomes)
 
@@ -400,7 +478,7 @@ class Steward:
         return PoolError(f"no worker is left for {model}{because}", hint=_HINT)
 
     def _begin_check(self, check: Check) -> None:
-        check.begin(self.roster.ready(), self.do, self._bury)
+        check.begin(self.roster.ready(), self.do, self._replace)
 
     def _say(self, hand: Hand, *, error: PipelineError | None = None) -> None:
         if self._rules.observer is None:
@@ -418,13 +496,33 @@ def _nothing() -> None:
     """A deed that only wakes the thread."""
 
 
+def _ignore(_: str) -> None:
+    """Nobody wants to know."""
+
+
+def _never() -> float:
+    return -math.inf
+
+
 def _kill(life: Life | None) -> None:
     if life is not None:
         with suppress(Exception):  # what cannot be ended now ends with the driver
-            require_connection()
             life.kill()
 
 
 def _tell(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         outcome.tell()
+
+
+_KNOWN: weakref.WeakSet[Steward] = weakref.WeakSet()
+_FORGOTTEN: list[Hand] = []
+
+
+def _forget_all() -> None:
+    for steward in tuple(_KNOWN):
+        steward.forget()
+    _KNOWN.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
+from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
 from pipeline.errors import PipelineError, error_named
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.pool.loads import read_load
@@ -46,12 +47,15 @@ class SurveyedModel:
         name: What the pool calls it.
         root: The bundle's folder there.
         config: What `loader.json` says there; a node pulls the variants it can run, so nodes may differ.
+        identity: The reference that was asked for, which is pinned to a version's digest; of a folder, the
+            digests of its golden sample and of the model that it was prepared from.
         loads: What it asks for on a device of each of `KINDS`, in their order.
     """
 
     name: str
     root: str
     config: LoaderConfig
+    identity: str
     loads: tuple[ModelLoad, ...]
 
 
@@ -115,7 +119,15 @@ def _survey_model(name: str, bundle: str, errand: Errand) -> SurveyedModel:
         )
         for kind in KINDS
     )
-    return SurveyedModel(name, str(path), config, loads)
+    return SurveyedModel(name, str(path), config, _identify(bundle, path, config), loads)
+
+
+def _identify(bundle: str, path: Path, config: LoaderConfig) -> str:
+    if "://" in bundle:
+        return bundle
+    has_manifest = (path / MANIFEST_FILE).exists()
+    source = read_manifest(path).source.sha256 if has_manifest else "unknown"
+    return f"golden {config.golden.file.sha256}, source {source}"
 
 
 def read_survey(said: Mapping[str, Any], node: str) -> Survey:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any, Protocol
 
@@ -39,11 +40,19 @@ class PoolCalls:
     Args:
         signatures: What the models take and give, by name.
         counter: Where requests are handed in.
+        long_copy_bytes: Inputs above this take too long to hand in for an event loop to wait.
     """
 
-    def __init__(self, signatures: Mapping[str, Signature], counter: Counter) -> None:
+    def __init__(
+        self,
+        signatures: Mapping[str, Signature],
+        counter: Counter,
+        *,
+        long_copy_bytes: int = _LONG_COPY_BYTES,
+    ) -> None:
         self._signatures = signatures
         self._counter = counter
+        self._long_copy_bytes = long_copy_bytes
 
     def run(
         self,
@@ -107,19 +116,26 @@ class PoolCalls:
     ) -> Answer:
         """Does what `run` does, for asyncio; cancelling it takes the request back if no worker has it.
 
+        One that is cancelled while it waits for room is taken back as soon as it has got some.
+
         Raises:
             PoolError: As `run`.
         """
         name = self._model(model)
         order = Order(timeout_s, retries, copies=copy, may_wait=False, begun=time.monotonic())
-        is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
+        is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= self._long_copy_bytes
         try:
             future = self._counter.submit(name, inputs, order) if is_small else None
         except WouldBlock:
             future = None
         if future is None:  # the loop must not wait, be it for room or for a long copy
             order.may_wait = True
-            future = await asyncio.to_thread(self._counter.submit, name, inputs, order)
+            handover = _Handover(lambda: self._counter.submit(name, inputs, order), order)
+            try:
+                future = await asyncio.to_thread(handover.make)
+            except asyncio.CancelledError:
+                handover.drop()
+                raise
         return await asyncio.wrap_future(future)
 
     def map(
@@ -302,6 +318,31 @@ class PoolCalls:
                 f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
             )
         return model
+
+
+class _Handover:
+    """A request that a thread hands in for who may not wait for it to be done."""
+
+    def __init__(self, submit: Callable[[], PoolFuture], order: Order) -> None:
+        self._submit, self._order = submit, order
+        self._lock = threading.Lock()
+        self._future: PoolFuture | None = None
+        self._is_dropped = False
+
+    def make(self) -> PoolFuture:
+        future = self._submit()
+        with self._lock:
+            self._future, is_dropped = future, self._is_dropped
+        if is_dropped:
+            future.cancel()
+        return future
+
+    def drop(self) -> None:
+        self._order.may_wait = False
+        with self._lock:
+            future, self._is_dropped = self._future, True
+        if future is not None:
+            future.cancel()
 
 
 def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:

@@ -390,6 +390,8 @@ class Exchange:
                 f"request did not get its turn within {order.timeout_s:g} s\n  got {reason}"
             )
         self.changed.wait(None if remaining_s is None else min(remaining_s, threading.TIMEOUT_MAX))
+        if not order.may_wait:
+            raise WouldBlock  # its caller gave up meanwhile
 
     def refuse_in_callback(self, reason: str) -> None:
         """Raises if this is the thread that answers, which would wait for itself.

@@ -36,7 +36,6 @@ Bundle = str | os.PathLike[str]
 _WORKER = "pipeline.runtime.pool.worker:main"
 _SHARE_OF_SHM = 0.5
 _GRACE_S = 10.0
-_LONG_COPY_BYTES = 2**20
 
 
 class SessionPool(PoolCalls):

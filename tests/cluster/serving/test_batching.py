@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.bundle.loader_config import TensorSpec
-from pipeline.cluster.serving.batching import Piece, check_column, cut, find_fixed_size, join, plan_pieces
+from pipeline.cluster.serving.batching import (
+    Piece,
+    check_column,
+    check_row_outputs,
+    cut,
+    find_fixed_size,
+    have_named_rows,
+    join,
+    plan_pieces,
+)
 from pipeline.errors import InvalidRequestError, PoolError
 
 sizes = st.lists(st.integers(1, 64), max_size=4)
@@ -58,6 +67,49 @@ def test_an_answer_without_a_row_for_every_row_is_refused() -> None:
             join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
 
 
+@pytest.mark.parametrize(
+    ("shape", "fixed", "has_rows"),
+    [
+        (("n", 4), None, True),
+        ((None, 4), None, True),
+        (None, None, True),
+        ((2, "k"), None, False),
+        ((), None, False),
+        ((4, 2), 4, True),
+        (("k", 2), 4, True),
+        ((2, 4), 4, False),
+        ((), 4, False),
+    ],
+)
+def test_an_output_without_rows_is_known_by_its_declared_shape(
+    shape: tuple[int | str | None, ...] | None, fixed: int | None, *, has_rows: bool
+) -> None:
+    output = TensorSpec("y", "float32", shape)
+    if has_rows:
+        check_row_outputs([output], fixed=fixed, model="net")
+        return
+    with pytest.raises(
+        PoolError, match=r"output 'y' of net has no row for every row[\s\S]*got shape"
+    ) as caught:
+        check_row_outputs([output], fixed=fixed, model="net")
+    assert caught.value.hint == "OnnxPredictor(…, outputs=…) without 'y'"
+
+
+def test_rows_of_inputs_and_outputs_are_the_same_where_their_axes_are_called_so() -> None:
+    image = TensorSpec("image", "float32", ("n", 3))
+    assert have_named_rows([TensorSpec("y", "float32", ("n",))], [image])
+    for shape in (("m",), (None,), (), None):
+        assert not have_named_rows([TensorSpec("y", "float32", shape)], [image])
+    assert not have_named_rows([image], [TensorSpec("image", "float32", (None, 3))])
+
+
+@pytest.mark.parametrize("column", [[], np.array([], object), np.empty((0, 9)), np.empty((0, 3, 7), np.int8)])
+def test_a_column_without_rows_is_one_of_any_type(column: object) -> None:
+    taken = check_column(column, IMAGE, np.dtype(np.float32), name="x", model="net")
+    assert taken.shape == (0, 3, 0)
+    assert taken.dtype == np.float32
+
+
 def test_the_length_that_a_model_fixes_is_found() -> None:
     free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
     assert find_fixed_size([free]) is None
@@ -76,6 +128,8 @@ def test_the_length_that_a_model_fixes_is_found() -> None:
         (np.ones((2, 4, 5), np.float32), r"got rows of float32 \[4, 5\]"),
         (np.ones((2, 3), np.float32), r"got rows of float32 \[3\]"),
         (np.array([np.ones(2), np.ones(3)], dtype=object), "got rows of different shapes"),
+        ([[1.0, 2.0], [3.0]], "got rows of different shapes"),
+        (np.float32(1), r"got rows of float32 \[\]"),
     ],
 )
 def test_a_column_that_is_no_input_is_refused_by_name(column: object, got: str) -> None:

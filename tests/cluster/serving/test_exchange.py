@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.packing import CALLS_AT_A_TIME, Call
-from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError, WorkerDiedError
+from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError, WorkerDiedError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.exchange import Order, PoolFuture, WouldBlock
 from pipeline.runtime.pool.requests import Signature
@@ -218,3 +218,48 @@ def test_a_closed_pool_fails_everything_that_is_left() -> None:
         future.result(0)
     with pytest.raises(PoolClosedError):
         scene.ask(2)
+
+
+def test_what_a_worker_leaves_behind_of_a_model_nobody_else_has_fails() -> None:
+    scene = Scene()
+    futures = [scene.ask(x, retries=1) for x in range(2)]
+    scene.exchange.close_worker(0)
+    assert scene.exchange.strand("net", PoolError("no worker is left for net")) == []
+    scene.lose(0)
+    for future in futures:
+        with pytest.raises(PoolError, match="no worker is left for net"):
+            future.result(0)
+    assert scene.exchange.counts == (0, 0)
+
+
+def test_what_a_model_refuses_says_which_worker_it_was() -> None:
+    scene = Scene()
+    future, actor = scene.ask(1), scene.actors[0]
+    said = {"kind": "RunError", "message": "ONNX Runtime cannot run net", "hint": None}
+    for outcome in scene.exchange.answered(0, actor, actor.calls[0][0], [(None, said, 1)])[0]:
+        outcome.tell()
+    with pytest.raises(RunError, match=r"^node/cpu/0: ONNX Runtime cannot run net$"):
+        future.result(0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "are_views"), [((5000,), (True,)), ((5000, 5000, 20_000), (False, False, True))]
+)
+def test_an_answer_keeps_no_more_than_twice_its_bytes_of_what_came_with_it(
+    rows: tuple[int, ...], are_views: tuple[bool, ...]
+) -> None:
+    scene = Scene()
+    scene.ask(0)
+    scene.answer(0)
+    scene.ask(0)
+    scene.ask(0)  # those that come now travel together
+    futures, actor = [scene.ask(x) for x in range(len(rows))], scene.actors[0]
+    scene.answer(0)
+    scene.answer(0)
+    ((call, _),) = actor.calls
+    outputs = [np.ones((1, count), np.float32) for count in rows]
+    results: list[Any] = [([output], None, 1) for output in outputs]
+    for outcome in scene.exchange.answered(0, actor, call, results)[0]:
+        outcome.tell()
+    found = [np.shares_memory(f.result(0)["y"], o) for f, o in zip(futures, outputs, strict=True)]
+    assert tuple(found) == are_views

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -32,10 +33,18 @@ ONE = np.ones((1, 1), np.float32)
 
 def kill(pool: RaySessionPool) -> str:
     """Kills the process of a worker that has one, as soon as one has; returns the worker's name."""
-    eventually(lambda: any(worker.pid for worker in pool.stats().workers), within_s=30)
-    name, pid = next((worker.name, worker.pid) for worker in pool.stats().workers if worker.pid)
-    os.kill(pid, signal.SIGKILL)
-    return name
+    killed: list[str] = []
+
+    def kill_one() -> bool:
+        name, pid = next(((one.name, one.pid) for one in pool.stats().workers if one.pid), ("", None))
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # an earlier death, which nobody noticed yet
+                os.kill(pid, signal.SIGKILL)
+                killed.append(name)
+        return bool(killed)
+
+    eventually(kill_one, within_s=30)
+    return killed[0]
 
 
 def firsts(futures: Sequence[Future[dict[str, Array]]]) -> list[float | WorkerDiedError]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cluster.serving.fleet import compare_nodes
+from pipeline.bundle.codec import encode
+from pipeline.bundle.loader_config import Variant
+from pipeline.cluster.serving.fleet import check_agreement, compare_nodes
 from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice, choose_devices, parse_nodes
 from pipeline.cluster.serving.packing import SMALL_BYTES, Call, Parcel, find_suspects, pack_call
 from pipeline.cluster.serving.placing import choose_heir, place_joining
 from pipeline.cluster.serving.posts import Wanted, plan_posts
+from pipeline.cluster.serving.scouting import show_gpus
 from pipeline.cluster.serving.session_actor import plan_environment
+from pipeline.cluster.serving.survey import Errand, Survey, read_survey, survey_node
 from pipeline.errors import PoolError
 from pipeline.runtime.pool.placement import ModelLoad, Room
+from tests.runtime.pool.pool_bundles import write_doubling, write_passing_on
 
 MB = 2**20
 parcels = st.lists(
@@ -151,3 +159,29 @@ def test_nodes_that_join_leave_or_are_too_many_are_told_apart() -> None:
     # A node takes the place of one that is lost.
     change = compare_nodes((ids["a"],), [b], NodeChoice(), 1)
     assert (change.joined, change.lost) == ((b,), (ids["a"],))
+
+
+def survey(folder: Path) -> Survey:
+    return read_survey(survey_node(encode(Errand({"": str(folder)}))), "node")
+
+
+def test_nodes_agree_on_a_build_though_each_may_have_variants_of_its_own(tmp_path: Path) -> None:
+    first, node_b = survey(write_doubling(tmp_path / "a" / "net")), node("b")
+    check_agreement(first, survey(tmp_path / "a" / "net"), node_b)
+    (model,), (variant,) = first.models, first.models[0].config.variants
+
+    def with_variants(*variants: Variant) -> Survey:
+        return replace(first, models=(replace(model, config=replace(model.config, variants=variants)),))
+
+    check_agreement(first, with_variants(replace(variant, name="cuda")), node_b)
+    with pytest.raises(PoolError, match="got others of the same name: cpu"):
+        check_agreement(first, with_variants(replace(variant, model="cpu/other.onnx")), node_b)
+    other = write_passing_on(tmp_path / "b" / "net", "float32", np.ones((1, 1), np.float32))
+    with pytest.raises(PoolError, match=r"10\.0\.0\.1-bbbbbbbb has another build in the place of net"):
+        check_agreement(first, survey(other), node_b)
+
+
+def test_a_node_of_an_older_ray_is_asked_by_a_task_that_sees_its_gpus() -> None:
+    asked = {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}}
+    assert show_gpus("2.50.0") == show_gpus("2.59.1") == asked
+    assert show_gpus("2.60.0") == show_gpus("3.0.0.dev0") == {}

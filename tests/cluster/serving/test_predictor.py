@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
+from pipeline.bundle.loader_config import ProviderRecord, read_loader_config, write_loader_config
 from pipeline.cluster import OnnxPredictor
+from pipeline.cluster.serving.opened_model import Opening, choose_target
 from pipeline.errors import InvalidRequestError, LoadError, PoolError
 from pipeline.runtime import load
 from tests.cluster.small_cluster import SmallCluster
-from tests.runtime.pool.pool_bundles import write_model_bundle
+from tests.runtime.bundles import CUDA_NEEDED
+from tests.runtime.pool.pool_bundles import (
+    write_doubling,
+    write_finding,
+    write_model_bundle,
+    write_passing_on,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"
@@ -43,6 +51,11 @@ def write_net(folder: Path, batch: int | str = "n") -> Path:
         {"y": ("float32", (batch, 4)), "z": ("float32", (batch, 4))},
         {"input:x": x, "input:bias": bias, "output:y": x * x, "output:z": x + bias},
     )
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_net(tmp_path_factory.mktemp("nets") / "net")
 
 
 BIAS = {"bias": np.ones(4, np.float32)}
@@ -130,6 +143,124 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         OnnxPredictor(folder, device="tpu")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"outputs": {"y": "a", "z": "a"}}, "a column for each"),
+        ({"outputs": "y"}, "the text 'y'"),
+        ({"outputs": ["y"], "keep": ["id", "y"]}, "'y', which an output is called"),
+        ({"keep": "id"}, "the text 'id'"),
+        ({"batch_sizes": [2.5]}, r"whole numbers from 1, got \[2.5\]"),
+        ({"batch_size": 0}, r"batch_size of net[\s\S]*got \[0\]"),
+        ({"constants": {**BIAS, "x": np.ones((2, 4), np.float32)}}, "constants for all of net"),
+        ({"columns": {"bias": "b"}}, "'bias' as column and as constant"),
+        ({"constants": {"bias": np.array([0, 0, 0, 1e39])}}, "expected float32, got float64"),
+        ({"constants": {"bias": ["1", "2", "3", "4"]}}, "expected float32, got <U1"),
+        ({"constants": {"bias": np.ones(3, np.float32)}}, r"expected \[4\], got \[3\]"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused(net: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(PoolError, match=rf"bad [\s\S]*{said}"):
+        OnnxPredictor(net, **{"constants": BIAS, **arguments})
+
+
+def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
+    predict = OnnxPredictor(net, constants=BIAS, keep=["id"])
+    columns: list[Any] = [[], np.array([], object), np.empty((0, 4), np.float32)]
+    for x in columns:
+        answer = predict({"x": x, "id": np.array([], np.int64)})
+        assert {name: column.shape for name, column in answer.items()} == {
+            "id": (0,),
+            "y": (0, 4),
+            "z": (0, 4),
+        }
+        assert answer["y"].dtype == np.float32
+
+
+def test_a_constant_is_what_it_was_when_it_was_given(net: Path) -> None:
+    bias = np.ones(4, ">f4")
+    predict = OnnxPredictor(net, constants={"bias": bias}, outputs=["z"])
+    bias[...] = 5
+    assert (predict(rows(3))["z"] == rows(3)["x"] + 1).all()
+
+
+def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
+    folder = write_finding(tmp_path / "finding")
+    for outputs in (None, ["y"], {"z": "a", "y": "b"}):
+        with pytest.raises(PoolError, match="output 'y' of finding has no row for every row"):
+            OnnxPredictor(folder, outputs=outputs)
+    x = np.ones((2, 2), np.float32)  # NonZero finds two axes, as many as there are rows
+    assert (OnnxPredictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
+
+
+def test_an_output_that_is_as_long_as_one_batch_by_accident_is_refused(tmp_path: Path) -> None:
+    x = np.ones((2, 3), np.float32)
+    folder = write_model_bundle(
+        tmp_path / "columns",
+        {"y": ("Transpose", ("x",))},
+        {"x": ("float32", ("n", "m"))},
+        {"y": ("float32", ("a", "b"))},
+        {"input:x": x, "output:y": x.T},
+    )
+    for batch_size in (None, 2, 3):
+        with pytest.raises(PoolError, match="output 'y' of columns has no row for every row"):
+            OnnxPredictor(folder, batch_size=batch_size)
+
+
+def test_a_model_of_texts_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write_passing_on(tmp_path / "texts", "string", np.array([["a"]]))
+    with pytest.raises(PoolError, match=r"texts cannot be run here[\s\S]*got x: string, y: string") as caught:
+        OnnxPredictor(folder)
+    assert "load()" in str(caught.value.hint)
+
+
+def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net: Path) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    before = dict(os.environ)
+    assert OnnxPredictor(net, constants=BIAS).variant == "cpu"
+    assert dict(os.environ) == before
+
+
+def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Path, tmp_path: Path) -> None:
+    config = read_loader_config(net)
+    cpu = config.variants[0]
+    cuda = dataclasses.replace(
+        cpu,
+        name="cuda",
+        target="cuda",
+        providers=(ProviderRecord("CUDAExecutionProvider"), *cpu.providers),
+        requirements=CUDA_NEEDED,
+    )
+    folder = tmp_path / "both"
+    shutil.copytree(net, folder)
+    write_loader_config(folder, dataclasses.replace(config, variants=(cuda, cpu)))
+    assert choose_target(folder, Opening(str(folder))) == "cpu"
+    assert choose_target(net, Opening(str(net))) is None
+    assert choose_target(folder, Opening(str(folder), device_id=0)) is None
+    assert choose_target(folder, Opening(str(folder), target="cuda")) == "cuda"
+    assert OnnxPredictor(folder, constants=BIAS, digests="off").variant == "cpu"
+
+
+def bound_shapes(predict: OnnxPredictor) -> tuple[int, ...]:
+    """Shapes of the input that the predictor's session is bound to."""
+    bound = predict._model._runners["cpu"]._bound
+    assert bound is not None
+    assert bound.shapes is not None
+    return bound.shapes[0]
+
+
+def test_a_bound_session_is_bound_to_the_batches_that_come(tmp_path: Path) -> None:
+    folder = write_doubling(tmp_path / "bound", "float32", ("a", 4), io_binding=True)
+    assert bound_shapes(OnnxPredictor(folder)) == (2, 4)
+    assert bound_shapes(OnnxPredictor(folder, batch_sizes=[1, 16])) == (16, 4)
+    predict = OnnxPredictor(folder, batch_size=8)
+    assert bound_shapes(predict) == (8, 4)
+    for count, expected in [(8, 8), (3, 8), (5, 8), (5, 8), (3, 8), (5, 8), (5, 8), (5, 5), (5, 5), (8, 5)]:
+        x = rows(count)["x"]
+        assert (predict({"x": x})["y"] == x + x).all()
+        assert bound_shapes(predict) == (expected, 4)
+
+
 def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
     folder = write_net(tmp_path / "net")
     other = write_model_bundle(
@@ -143,6 +274,24 @@ def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
     (folder / model).write_bytes((other / model).read_bytes())
     with pytest.raises(LoadError, match="does not answer as recorded"):
         OnnxPredictor(folder, constants=BIAS, digests="off")
+
+
+def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(
+    nodes: SmallCluster, net: Path
+) -> None:
+    import ray
+
+    def open_here(*_: object) -> tuple[str, int]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+        predict = OnnxPredictor(net, constants=BIAS)
+        options = predict._model.session.get_session_options()
+        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
+
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)
+    assert ray.get(remote(open_here).remote(), timeout=60) == ("7", 1)
+    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
+    assert ray.get(actor.open.remote(), timeout=60) == ("", 1)
+    ray.kill(actor)
 
 
 def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,11 +33,33 @@ def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
 
 
 def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("ortprep-*")}
+    """Every segment, but for those of programs that run beside these tests: a name has its owner's pid."""
+    names = {path.name for path in Path("/dev/shm").glob("ortprep-*")}
+    return {name for name in names if not _is_of_a_stranger(int(name.split("-")[2]))}
+
+
+def _is_of_a_stranger(pid: int) -> bool:
+    """Says whether a process is alive, not begun by this one, and not left behind by whoever began it."""
+    parent = _parent_of(pid)
+    if parent <= 1:
+        return False
+    while pid > 1:
+        if pid == os.getpid():
+            return False
+        pid = _parent_of(pid)
+    return True
+
+
+def _parent_of(pid: int) -> int:
+    """Returns the process that began another, 0 where that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def workers() -> set[int]:
-    """Every worker of every pool: fresh processes, and forks of a forkserver."""
+    """Every worker of every pool, but for strangers': fresh processes, and forks of a forkserver."""
     processes = {int(path.name): path for path in Path("/proc").glob("[0-9]*")}
     commands, parents = {}, {}
     for pid, path in processes.items():
@@ -45,7 +68,8 @@ def workers() -> set[int]:
             commands[pid] = (path / "cmdline").read_bytes()
     forked = {pid for pid, command in commands.items() if b"multiprocessing.forkserver" in command}
     fresh = {pid for pid, command in commands.items() if b"pool.process import enter" in command}
-    return fresh | {pid for pid in forked if parents[pid] in forked}
+    found = fresh | {pid for pid in forked if parents[pid] in forked}
+    return {pid for pid in found if not _is_of_a_stranger(pid)}
 
 
 @pytest.fixture(autouse=True)
