@@ -17,5 +17,7 @@ placing            which model goes to which node
 pinning            an alias becomes the version it names now, so that all nodes serve the same
 ray_errors         what Ray raises, in this package's words
 predictor          `OnnxPredictor`, for Ray Data
+arguments          what its columns and constants may be
+bound_often        a session whose inputs are bound, for batches of changing length
 batching           rows to the shapes that a model takes, and back
 """
