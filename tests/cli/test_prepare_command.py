@@ -1,0 +1,36 @@
+"""What `prepare` says of its engines before anything is begun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.prepare.project import Project
+
+
+def test_options_of_the_cluster_are_refused_on_this_machine(tmp_path: Path) -> None:
+    ended = Project(tmp_path).run("prepare", "--store", "store", "--address", "host:6379")
+    assert ended.code == 2
+    assert "an option of another engine: --address, --store" in ended.err
+
+
+def test_a_cluster_needs_a_store(tmp_path: Path) -> None:
+    ended = Project(tmp_path).run("prepare", "--engine", "ray")
+    assert ended.code == 2
+    assert "expected one by --store or in $ORTPREP_STORE, got nothing" in ended.err
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write_spec()
+    ended = project.run("prepare", "--engine", "ray", "--store", "store", "--address", "127.0.0.1:1")
+    assert ended.code == 1
+    assert "no Ray cluster to be reached: 127.0.0.1:1" in ended.err
+
+
+def test_labels_of_this_machine_fit_ray_s_command_line(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    line = project.run("node-labels").out.strip()
+    told = json.loads(project.run("node-labels", "--json").out)
+    assert line == ",".join(f"{key}={value}" for key, value in told.items())
+    assert "ortprep.io/machine" in told
