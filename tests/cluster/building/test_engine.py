@@ -104,9 +104,10 @@ def test_kinds_of_hardware_publish_into_one_version(
         state = catalogue.read_state("net")
     assert len(state.parts) == 2
     assert sum(not version.superseded_by for version in state.versions.values()) == 1
-    # Both nodes are this machine, so one of the parts serves for both.
-    manifest = read_manifest(workshop.root / "artifacts" / "net")
-    assert [variant.name for variant in manifest.variants] == ["cpu", "portable"]
+    # Both nodes are this machine: one part serves for both, unless measuring had each ship another form.
+    names = [variant.name for variant in read_manifest(workshop.root / "artifacts" / "net").variants]
+    assert (names[0], names[-1]) == ("cpu", "portable")
+    assert all(name.startswith("cpu") for name in names[:-1])
 
 
 @pytest.mark.slow
