@@ -21,7 +21,7 @@ _SOON = {
     "health_check_failure_threshold": 10,
     "health_check_timeout_ms": 5000,
 }
-"""A node that is killed is given up within seconds, not after half a minute as by default; one that is only slow,
+"""A node that is killed is given up within seconds, not after half a minute as by default; one that is slow,
 since the machine is busy, is not."""
 
 
