@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pipeline.errors import PoolClosedError, PoolError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.arena import NoRoomError
 from pipeline.runtime.pool.crew import Member
+
+_SHUTDOWN_S = 1.0
 
 Done = Callable[[Any], None]
 """Called with the `concurrent.futures.Future` of a call, on a thread of Ray's: it must be short."""
@@ -57,6 +60,38 @@ def read_connection() -> Connection:
     """Returns the connection that there is; Ray must be initialised."""
     context: Any = ray.get_runtime_context()
     return Connection(os.getpid(), context.get_job_id(), context.get_node_id())
+
+
+def wait_for_shutdown() -> None:
+    """Waits while another thread of this process shuts Ray down or initialises it.
+
+    Ray ends the process where a reference is let go of meanwhile, and says that it is disconnected before.
+    """
+    lock = getattr(ray._private.worker, "_connect_or_shutdown_lock", None)  # what ray.shutdown itself holds
+    if lock is None:
+        time.sleep(_SHUTDOWN_S)
+    else:
+        with lock:
+            pass
+
+
+def tell_when_done(reference: Any, done: Done) -> None:
+    """Has a function called with what comes of a call.
+
+    It gets a future of its own. Ray's holds the reference, which is let go of here, on Ray's thread, and not
+    on one that may do so while Ray is shut down.
+    """
+
+    def settle(of_ray: Any) -> None:
+        plain: Future[Any] = Future()
+        error = of_ray.exception()
+        if error is None:
+            plain.set_result(of_ray.result())
+        else:
+            plain.set_exception(error)
+        done(plain)
+
+    reference.future().add_done_callback(settle)
 
 
 class ObjectStore:
@@ -134,24 +169,24 @@ class Life:
 
     def watch(self, ended: Done) -> None:
         """Has a function called when the actor is gone."""
-        self._actor.greet.options(concurrency_group=WATCH).remote().future().add_done_callback(self._greeted)
-        self._actor.watch.options(concurrency_group=WATCH).remote().future().add_done_callback(ended)
+        tell_when_done(self._actor.greet.options(concurrency_group=WATCH).remote(), self._greeted)
+        tell_when_done(self._actor.watch.options(concurrency_group=WATCH).remote(), ended)
 
     def _greeted(self, future: Future[Any]) -> None:
         self.has_begun = self.has_begun or future.exception() is None
 
     def open(self, job: dict[str, Any], opened: Done) -> None:
         """Opens models, behind the calls that were made before."""
-        self._actor.open.remote(job).future().add_done_callback(opened)
+        tell_when_done(self._actor.open.remote(job), opened)
 
     def check(self, checked: Done) -> None:
         """Runs the golden samples, behind the calls that were made before."""
-        self._actor.check.remote().future().add_done_callback(checked)
+        tell_when_done(self._actor.check.remote(), checked)
 
     def send(self, call: Call, requests: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Makes a call; whatever comes of it, `answered` is told."""
         try:
-            self._call(call, requests).add_done_callback(lambda future: self._answered(self, call, future))
+            tell_when_done(self._call(call, requests), lambda future: self._answered(self, call, future))
         except BaseException as error:  # also a signal's: others may wait for what is in this call
             failed: Future[Any] = Future()
             failed.set_exception(error)
@@ -159,16 +194,13 @@ class Life:
             if not isinstance(error, Exception):
                 raise
 
-    def _call(self, call: Call, requests: Sequence[tuple[str, Sequence[Any]]]) -> Future[Any]:
+    def _call(self, call: Call, requests: Sequence[tuple[str, Sequence[Any]]]) -> Any:
         self._connection.require()
         if call.is_large:
             model, arrays = requests[0]
             # Ray brings what references stand for to the node only where they are arguments themselves.
-            reference = self._actor.run_large.remote(model, *arrays)
-        else:
-            reference = self._actor.run.remote(requests)
-        future: Future[Any] = reference.future()
-        return future
+            return self._actor.run_large.remote(model, *arrays)
+        return self._actor.run.remote(requests)
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing."""

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.bundle.codec import encode
 from pipeline.cluster.serving.fleet import Fielded, check_agreement, compare_nodes, field_node
-from pipeline.cluster.serving.hands import Connection
+from pipeline.cluster.serving.hands import Connection, tell_when_done, wait_for_shutdown
 from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice, parse_nodes
 from pipeline.cluster.serving.posts import Wanted
 from pipeline.cluster.serving.ray_errors import shorten
@@ -219,6 +219,7 @@ class Scout:
             try:
                 self._connection.require()
             except ray.exceptions.RayError as error:
+                wait_for_shutdown()
                 self._steward.exchange.close(PoolClosedError(f"pool is closed\n  {error}"))
                 self._steward.stop_soon()
                 return
@@ -251,7 +252,7 @@ class Scout:
             self._again_at.pop(node.node_id, None)
             asking = self._asked[node.node_id] = _Asking(now + self._answer_s)
             asked = ask_node(node, self._terms.errand)
-            asked.future().add_done_callback(partial(self._pass_on, node, asking))
+            tell_when_done(asked, partial(self._pass_on, node, asking))
 
     def _pass_on(self, node: ClusterNode, asking: _Asking, future: Future[Any]) -> None:
         self._steward.do(partial(self._surveyed, node, asking, future))

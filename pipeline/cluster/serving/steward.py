@@ -25,7 +25,7 @@ import ray
 from pipeline.cluster.serving.checks import Check
 from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.fleet import Fielded, assign_models, build_job
-from pipeline.cluster.serving.hands import Connection, Hand, Life
+from pipeline.cluster.serving.hands import Connection, Hand, Life, wait_for_shutdown
 from pipeline.cluster.serving.opened_model import Opening
 from pipeline.cluster.serving.packing import Call
 from pipeline.cluster.serving.posts import Post
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 3600.0
 _HINT = "ray status"
-_SHUTDOWN_S = 0.5
 _REFUSALS = 16
 """Refusals in a row after which a worker runs its golden samples, as in a pool on one machine."""
 _NODE_PAUSE_S = 5.0
@@ -168,7 +167,7 @@ class Steward:
 
     def _give_up(self, error: Exception) -> None:
         """Ends the pool; where Ray is being shut down, what it raises meanwhile says nothing."""
-        time.sleep(_SHUTDOWN_S)
+        wait_for_shutdown()
         try:
             self._connection.require()
         except ray.exceptions.RayError as gone:

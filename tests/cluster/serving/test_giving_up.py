@@ -79,7 +79,6 @@ def test_a_check_ends_with_its_pool(nodes: SmallCluster, tmp_path: Path) -> None
         pool.check()
 
 
-@pytest.mark.slow  # Ray may end a process that was connected twice, and the other tests with it
 def test_a_pool_does_not_outlive_its_connection_though_there_is_another(
     nodes: SmallCluster, bundle: Path
 ) -> None:
