@@ -80,33 +80,47 @@ def prepare(
         ),
     ] = None,
     collect: Annotated[
-        bool, typer.Option(help=f"{_RAY}: fetch the merged bundles from the registry in the end.")
-    ] = True,
-    node_timeout: Annotated[
-        float,
+        bool | None,
         typer.Option(
-            metavar="S", min=0, help=f"{_RAY}: seconds to wait for a node once a kind's last is gone."
+            "--collect/--no-collect",
+            help=f"{_RAY}: fetch the merged bundles from the registry in the end, or leave them there.",
         ),
-    ] = 600.0,
+    ] = None,
+    node_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help=f"{_RAY}: seconds to wait for a node once a kind's last is gone (600).",
+        ),
+    ] = None,
 ) -> None:
     """Build bundles: everything that is not up to date (the same as `doit prepare`)."""
-    given = {"--address": address, "--fleet": fleet, "--store": store, "--registry": registry}
+    of_ray = {
+        "--address": address,
+        "--fleet": fleet,
+        "--store": store,
+        "--registry": registry,
+        "--collect": collect,
+        "--node-timeout": node_timeout,
+    }
     chosen: Engine
     if engine is EngineName.DOIT:
-        _refuse([name for name, value in given.items() if value is not None])
+        _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
         from pipeline.graph.doit_engine import DoitEngine
 
         chosen = DoitEngine()
     else:
-        from pipeline.cluster.building.engine import RayEngine
+        _refuse(["--jobs"] if jobs > 1 else [], EngineName.DOIT)
+        from pipeline.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
 
         chosen = RayEngine(
             store=_find_store(store),
             registry=registry,
             address=address,
             fleet=fleet,
-            node_timeout_s=node_timeout,
-            collect=collect,
+            node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
+            collect=collect is not False,
         )
     order = Order(
         configs=configs,
@@ -121,11 +135,11 @@ def prepare(
         raise typer.Exit(exit_code_of(outcome.errors))
 
 
-def _refuse(stray: Sequence[str]) -> None:
+def _refuse(stray: Sequence[str], engine: EngineName) -> None:
     if stray:
         raise SpecError(
-            f"an option of another engine: {', '.join(stray)}\n  expected it with --engine ray",
-            hint="ortprep prepare --engine ray --store URL",
+            f"an option of another engine: {', '.join(stray)}\n  expected it with --engine {engine}",
+            hint="ortprep prepare --help",
         )
 
 

@@ -8,10 +8,14 @@ from pathlib import Path
 from tests.prepare.project import Project
 
 
-def test_options_of_the_cluster_are_refused_on_this_machine(tmp_path: Path) -> None:
-    ended = Project(tmp_path).run("prepare", "--store", "store", "--address", "host:6379")
+def test_options_of_one_engine_are_refused_by_the_other(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    ended = project.run("prepare", "--store", "store", "--no-collect", "--node-timeout", "1")
     assert ended.code == 2
-    assert "an option of another engine: --address, --store" in ended.err
+    assert "an option of another engine: --store, --collect, --node-timeout" in ended.err
+    ended = project.run("prepare", "--engine", "ray", "--store", "store", "-n", "4")
+    assert ended.code == 2
+    assert "an option of another engine: --jobs\n  expected it with --engine doit" in ended.err
 
 
 def test_a_cluster_needs_a_store(tmp_path: Path) -> None:

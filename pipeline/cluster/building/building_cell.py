@@ -17,7 +17,14 @@ from pipeline.cluster.building.fetching import place_tasks
 from pipeline.cluster.building.work_store import WorkStore
 from pipeline.errors import ClusterError, IntegrityError, NotPublishedError, PipelineError
 from pipeline.graph.execution import Task, run_on_device, why_other
-from pipeline.graph.receipts import Receipt, changed_files, read_receipt, write_receipt
+from pipeline.graph.receipts import (
+    Receipt,
+    changed_files,
+    read_receipt,
+    receipt_path,
+    task_folder,
+    write_receipt,
+)
 from pipeline.registry.catalogue import open_catalogue
 from pipeline.registry.publishing import publish
 from pipeline.registry.retries import with_retries
@@ -123,7 +130,8 @@ class _Builder:
     def _restore(self, task: Task, wanted: TaskId) -> None:
         """Fetches the files that a task left, unless they are here; what is lost is made again."""
         upstream = self._tasks.get(wanted)
-        folder, path = _place_of(task, wanted)
+        folder = task_folder(task.artifacts, task.model, wanted)
+        path = receipt_path(task.artifacts, task.model, wanted)
         receipt = read_receipt(path)
         if receipt is None or not changed_files(folder, receipt, self._cache.digest):
             return
@@ -154,11 +162,6 @@ class _Builder:
 
     def _name(self, task: Task) -> str:
         return f"{task.name}@{self._cell.kind}"
-
-
-def _place_of(task: Task, wanted: TaskId) -> tuple[Path, Path]:
-    other = replace(task, id=wanted)
-    return other.folder, other.receipt
 
 
 def _same(one: Receipt, other: Receipt) -> bool:

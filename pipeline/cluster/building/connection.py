@@ -143,11 +143,11 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        # The events of a build must not wait for room beside its work.
         # Of one function, whose calls Ray serves in order.
         on_cpu = ray.remote(max_retries=retries)(run_cell)
         # CUDA_VISIBLE_DEVICES is another's next time, and CUDA has looked at it once.
         on_gpu = ray.remote(max_retries=retries, max_calls=1)(run_cell)
+        # The events of a build must not wait for room beside its work.
         mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
             yield Connection(ray, mailbox, on_cpu, on_gpu)
@@ -157,7 +157,8 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
                 hint="ray status   # then run it again: it goes on where it was broken off",
             ) from error
         finally:
-            ray.kill(mailbox)
+            with suppress(ray.exceptions.RayError):
+                ray.kill(mailbox)
     finally:
         if is_ours:
             ray.shutdown()

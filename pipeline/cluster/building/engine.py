@@ -25,6 +25,8 @@ from pipeline.spec.models import ModelSpec
 
 log = logging.getLogger(__name__)
 
+NODE_TIMEOUT_S = 600.0
+
 
 @dataclass(frozen=True)
 class RayEngine:
@@ -45,7 +47,7 @@ class RayEngine:
     address: str | None = None
     fleet: Path | None = None
     retries: int = 3
-    node_timeout_s: float = 600.0
+    node_timeout_s: float = NODE_TIMEOUT_S
     collect: bool = True
 
     def prepare(self, order: Order, observer: Observer) -> Outcome:
@@ -91,10 +93,9 @@ class RayEngine:
                     f"not seen by other machines: {url}\n  expected a place that all nodes see",
                     hint="ortprep prepare --engine ray --store URL   (a shared path, s3://bucket/…)",
                 )
-        for spec in specs[:1]:
-            WorkStore(self.worked_in, spec.name).check_writable()
-            with open_catalogue(self.published_to):
-                pass
+        WorkStore(self.worked_in, specs[0].name).check_writable()
+        with open_catalogue(self.published_to):
+            pass
 
     @property
     def published_to(self) -> str:
