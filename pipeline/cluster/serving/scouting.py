@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -80,45 +80,58 @@ def show_gpus(version: str) -> dict[str, Any]:
 def field_first(
     terms: Terms, *, max_nodes: float, timeout_s: float, may_miss: bool
 ) -> tuple[list[Fielded], dict[str, PipelineError]]:
-    """Asks the nodes that are there when a pool begins, all at once.
+    """Asks the nodes that are there when a pool begins, all at once, and others where these fail.
 
     Args:
         terms: Which, and for what.
         max_nodes: How many at most.
         timeout_s: Seconds within which they must have answered.
-        may_miss: Whether the pool may begin without those that cannot be used.
+        may_miss: Whether the pool may begin without those that are there and cannot be used.
 
     Returns:
         The nodes to be used, and what is wrong with the others, by their ids.
 
     Raises:
-        PipelineError: There is none, or one cannot be used that may not be missed.
+        PipelineError: There is none, or one cannot be used that may not be missed and is still there: the
+            cluster counts a node that died as one of its own until its health checks notice.
     """
     until = time.monotonic() + timeout_s
+    fielded: list[Fielded] = []
+    wrong: dict[str, PipelineError] = {}
+    while joined := _choose_more(terms, fielded, wrong, max_nodes):
+        for node, answer in [(node, ask_node(node, terms.errand)) for node in joined]:
+            try:
+                survey = _read(node, answer.future(), max(0.0, until - time.monotonic()))
+                if fielded:
+                    check_agreement(fielded[0].survey, survey, node)
+                fielded.append(field_node(node, survey, terms.wanted))
+            except PipelineError as error:
+                if not may_miss and node.node_id in {one.node_id for one in list_nodes()}:
+                    raise
+                log.warning("%s", error.message)
+                wrong[node.node_id] = error
+    if not fielded:
+        raise next(iter(wrong.values()))
+    return fielded, wrong
+
+
+def _choose_more(
+    terms: Terms, fielded: Sequence[Fielded], wrong: Mapping[str, PipelineError], max_nodes: float
+) -> tuple[ClusterNode, ...]:
+    """Returns the nodes to ask now: all at first, then those that take the place of others.
+
+    Raises:
+        PoolError: No node was asked, and there is none to be.
+    """
     alive = list_nodes()
-    joined = compare_nodes((), alive, terms.choice, max_nodes).joined
-    if not joined:
+    left = [node for node in alive if node.node_id not in wrong]
+    joined = compare_nodes([one.node.node_id for one in fielded], left, terms.choice, max_nodes).joined
+    if not joined and not fielded and not wrong:
         raise PoolError(
             f"no node for the pool\n  expected one with {_describe(terms.choice)}, got {len(alive)} others",
             hint="ray status",
         )
-    asked = [(node, ask_node(node, terms.errand)) for node in joined]
-    fielded: list[Fielded] = []
-    wrong: dict[str, PipelineError] = {}
-    for node, reference in asked:
-        try:
-            survey = _read(node, reference.future(), max(0.0, until - time.monotonic()))
-            if fielded:
-                check_agreement(fielded[0].survey, survey, node)
-            fielded.append(field_node(node, survey, terms.wanted))
-        except PipelineError as error:
-            if not may_miss:
-                raise
-            log.warning("%s", error.message)
-            wrong[node.node_id] = error
-    if not fielded:
-        raise next(iter(wrong.values()))
-    return fielded, wrong
+    return joined
 
 
 def _describe(choice: NodeChoice) -> str:

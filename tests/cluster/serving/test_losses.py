@@ -197,6 +197,13 @@ def test_a_model_whose_only_node_is_lost_goes_to_another(nodes: SmallCluster, tm
         assert pool.stats().workers[0].variants.keys() == {"one", "two"}
 
 
+def test_a_node_that_dies_as_a_pool_begins_is_not_waited_for(nodes: SmallCluster, bundle: Path) -> None:
+    nodes.kill_node(nodes.nodes[0])
+    with RaySessionPool(bundle) as pool:
+        assert float(pool.run(batch(4), retries=3)["y"][0, 0]) == 8.0
+        eventually(lambda: len(pool.nodes) == 1, within_s=20)
+
+
 def test_a_worker_refuses_a_bundle_that_took_the_place_of_its_own(
     nodes: SmallCluster, tmp_path: Path
 ) -> None:
