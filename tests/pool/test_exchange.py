@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.pool.arena import Arena, NoRoomError, Segment, size_class
-from pipeline.runtime.pool.exchange import Exchange, Order, PoolFuture, Wires, WouldBlock
+from pipeline.runtime.pool.exchange import Exchange, Wires
+from pipeline.runtime.pool.futures import PoolFuture
+from pipeline.runtime.pool.gate import Order, WouldBlock
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.tensor_headers import (
     HERE,
@@ -270,7 +272,7 @@ def test_closing_while_a_request_is_written_leaves_nobody_waiting() -> None:
     thread = threading.Thread(target=submit)
     thread.start()
     assert inside.wait(10)
-    office.exchange.close(PoolClosedError("closed"))
+    office.exchange.gate.close(PoolClosedError("closed"))
     go_on.set()
     assert office.exchange.wait_idle(10)
     thread.join()
@@ -357,7 +359,7 @@ def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:
     office = Office()
     futures = [office.submit(n) for n in range(5)]
     office.begin()
-    office.exchange.close(PoolClosedError("closed"))
+    office.exchange.gate.close(PoolClosedError("closed"))
     office.tell(*office.exchange.abort())
     assert all(isinstance(future.exception(0), PoolClosedError) for future in futures)
     assert office.exchange.wait_idle(0)

@@ -6,7 +6,6 @@ Callers pack and send their own requests; the steward's thread takes the answers
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections import deque
@@ -20,9 +19,10 @@ import numpy as np
 from pipeline.cluster.serving.inputs import Inputs, Store
 from pipeline.cluster.serving.packing import CALLS_AT_A_TIME, Call, Parcel, find_suspects, pack_call
 from pipeline.cluster.serving.session_actor import Result
-from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError, error_named
+from pipeline.errors import PipelineError, PoolClosedError, PoolError, error_named
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.pool.exchange import Answer, Order, Outcome, PoolFuture, Waiter, WouldBlock
+from pipeline.runtime.pool.futures import Answer, Outcome, PoolFuture, Waiter, renew
+from pipeline.runtime.pool.gate import Gate, Order, describe_overdue, find_deadline
 from pipeline.runtime.pool.ledger import Ledger, Request
 from pipeline.runtime.pool.requests import Signature, check_inputs
 
@@ -86,13 +86,13 @@ class Exchange:
     def __post_init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)
-        self._reserved = 0
         self._seats: dict[int, _Seat] = {}
-        self._closed_by: PipelineError | None = None
-        self._stranded: dict[str, PipelineError] = {}
         self.inputs = Inputs(self.store)
         self.is_broken = False
-        self.steward: threading.Thread | None = None
+        self.gate = self._make_gate()
+
+    def _make_gate(self) -> Gate:
+        return Gate(self.changed, self.max_pending, lambda: len(self._pending))
 
     # What callers do.
 
@@ -114,7 +114,7 @@ class Exchange:
         Raises:
             PoolError: As `PoolCalls.run`.
         """
-        self.refuse_in_callback("run()")
+        self.gate.refuse_in_callback("run()")
         waiter = Waiter()
         self._take(next(self._numbers), waiter, model, inputs, order)
         return waiter.result()
@@ -127,30 +127,28 @@ class Exchange:
         """
         del order
         with self.changed:
-            self._check_open(model)
+            self.gate.require_open(model)
         return np.empty(shape, self.signatures[model].inputs[name])
 
     def _take(
         self, number: int, future: PoolFuture | Waiter, model: str, inputs: Mapping[str, Any], order: Order
     ) -> None:
-        begun = time.monotonic() if order.begun is None else order.begun
-        deadline = math.inf if order.timeout_s is None else begun + order.timeout_s
+        begun, deadline = find_deadline(order)
         arrays = check_inputs(self.signatures[model], inputs)
         size_bytes = sum(array.nbytes for array in arrays)
         with self.changed:
-            self._wait_for_turn(model, deadline, order)
-            self._reserved += 1
+            self.gate.reserve(model, deadline, order)
         try:
             kept = self.inputs.keep(self.signatures[model], arrays, size_bytes)
         except BaseException:
             with self.changed:
-                self._reserved -= 1
+                self.gate.let_go()
                 self.changed.notify_all()
             raise
         pending = _Pending(number, model, future, kept, size_bytes, order.copies, begun)
         with self.changed, self._whole():
-            self._reserved -= 1
-            self._check_open(model)
+            self.gate.let_go()
+            self.gate.require_open(model)
             self._pending[number] = pending
             self.sent_bytes += size_bytes
             is_next = deadline < self.ledger.next_deadline()
@@ -169,44 +167,10 @@ class Exchange:
             self.changed.notify_all()
             raise
         except BaseException as error:
-            self._closed_by = PoolError(f"pool was interrupted at its books\n  got {type(error).__name__}")
+            self.gate.close(PoolError(f"pool was interrupted at its books\n  got {type(error).__name__}"))
             self.is_broken = True
             self.wake()
             raise
-
-    def _check_open(self, model: str) -> None:
-        error = self._closed_by or self._stranded.get(model)
-        if error is not None:
-            raise renew(error)
-
-    def _wait_for_turn(self, model: str, deadline: float, order: Order) -> None:
-        self._check_open(model)
-        while len(self._pending) + self._reserved >= self.max_pending:
-            if not order.may_wait:
-                raise WouldBlock
-            reason = f"{self.max_pending} requests before it"
-            self.refuse_in_callback(reason)
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise RequestTimeoutError(
-                    f"request did not get its turn within {order.timeout_s:g} s\n  got {reason}"
-                )
-            self.changed.wait(None if remaining_s == math.inf else min(remaining_s, threading.TIMEOUT_MAX))
-            if not order.may_wait:
-                raise WouldBlock  # its caller gave up meanwhile
-            self._check_open(model)
-
-    def refuse_in_callback(self, reason: str) -> None:
-        """Raises if this is the thread that answers, which would wait for itself.
-
-        Raises:
-            PoolError: It is.
-        """
-        if threading.current_thread() is self.steward:
-            raise PoolError(
-                f"a future's callback would have to wait for its own pool\n  got {reason}",
-                hint="call it from another thread",
-            )
 
     def _withdraw(self, number: int) -> bool:
         with self.changed:
@@ -259,7 +223,7 @@ class Exchange:
                 self._seats[worker] = _Seat(link)
             self.ledger.open_worker(worker)
             for model in models:
-                self._stranded.pop(model, None)
+                self.gate.recover(model)
             self._assign()
             self.changed.notify_all()
         self.flush()
@@ -356,7 +320,7 @@ class Exchange:
                     continue
                 self.ledger.withdraw(number)
                 outcomes.append(Outcome(self._pending.pop(number).future, renew(error)))
-            for model, reason in self._stranded.items():
+            for model, reason in self.gate.stranded.items():
                 outcomes += self._fail_waiting(model, reason)  # it was the last that had this model
             self._assign()
             self.changed.notify_all()
@@ -370,7 +334,7 @@ class Exchange:
     def strand(self, model: str, error: PipelineError) -> list[Outcome]:
         """Fails what waits for a model that no worker serves any more, and all that will be asked of it."""
         with self.changed:
-            self._stranded[model] = error
+            self.gate.strand(model, error)
             lost = self._fail_waiting(model, error)
             self.changed.notify_all()
         return lost
@@ -383,23 +347,12 @@ class Exchange:
                 pending = self._pending[request.number]
                 seat = None if request.worker is None else self._seats.get(request.worker)
                 where = "waiting for a worker" if seat is None else f"{seat.link.name} has it"
-                within_s = request.deadline - pending.begun
-                error = RequestTimeoutError(
-                    f"request to {request.model} took too long\n"
-                    f"  expected an answer within {within_s:.3g} s, got none; {where}"
-                )
                 if request.worker is None:
                     del self._pending[request.number]
-                outcomes.append(Outcome(pending.future, error))
+                outcomes.append(Outcome(pending.future, describe_overdue(request, pending.begun, where)))
             if outcomes:
                 self.changed.notify_all()
         return outcomes
-
-    def close(self, error: PipelineError) -> None:
-        """Takes no more requests; those that were taken go on."""
-        with self.changed:
-            self._closed_by = self._closed_by or error
-            self.changed.notify_all()
 
     def forget(self, error: PipelineError) -> None:
         """Becomes a closed exchange without requests, in a fork of its process.
@@ -407,13 +360,14 @@ class Exchange:
         The old lock may be held by a thread that was not forked.
         """
         self.changed = threading.Condition()
-        self.ledger, self._pending, self._seats, self._reserved = Ledger(), {}, {}, 0
-        self._closed_by = error
+        self.ledger, self._pending, self._seats = Ledger(), {}, {}
+        self.gate = self._make_gate()
+        self.gate.closed_by = error
 
     def abort(self) -> list[Outcome]:
         """Takes every request out of the books, and returns whom to tell."""
         with self.changed:
-            error = self._closed_by or PoolClosedError("pool was closed")
+            error = self.gate.closed_by or PoolClosedError("pool was closed")
             requests = [(pending, self.ledger.request(number)) for number, pending in self._pending.items()]
             self._pending.clear()
             self._seats.clear()
@@ -428,12 +382,7 @@ class Exchange:
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Waits until every request that somebody waits for is answered, and says whether that came about."""
         with self.changed:
-            return self.changed.wait_for(lambda: not self._reserved and self.ledger.is_idle(), timeout_s)
-
-    @property
-    def closed_by(self) -> PipelineError | None:
-        """Why it takes no more requests; None if it does."""
-        return self._closed_by
+            return self.changed.wait_for(lambda: not self.gate.reserved and self.ledger.is_idle(), timeout_s)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -444,10 +393,3 @@ class Exchange:
 
 def _size_of(result: Result) -> int:
     return sum(array.nbytes for array in result[0] or ())
-
-
-def renew(error: PipelineError) -> PipelineError:
-    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
-    fresh = type(error)(error.message, hint=error.hint)
-    fresh.__dict__.update(error.__dict__)
-    return fresh

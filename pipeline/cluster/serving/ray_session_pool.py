@@ -13,20 +13,22 @@ import numpy as np
 import ray
 from ray.util.client import ray as client
 
-from pipeline.cluster.serving.exchange import Exchange, renew
+from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.hands import ObjectStore, read_connection
+from pipeline.cluster.serving.lives import Rules
 from pipeline.cluster.serving.nodes import NodeChoice, choose_devices
 from pipeline.cluster.serving.opened_model import Opening
 from pipeline.cluster.serving.packing import SMALL_BYTES
 from pipeline.cluster.serving.pinning import pin_bundle
 from pipeline.cluster.serving.posts import Wanted
 from pipeline.cluster.serving.scouting import Scout, Terms, field_first
-from pipeline.cluster.serving.steward import Rules, Steward
+from pipeline.cluster.serving.steward import Steward
 from pipeline.cluster.serving.survey import Errand
 from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.loading import DigestPolicy, check_choice
 from pipeline.runtime.pool.calls import PoolCalls
 from pipeline.runtime.pool.crew import PoolStats, WorkerEvent
+from pipeline.runtime.pool.futures import renew
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.requests import read_signature
 from pipeline.runtime.selection import FASTEST, PRECISIONS
@@ -169,7 +171,7 @@ class RaySessionPool(PoolCalls):
         # The threads hold these and not the pool, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, _stop_soon, self._scout, self._steward)
         try:
-            self._steward.field(first)
+            self._steward.lives.field(first)
             self._steward.start()
             self._scout.start()
             self._steward.roster.wait_ready(min_ready)
@@ -180,7 +182,7 @@ class RaySessionPool(PoolCalls):
     @property
     def placement(self) -> Placement:
         """Which device serves which models, of the nodes that were fielded last, and why."""
-        return self._steward.placement
+        return self._steward.lives.placement
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -212,7 +214,7 @@ class RaySessionPool(PoolCalls):
             RequestTimeoutError: Some had not said by then.
             PipelineError: The pool is closed, or was before all had said.
         """
-        self._exchange.refuse_in_callback("check()")
+        self._exchange.gate.refuse_in_callback("check()")
         check = self._steward.begin_check()
         if not check.done.wait(timeout_s):
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
@@ -227,7 +229,7 @@ class RaySessionPool(PoolCalls):
 
         Raises:
             RequestTimeoutError: They were not by then.
-            PipelineError: The pool is closed; or all there are were given up.
+            PipelineError: The pool is closed; or, without a count, one was given up: what it said.
         """
         self._steward.roster.wait_ready(count, timeout_s=timeout_s, may_join=True)
 
@@ -246,8 +248,8 @@ class RaySessionPool(PoolCalls):
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            self._exchange.refuse_in_callback("close()")
-        self._exchange.close(PoolClosedError("pool is closed", hint="make a new one: RaySessionPool(…)"))
+            self._exchange.gate.refuse_in_callback("close()")
+        self._exchange.gate.close(PoolClosedError("pool is closed", hint="make a new one: RaySessionPool(…)"))
         try:
             if drain:
                 self._exchange.wait_idle(timeout_s)

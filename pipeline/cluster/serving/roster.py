@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.cluster.serving.checks import Check
-from pipeline.cluster.serving.exchange import Exchange, renew
+from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.hands import Hand
 from pipeline.cluster.serving.placing import choose_heir
 from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.pool.crew import Member, PoolStats
+from pipeline.runtime.pool.futures import renew
 
 _GONE = ("failed", "stopped")
 
@@ -103,7 +104,7 @@ class Roster:
             PipelineError: It has ended, or is closed.
         """
         with self._changed:
-            if self.is_over or self._exchange.closed_by is not None:
+            if self.is_over or self._exchange.gate.closed_by is not None:
                 raise self._closed_error()
             self._checks = [one for one in self._checks if not one.done.is_set()]
             self._checks.append(check)
@@ -121,7 +122,7 @@ class Roster:
         self._hands, self._checks, self.is_over = {}, [], True
 
     def _closed_error(self) -> PipelineError:
-        return renew(self._exchange.closed_by or PoolClosedError("pool was closed"))
+        return renew(self._exchange.gate.closed_by or PoolClosedError("pool was closed"))
 
     def wait_ready(
         self, count: int | None, *, timeout_s: float | None = None, may_join: bool = False
@@ -131,7 +132,7 @@ class Roster:
         Args:
             count: How many.
             timeout_s: Seconds to wait; None as long as it takes.
-            may_join: Whether to wait for nodes to join, where those that are there will not do.
+            may_join: Whether to wait for nodes to join, where those that are there will not do for a count.
 
         Raises:
             RequestTimeoutError: They were not by then.
@@ -146,7 +147,8 @@ class Roster:
                 if ready >= wanted and not self.is_over:
                     return
                 lost = [member for member in members if member.state == "failed"]
-                if self.is_over or (not may_join and len(members) - len(lost) < wanted):
+                is_fixed = count is None or not may_join
+                if self.is_over or (is_fixed and len(members) - len(lost) < wanted):
                     raise self._first_error(lost, wanted)
                 left_s = until - time.monotonic()
                 if left_s <= 0:

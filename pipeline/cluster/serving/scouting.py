@@ -188,35 +188,30 @@ class Scout:
         list_alive: Callable[[], Sequence[ClusterNode]] = list_nodes,
     ) -> None:
         self._steward, self._connection, self._terms = steward, connection, terms
+        self._lives = steward.lives
         self._list_alive = list_alive
         self._max_nodes, self._answer_s = max_nodes, answer_s
         self._survey = first[0].survey
         self._used: dict[str, str] = {one.node.node_id: one.node.name for one in first}
         self._again_at = dict.fromkeys(wrong, time.monotonic() + _AGAIN_S)
         self._asked: dict[str, _Asking] = {}
-        self._renew_events()
+        self.forget()
         self._thread = threading.Thread(target=self._look, name="ortprep-ray-scout", daemon=True)
-
-    def _renew_events(self) -> None:
-        self._look_now, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
         """Starts to look."""
-        self._steward.look_at_nodes = self._look_now.set
-        self._steward.give_up_node = self._give_up
-        self._steward.joining_until = self._joining_until
-        self._steward.forget_scout = self._renew_events
+        self._lives.lookout = self
         self._thread.start()
 
     def stop(self) -> None:
         """Looks no more."""
         self._ended.set()
-        self._look_now.set()
+        self._look_at_once.set()
 
     def limit(self, max_nodes: float) -> None:
         """Uses at most so many nodes from now on."""
         self._max_nodes = max_nodes
-        self._look_now.set()
+        self._look_at_once.set()
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -225,15 +220,15 @@ class Scout:
 
     def _look(self) -> None:
         while not self._ended.is_set():
-            self._look_now.wait(min(self._terms.poll_s, threading.TIMEOUT_MAX))
-            self._look_now.clear()
+            self._look_at_once.wait(min(self._terms.poll_s, threading.TIMEOUT_MAX))
+            self._look_at_once.clear()
             if self._ended.is_set():
                 return
             try:
                 self._connection.require()
             except ray.exceptions.RayError as error:
                 wait_for_shutdown()
-                self._steward.exchange.close(PoolClosedError(f"pool is closed\n  {error}"))
+                self._steward.exchange.gate.close(PoolClosedError(f"pool is closed\n  {error}"))
                 self._steward.stop_soon()
                 return
             try:
@@ -247,18 +242,18 @@ class Scout:
         now = time.monotonic()
         for node_id in self._again_at.keys() - {node.node_id for node in alive}:
             del self._again_at[node_id]
-            self._steward.drop_node(node_id, "its node left the cluster")  # those that were given up there
+            self._lives.drop_node(node_id, "its node left the cluster")  # those that were given up there
         eligible = [node for node in alive if self._again_at.get(node.node_id, now) <= now]
         change = compare_nodes(tuple(self._used), eligible, self._terms.choice, self._max_nodes)
         for node_id in change.lost:
             name = self._used.pop(node_id)
             self._asked.pop(node_id, None)
             log.warning("node %s left the cluster", name)
-            self._steward.drop_node(node_id, "its node left the cluster")
+            self._lives.drop_node(node_id, "its node left the cluster")
         for node_id in change.surplus:
             log.info("node %s is let go", self._used.pop(node_id))
             self._asked.pop(node_id, None)
-            self._steward.retire_node(node_id)
+            self._lives.retire_node(node_id)
         for node in change.joined:
             log.info("node %s joins", node.name)
             self._used[node.node_id] = node.name
@@ -277,17 +272,28 @@ class Scout:
         try:
             survey = _read(node, future, 0.0)
             check_agreement(self._survey, survey, node)
-            self._steward.field([field_node(node, survey, self._terms.wanted)])
+            self._lives.field([field_node(node, survey, self._terms.wanted)])
         except PipelineError as error:
             log.warning("node %s is not used: %s", node.name, error.message)
             self._steward.roster.last_error = error
-            self._give_up(node.node_id)
+            self.give_up(node.node_id)
 
-    def _give_up(self, node_id: str) -> None:
+    # What the keepers of workers say; also on the steward's thread.
+
+    def look_now(self) -> None:
+        """Looks at the nodes, after a death that may be one of a node."""
+        self._look_at_once.set()
+
+    def give_up(self, node_id: str) -> None:
         """Uses a node no more, for some time."""
         if self._used.pop(node_id, None) is not None:
             self._again_at[node_id] = time.monotonic() + _AGAIN_S
-            self._look_now.set()  # another may take its place
+            self._look_at_once.set()  # another may take its place
 
-    def _joining_until(self) -> float:
+    def joining_until(self) -> float:
+        """Returns until when a node that was asked may yet join; minus infinity if none was."""
         return max((asking.until for asking in self._asked.values()), default=-math.inf)
+
+    def forget(self) -> None:
+        """Has events of its own, in a fork of the process as at first: those of old may be locked."""
+        self._look_at_once, self._ended = threading.Event(), threading.Event()

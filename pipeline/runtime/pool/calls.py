@@ -15,7 +15,8 @@ import numpy as np
 from pipeline.errors import InvalidRequestError, PoolError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.arena import NoRoomError
-from pipeline.runtime.pool.exchange import Answer, Order, PoolFuture, WouldBlock
+from pipeline.runtime.pool.futures import Answer, PoolFuture
+from pipeline.runtime.pool.gate import Order, WouldBlock
 from pipeline.runtime.pool.requests import Signature, check_inputs, iterate_parts
 
 _LONG_COPY_BYTES = 2**20

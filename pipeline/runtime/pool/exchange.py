@@ -13,23 +13,21 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from pipeline.errors import PipelineError, PoolClosedError, PoolError
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.arena import Arena, ArenaUse, Block, NoRoomError
+from pipeline.runtime.pool.futures import Answer, Outcome, PoolFuture, Waiter, renew
+from pipeline.runtime.pool.gate import Gate, Order, WouldBlock, describe_overdue, find_deadline
 from pipeline.runtime.pool.leases import Lease
 from pipeline.runtime.pool.ledger import Ledger, Request
 from pipeline.runtime.pool.requests import Layout, LayoutPlanner, Signature, check_inputs, write_request
 from pipeline.runtime.pool.segments import view_tensor
 from pipeline.runtime.pool.tensor_headers import HERE, TAKEN_AT, HeaderReader, TensorHeader
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
-
-Answer = dict[str, Array]
-"""A model's outputs by name, in the model's order."""
 
 _SMALL_ANSWER = 16 * 1024
 _REMEMBERED = 1024
@@ -38,89 +36,6 @@ _LETTING_GO_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""
 
 log = logging.getLogger(__name__)
-
-
-class WouldBlock(Exception):
-    """A request would have to wait, and was told not to."""
-
-
-class PoolFuture(Future[Answer]):
-    """An answer to come; it can be cancelled as long as no worker has the request.
-
-    Args:
-        withdraw: Takes the request back if no worker has it, and says whether it did.
-    """
-
-    def __init__(self, withdraw: Callable[[], bool]) -> None:
-        super().__init__()
-        self._withdraw = withdraw
-
-    def cancel(self) -> bool:
-        """Takes the request back, unless a worker has it or it is answered; says whether it did."""
-        if self.cancelled():
-            return True
-        if not self._withdraw():
-            return False
-        super().cancel()
-        self.set_running_or_notify_cancel()
-        return True
-
-
-class Waiter:
-    """What a thread waits on that wants nothing else: a future without its machinery."""
-
-    __slots__ = ("_answer", "_error", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self._answer: Answer = {}
-        self._error: BaseException | None = None
-
-    def set_result(self, answer: Answer) -> None:
-        """Ends the wait with an answer."""
-        self._answer = answer
-        self._lock.release()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Ends the wait with an error."""
-        self._error = error
-        self._lock.release()
-
-    def result(self) -> Answer:
-        """Waits, once, and returns the answer.
-
-        Raises:
-            BaseException: What it failed with.
-        """
-        self._lock.acquire()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # else error and traceback would hold each other
-        return self._answer
-
-
-@dataclass(slots=True)
-class Order:
-    """How a request is to be served.
-
-    Attributes:
-        timeout_s: Seconds from now until its caller stops waiting; None for never.
-        retries: How often it may be tried on another worker.
-        copies: Whether its answer is to be arrays of their own, and no views of shared memory.
-        may_wait: Whether to wait for room, or to raise `WouldBlock`.
-        begun: When its caller began to wait; None for now.
-        gives_up_at: When it stops waiting for arrays to be let go of.
-    """
-
-    timeout_s: float | None = None
-    retries: int = 0
-    copies: bool = False
-    may_wait: bool = True
-    begun: float | None = None
-    gives_up_at: float = math.inf
 
 
 @dataclass(slots=True)
@@ -138,25 +53,6 @@ class _Pending:
     begun: float
     is_unsized: bool
     is_lent: bool = False
-
-
-@dataclass(slots=True)
-class Outcome:
-    """A future and what becomes of it, to be told outside of the lock."""
-
-    future: PoolFuture | Waiter
-    error: PipelineError | None
-    answer: Answer | None = None
-
-    def tell(self) -> None:
-        """Ends the future; whatever its callbacks do stays theirs."""
-        try:
-            if self.error is not None:
-                self.future.set_exception(self.error)
-            else:
-                self.future.set_result(self.answer or {})
-        except BaseException:  # one future must not keep the others from being told
-            log.exception("a future's callback failed")
 
 
 @dataclass(slots=True)
@@ -225,18 +121,18 @@ class Exchange:
     def __post_init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)
-        self._reserved = 0  # requests that have their turn and are not in the books yet
         self._unsized = 0  # requests whose answers' sizes were not known when they came
         self._coming = 0  # those of them that are being written, and answers that are being read
         self._sizes: OrderedDict[tuple[Any, ...], int] = OrderedDict()
         self._places: dict[int, dict[str, int]] = {}
-        self._closed_by: PipelineError | None = None
-        self._stranded: dict[str, PipelineError] = {}
         self._waiting_for_memory: OrderedDict[int, int] = OrderedDict()
         self._planner = LayoutPlanner(self.arena)
         self._readers = {name: AnswerReader(signature) for name, signature in self.signatures.items()}
         self._outputs = {name: tuple(signature.outputs) for name, signature in self.signatures.items()}
-        self.supervisor: threading.Thread | None = None
+        self.gate = self._make_gate()
+
+    def _make_gate(self) -> Gate:
+        return Gate(self.changed, self.max_pending, lambda: len(self._pending))
 
     # What callers do.
 
@@ -258,7 +154,7 @@ class Exchange:
         Raises:
             PoolError: As `SessionPool.run`.
         """
-        self.refuse_in_callback("run()")
+        self.gate.refuse_in_callback("run()")
         waiter = Waiter()
         self._send(next(self._numbers), waiter, model, inputs, order)
         return waiter.result()
@@ -274,18 +170,16 @@ class Exchange:
             RequestTimeoutError: The deadline passed before there was room for the request.
             WouldBlock: It would have to wait, and may not.
         """
-        begun = time.monotonic() if order.begun is None else order.begun
-        deadline = math.inf if order.timeout_s is None else begun + order.timeout_s
+        begun, deadline = find_deadline(order)
         arrays = check_inputs(self.signatures[model], inputs)
         shapes = (model, *(array.shape for array in arrays))
         with self.changed:
-            self._wait_for_turn(model, deadline, order)
-            self._reserved += 1
+            self.gate.reserve(model, deadline, order)
             try:
                 layout = self._planner.plan(arrays, shapes)
                 message, answer_block = self._allocate(layout, shapes, deadline, order)
             except BaseException:
-                self._reserved -= 1
+                self.gate.let_go()
                 self.changed.notify_all()
                 raise
             self._coming += 1
@@ -311,12 +205,12 @@ class Exchange:
             copied = write_request(layout, arrays, message)
         except BaseException:
             with self.changed:
-                self._reserved -= 1
+                self.gate.let_go()
                 self._coming -= 1
                 self._give_back(pending)
             raise
         with self.changed, self._whole():
-            self._reserved -= 1
+            self.gate.let_go()
             self._coming -= 1
             self.copied.in_bytes += copied
             self._admit(pending, deadline, order)
@@ -334,13 +228,13 @@ class Exchange:
         except (PipelineError, WouldBlock, MemoryError):
             raise
         except BaseException as error:
-            self.close(PoolError(f"pool was interrupted at its books\n  got {type(error).__name__}"))
+            self.gate.close(PoolError(f"pool was interrupted at its books\n  got {type(error).__name__}"))
             self.wires.stop()
             raise
 
     def _admit(self, pending: _Pending, deadline: float, order: Order) -> None:
         try:
-            self._check_open(pending.model)
+            self.gate.require_open(pending.model)
         except PipelineError:
             self._give_back(pending)
             raise
@@ -360,50 +254,14 @@ class Exchange:
         """
         dtype = self.signatures[model].inputs[name]
         size = math.prod(shape) * dtype.itemsize
-        deadline = math.inf if order.timeout_s is None else time.monotonic() + order.timeout_s
+        _, deadline = find_deadline(order)
         with self.changed:
-            self._check_open(model)
+            self.gate.require_open(model)
             while (block := self._try_allocate(max(size, 1))) is None:
                 self._wait_for_memory(size, deadline, order)
-                self._check_open(model)
+                self.gate.require_open(model)
         self.wires.flush()
         return view_tensor(Lease(block, self.arena.notes).bytes(0, size), dtype, shape)
-
-    def _check_open(self, model: str) -> None:
-        error = self._closed_by or self._stranded.get(model)
-        if error is not None:
-            raise _renew(error)
-
-    def _wait_for_turn(self, model: str, deadline: float, order: Order) -> None:
-        self._check_open(model)
-        while len(self._pending) + self._reserved >= self.max_pending:
-            self._wait(deadline, order, f"{self.max_pending} requests before it")
-            self._check_open(model)
-
-    def _wait(self, deadline: float, order: Order, reason: str) -> None:
-        if not order.may_wait:
-            raise WouldBlock
-        self.refuse_in_callback(reason)
-        remaining_s = None if deadline == math.inf else deadline - time.monotonic()
-        if remaining_s is not None and remaining_s <= 0:
-            raise RequestTimeoutError(
-                f"request did not get its turn within {order.timeout_s:g} s\n  got {reason}"
-            )
-        self.changed.wait(None if remaining_s is None else min(remaining_s, threading.TIMEOUT_MAX))
-        if not order.may_wait:
-            raise WouldBlock  # its caller gave up meanwhile
-
-    def refuse_in_callback(self, reason: str) -> None:
-        """Raises if this is the thread that answers, which would wait for itself.
-
-        Raises:
-            PoolError: It is.
-        """
-        if threading.current_thread() is self.supervisor:
-            raise PoolError(
-                f"a future's callback would have to wait for its own pool\n  got {reason}",
-                hint="call it from another thread",
-            )
 
     def _wait_for_memory(self, size: int, deadline: float, order: Order) -> None:
         """Waits until there may be more; where no answer is to come, a moment for arrays that are let go."""
@@ -412,7 +270,7 @@ class Exchange:
             return  # some was left just before
         if self._pending or self._coming:
             order.gives_up_at = math.inf
-            self._wait(deadline, order, "no shared memory free")
+            self.gate.wait(deadline, order, "no shared memory free")
             return
         now = time.monotonic()
         if order.gives_up_at == math.inf:
@@ -423,10 +281,10 @@ class Exchange:
                 f"  expected {size} bytes free of {self.arena.max_bytes}, got the rest held by arrays in use",
                 hint="let go of answers, or ask for copies: run(…, copy=True)",
             )
-        self.refuse_in_callback("no shared memory free")
+        self.gate.refuse_in_callback("no shared memory free")
         self.changed.wait(max(0.0, min(order.gives_up_at, deadline) - now))
         if time.monotonic() >= deadline:
-            self._wait(deadline, order, "no shared memory free")
+            self.gate.wait(deadline, order, "no shared memory free")
 
     def _allocate(
         self, layout: Layout, shapes: tuple[Any, ...], deadline: float, order: Order
@@ -448,7 +306,7 @@ class Exchange:
                 # taken, so nobody is woken: two that wait would wake each other without end.
                 self.arena.release(message)
             self._wait_for_memory(layout.size + (expected or 0), deadline, order)
-            self._check_open(shapes[0])
+            self.gate.require_open(shapes[0])
 
     def _try_allocate(self, size: int, *, leave_some: bool = False) -> Block | None:
         if leave_some and (self._pending or self._coming):
@@ -712,14 +570,14 @@ class Exchange:
     def strand(self, model: str, error: PipelineError) -> list[Outcome]:
         """Fails what waits for a model that no worker serves any more, and all that will be asked of it."""
         with self.changed:
-            self._stranded[model] = error
+            self.gate.strand(model, error)
             pendings = [self._pending.pop(number) for number in self.ledger.strand(model)]
             for pending in pendings:
                 self._free(pending)
             self._serve_memory()
             self.changed.notify_all()
         self.wires.flush()
-        return [Outcome(pending.future, _renew(error)) for pending in pendings]
+        return [Outcome(pending.future, renew(error)) for pending in pendings]
 
     def expire(self) -> list[Outcome]:
         """Returns whom to tell that their deadline has passed; and takes back memory that was let go."""
@@ -733,24 +591,13 @@ class Exchange:
                 where = (
                     "waiting for a worker" if request.worker is None else f"worker {request.worker} has it"
                 )
-                within_s = request.deadline - pending.begun
-                error = RequestTimeoutError(
-                    f"request to {request.model} took too long\n"
-                    f"  expected an answer within {within_s:.3g} s, got none; {where}"
-                )
                 if request.worker is None:
                     self._give_back(self._pending.pop(request.number))
-                outcomes.append(Outcome(pending.future, error))
+                outcomes.append(Outcome(pending.future, describe_overdue(request, pending.begun, where)))
             if outcomes:
                 self.changed.notify_all()
         self.wires.flush()
         return outcomes
-
-    def close(self, error: PipelineError) -> None:
-        """Takes no more requests; those that were taken go on."""
-        with self.changed:
-            self._closed_by = self._closed_by or error
-            self.changed.notify_all()
 
     def forget(self, error: PipelineError) -> threading.Condition:
         """Becomes a closed exchange without requests, in a fork of its process; returns its new lock.
@@ -758,15 +605,16 @@ class Exchange:
         The old one may be held by a thread that was not forked.
         """
         self.changed = threading.Condition()
-        self.ledger, self._pending, self._closed_by = Ledger(), {}, error
-        self._reserved = self._coming = 0
+        self.ledger, self._pending, self._coming = Ledger(), {}, 0
+        self.gate = self._make_gate()
+        self.gate.closed_by = error
         self.arena.notes.close()
         return self.changed
 
     @property
     def closed_error(self) -> PipelineError:
         """What requests of a closed pool fail with; a new one each time."""
-        return _renew(self._closed_by or PoolClosedError("pool was closed"))
+        return renew(self.gate.closed_by or PoolClosedError("pool was closed"))
 
     def abort(self) -> list[Outcome]:
         """Takes every request out of the books, and returns whom to tell; workers must be gone."""
@@ -786,7 +634,7 @@ class Exchange:
         """Waits until every request that somebody waits for is answered, and says whether that came about."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: not self._reserved and not self._coming and self.ledger.is_idle(), timeout_s
+                lambda: not self.gate.reserved and not self._coming and self.ledger.is_idle(), timeout_s
             )
 
     @property
@@ -830,11 +678,6 @@ class AnswerReader(HeaderReader):
                 f"  expected {len(expected)}, got {[str(header.dtype) for header in headers]}"
             )
         return headers
-
-
-def _renew(error: PipelineError) -> PipelineError:
-    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
-    return type(error)(error.message, hint=error.hint)
 
 
 def _check_inside(span: Span, outer: Span) -> None:

@@ -190,7 +190,7 @@ class SessionPool(PoolCalls):
         Raises:
             RequestTimeoutError: Some had not said by then.
         """
-        self._exchange.refuse_in_callback("check()")
+        self._exchange.gate.refuse_in_callback("check()")
         check = self._supervisor.begin_check()
         if not check.done.wait(timeout_s):
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
@@ -218,8 +218,8 @@ class SessionPool(PoolCalls):
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            self._exchange.refuse_in_callback("close()")
-        self._exchange.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
+            self._exchange.gate.refuse_in_callback("close()")
+        self._exchange.gate.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
         try:
             is_idle = drain and self._exchange.wait_idle(timeout_s)
         except BaseException:

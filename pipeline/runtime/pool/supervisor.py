@@ -31,7 +31,8 @@ from pipeline.errors import (
     error_named,
 )
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
-from pipeline.runtime.pool.exchange import Exchange, Outcome, Wires
+from pipeline.runtime.pool.exchange import Exchange, Wires
+from pipeline.runtime.pool.futures import Outcome, tell
 from pipeline.runtime.pool.outbox import Outbox
 from pipeline.runtime.pool.process import Channels, Process, StartMethod, start_process
 from pipeline.runtime.pool.wire import Frame, FrameReader, Kind, decode_content, encode_frame
@@ -162,7 +163,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the thread, which starts the workers."""
-        self.exchange.supervisor = self._thread
+        self.exchange.gate.answering = self._thread
         self._thread.start()
         _RUNNING.add(self)
 
@@ -288,7 +289,7 @@ class Supervisor:
                 self._turn()
         except BaseException as error:  # the last border: without this thread nothing would ever be answered
             log.exception("the pool's supervisor failed")
-            self.exchange.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
+            self.exchange.gate.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
             self._end()
 
     def _turn(self) -> None:
@@ -391,7 +392,7 @@ class Supervisor:
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
-        _tell(self.exchange.expire())
+        tell(self.exchange.expire())
         with self._lock:
             stuck = self.exchange.ledger.stuck(now, self._rules.run_timeout_s)
         for number in stuck:
@@ -455,7 +456,7 @@ class Supervisor:
             # Before anybody is told, who might then ask it again. Those behind are not to blame.
             log.error("%s: %s; ending it", member.name, answered.error.message)
             self._kill(member, answered.error, is_blamed=not answered.is_told)
-        _tell(answered.outcomes)
+        tell(answered.outcomes)
 
     def _hear(self, member: Member, life: Life, frame: Frame, payload: bytes) -> None:
         if frame.kind is Kind.NEED:
@@ -466,7 +467,7 @@ class Supervisor:
         if frame.kind is Kind.FAILED:
             outcome = self.exchange.failed(member.number, frame.request, _error_of(content))
             member.served += 1
-            _tell([outcome] if outcome is not None else [])
+            tell([outcome] if outcome is not None else [])
             self._count_refusal(member)
         elif frame.kind is Kind.PHASE:
             phase, seconds = str(content.get("phase")), _number(content.get("seconds"))
@@ -592,7 +593,7 @@ class Supervisor:
             if not stopping:
                 self._report_end(member, error)
         finally:
-            _tell(outcomes)
+            tell(outcomes)
 
     def _report_end(self, member: Member, error: PipelineError) -> None:
         self._observe(member, error=error)
@@ -604,7 +605,7 @@ class Supervisor:
         for model in member.models:
             if all(other.state == "failed" for other in self.members if model in other.models):
                 gone = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)
-                _tell(self.exchange.strand(model, gone))
+                tell(self.exchange.strand(model, gone))
 
     def _observe(
         self, member: Member, *, phase: str = "", seconds: float = 0.0, error: PipelineError | None = None
@@ -620,7 +621,7 @@ class Supervisor:
 
     def _go_on_stopping(self, now: float) -> None:
         assert self._stop_at is not None
-        self.exchange.close(PoolClosedError("pool was closed"))
+        self.exchange.gate.close(PoolClosedError("pool was closed"))
         with self._lock:
             for number, life in self._lives.items():
                 if not life.is_told:
@@ -656,7 +657,7 @@ class Supervisor:
             self._is_over = True
             self._lock.notify_all()
         self._selector.close()
-        _tell(outcomes)
+        tell(outcomes)
 
 
 class Bell:
@@ -697,11 +698,6 @@ def _forget_all() -> None:
 
 atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        outcome.tell()
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -14,7 +14,8 @@ import pytest
 from pipeline.cluster.serving.packing import SMALL_BYTES
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.calls import PoolCalls
-from pipeline.runtime.pool.exchange import Answer, Order, PoolFuture
+from pipeline.runtime.pool.futures import Answer, PoolFuture
+from pipeline.runtime.pool.gate import Order
 from tests.cluster.serving.test_exchange import Scene
 
 

@@ -12,7 +12,8 @@ from pipeline.cluster.serving.exchange import Exchange
 from pipeline.cluster.serving.packing import CALLS_AT_A_TIME, Call
 from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError, WorkerDiedError
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.pool.exchange import Order, PoolFuture, WouldBlock
+from pipeline.runtime.pool.futures import PoolFuture
+from pipeline.runtime.pool.gate import Order, WouldBlock
 from pipeline.runtime.pool.requests import Signature
 
 FLOAT = np.dtype(np.float32)
@@ -211,7 +212,7 @@ def test_a_model_without_workers_fails_what_waits_and_what_comes() -> None:
 def test_a_closed_pool_fails_everything_that_is_left() -> None:
     scene = Scene()
     future = scene.ask(1)
-    scene.exchange.close(PoolClosedError("pool is closed"))
+    scene.exchange.gate.close(PoolClosedError("pool is closed"))
     for outcome in scene.exchange.abort():
         outcome.tell()
     with pytest.raises(PoolClosedError):

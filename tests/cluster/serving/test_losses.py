@@ -16,7 +16,14 @@ import pytest
 import ray
 
 from pipeline.cluster import RaySessionPool
-from pipeline.errors import BundleError, LoadError, PoolClosedError, PoolError, WorkerDiedError
+from pipeline.errors import (
+    BundleError,
+    LoadError,
+    PipelineError,
+    PoolClosedError,
+    PoolError,
+    WorkerDiedError,
+)
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.pool.crew import WorkerEvent
 from pipeline.runtime.tensors import write_tensors
@@ -218,6 +225,8 @@ def test_a_worker_refuses_a_bundle_that_took_the_place_of_its_own(
         assert pool.stats().is_degraded
         with pytest.raises(PoolError, match="no worker is left for net"):
             pool.run(batch())
+        with pytest.raises(PipelineError, match="bundle was replaced by another build"):
+            pool.wait_ready(timeout_s=5)
 
 
 def test_a_pool_that_cannot_begin_says_where_and_why(

@@ -1,0 +1,107 @@
+"""What callers wait on, and how they are told what came."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from pipeline.errors import PipelineError
+from pipeline.runtime.element_types import Array
+
+Answer = dict[str, Array]
+"""A model's outputs by name, in the model's order."""
+
+log = logging.getLogger(__name__)
+
+
+class PoolFuture(Future[Answer]):
+    """An answer to come; it can be cancelled as long as no worker has the request.
+
+    Args:
+        withdraw: Takes the request back if no worker has it, and says whether it did.
+    """
+
+    def __init__(self, withdraw: Callable[[], bool]) -> None:
+        super().__init__()
+        self._withdraw = withdraw
+
+    def cancel(self) -> bool:
+        """Takes the request back, unless a worker has it or it is answered; says whether it did."""
+        if self.cancelled():
+            return True
+        if not self._withdraw():
+            return False
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        return True
+
+
+class Waiter:
+    """What a thread waits on that wants nothing else: a future without its machinery."""
+
+    __slots__ = ("_answer", "_error", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._answer: Answer = {}
+        self._error: BaseException | None = None
+
+    def set_result(self, answer: Answer) -> None:
+        """Ends the wait with an answer."""
+        self._answer = answer
+        self._lock.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Ends the wait with an error."""
+        self._error = error
+        self._lock.release()
+
+    def result(self) -> Answer:
+        """Waits, once, and returns the answer.
+
+        Raises:
+            BaseException: What it failed with.
+        """
+        self._lock.acquire()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # else error and traceback would hold each other
+        return self._answer
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A future and what becomes of it, to be told outside of the lock."""
+
+    future: PoolFuture | Waiter
+    error: PipelineError | None
+    answer: Answer | None = None
+
+    def tell(self) -> None:
+        """Ends the future; whatever its callbacks do stays theirs."""
+        try:
+            if self.error is not None:
+                self.future.set_exception(self.error)
+            else:
+                self.future.set_result(self.answer or {})
+        except BaseException:  # one future must not keep the others from being told
+            log.exception("a future's callback failed")
+
+
+def tell(outcomes: Sequence[Outcome]) -> None:
+    """Ends futures; called without a pool's locks."""
+    for outcome in outcomes:
+        outcome.tell()
+
+
+def renew(error: PipelineError) -> PipelineError:
+    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
+    fresh = type(error)(error.message, hint=error.hint)
+    fresh.__dict__.update(error.__dict__)
+    return fresh
