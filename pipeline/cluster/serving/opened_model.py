@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.cluster.serving.bound_often import BoundOften
-from pipeline.errors import LoadError, PoolError, RunError
+from pipeline.errors import LoadError, PoolError
 from pipeline.runtime.background_import import BackgroundImport, import_onnxruntime
-from pipeline.runtime.bucket_choice import choose_bucket, find_buckets
-from pipeline.runtime.bucket_opening import open_bucket, with_runnable_buckets
 from pipeline.runtime.deadline import Deadline
-from pipeline.runtime.element_types import Array, element_type_of
-from pipeline.runtime.golden import check_answers
+from pipeline.runtime.element_types import Array
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading import DigestPolicy
 from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
 from pipeline.runtime.pool.requests import Signature, read_signature
+from pipeline.runtime.pool.session_runner import ByShapes, SessionRunner, open_buckets
 from pipeline.runtime.pool.workplaces import limit_threads
 from pipeline.runtime.selection import FASTEST, needs_gpu, select_variant
-from pipeline.runtime.session import SessionPlan, onnxruntime_errors
+from pipeline.runtime.session import SessionPlan
 from pipeline.runtime.sources import locate
-from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from pipeline.bundle.loader_config import LoaderConfig
-
-_REMEMBERED = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +94,9 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint=f"devices={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {root}",
         )
-    buckets: list[OpenedBundle] = []
-    if opening.buckets:
-        runnable = with_runnable_buckets(opened.chosen, device_id=opening.device_id)
-        found = find_buckets(runnable, opened.variant)
-        buckets = [open_bucket(opened.chosen, bucket, wishes) for bucket in found]
-    return OpenedModel(name or opened.config.name, opened, buckets)
+    return OpenedModel(
+        name or opened.config.name, opened, open_buckets(opened, wishes) if opening.buckets else ()
+    )
 
 
 def choose_target(root: Path, opening: Opening) -> str | None:
@@ -168,31 +159,27 @@ class OpenedModel:
         name: Of the model.
         opened: The variant for all shapes.
         buckets: Those for certain sizes.
+
+    Attributes:
+        signature: What it takes and gives.
+        config: The bundle's loader config, with no variants but those that are open.
+        variant: Name of the variant for all shapes.
+        buckets: Names of those for certain sizes.
     """
 
     def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
         self.name = name
         self.signature = _read_signature(name, opened.config)
-        self._general = opened
-        variants = tuple(one.variant for one in (opened, *buckets))
-        self.config = dataclasses.replace(opened.config, variants=variants)
-        self._runners = {one.variant.name: _Runner(self.signature, one) for one in (opened, *buckets)}
-        self._known: dict[tuple[tuple[int, ...], ...], _Runner] = {}
-
-    @property
-    def variant(self) -> str:
-        """Name of the variant for all shapes."""
-        return self._general.variant.name
+        self._names, self._general = tuple(self.signature.inputs), opened
+        make = partial(SessionRunner, self.signature, bind=BoundOften)
+        self._runners = ByShapes(opened, buckets, make)
+        self.config = self._runners.config
+        self.variant, self.buckets = self._runners.variant, self._runners.buckets
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
         """The session for all shapes."""
         return self._general.session
-
-    @property
-    def buckets(self) -> tuple[str, ...]:
-        """Names of those for certain sizes."""
-        return tuple(one.name for one in self.config.variants[1:])
 
     @property
     def bundle_config(self) -> LoaderConfig:
@@ -211,7 +198,7 @@ class OpenedModel:
             LoadError: It is not answered as recorded.
             BundleError: It cannot be read.
         """
-        for runner in self._runners.values():
+        for runner in self._runners.all:
             runner.check()
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
@@ -220,53 +207,5 @@ class OpenedModel:
         Raises:
             RunError: ONNX Runtime refused them.
         """
-        shapes = tuple(array.shape for array in arrays)
-        runner = self._known.get(shapes)
-        if runner is None:
-            runner = self._learn(shapes)
-        return runner.run(dict(zip(self.signature.inputs, arrays, strict=True)))
-
-    def _learn(self, shapes: tuple[tuple[int, ...], ...]) -> _Runner:
-        named = dict(zip(self.signature.inputs, shapes, strict=True))
-        general = self._general.variant
-        chosen = choose_bucket(self.config, general, shapes=named) or general
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        runner = self._known[shapes] = self._runners[chosen.name]
-        return runner
-
-
-class _Runner:
-    """A session, run the way its variant and its types need it."""
-
-    def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
-        self._name, self._opened, self._session = signature.model, opened, opened.session
-        self._outputs = list(signature.outputs)
-        types = [*signature.inputs.values(), *signature.outputs.values()]
-        self._is_native = not any(map(element_type_of, types))
-        halves = half_inputs(opened.session)
-        self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
-        self._bound = BoundOften(opened.session) if opened.variant.io_binding else None
-        self._errors = onnxruntime_errors()
-
-    def check(self) -> None:
-        opened = self._opened
-        check_answers(self._session, opened.config, opened.chosen.root, variant=opened.variant)
-
-    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        fitting = fit_feeds(feeds, self._narrowed) if self._narrowed else feeds
-        try:
-            return self._run(fitting)
-        except self._errors as error:
-            raise RunError(
-                f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}"
-            ) from None
-
-    def _run(self, feeds: Mapping[str, Array]) -> list[Any]:
-        if self._bound is not None:
-            answers = self._bound.run(feeds)
-        elif self._is_native:
-            return list(self._session.run(self._outputs, feeds))
-        else:
-            answers = run_session(self._session, feeds)
-        return [answers[name] for name in self._outputs]
+        runner = self._runners.find(self._names, tuple(array.shape for array in arrays))
+        return runner.run(runner.fit(dict(zip(self._names, arrays, strict=True))))

@@ -29,6 +29,7 @@ from pipeline.runtime.loading import DigestPolicy, check_choice
 from pipeline.runtime.pool.calls import PoolCalls
 from pipeline.runtime.pool.crew import PoolStats, WorkerEvent
 from pipeline.runtime.pool.futures import renew
+from pipeline.runtime.pool.numbers import require_counts, require_positive
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.requests import read_signature
 from pipeline.runtime.selection import FASTEST, PRECISIONS
@@ -105,15 +106,18 @@ class RaySessionPool(PoolCalls):
     ) -> None:
         check_choice("precision", precision, (FASTEST, *PRECISIONS))
         check_choice("digests", digests, ("changed", "full", "off"))
-        _check_positive(
+        require_counts(
             workers_per_device=workers_per_device,
             max_pending=max_pending,
+            threads=threads,
+            max_nodes=max_nodes,
+            max_batch=max_batch,
+        )
+        require_counts(least=0, min_ready=min_ready, max_restarts=max_restarts)
+        require_positive(
             start_timeout_s=start_timeout_s,
             run_timeout_s=run_timeout_s,
-            threads=1 if threads is None else threads,
-            cpus_per_worker=1 if cpus_per_worker is None else cpus_per_worker,
-            max_nodes=1 if max_nodes is None else max_nodes,
-            max_batch=max_batch,
+            cpus_per_worker=cpus_per_worker,
             poll_s=poll_s,
         )
         choice = NodeChoice(choose_devices(devices), dict(labels or {}))
@@ -198,7 +202,7 @@ class RaySessionPool(PoolCalls):
         Raises:
             PoolError: It is less than 1.
         """
-        _check_positive(max_nodes=1 if max_nodes is None else max_nodes)
+        require_counts(max_nodes=max_nodes)
         self._scout.limit(math.inf if max_nodes is None else max_nodes)
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
@@ -301,9 +305,3 @@ def _pin_all(bundles: Bundle | Mapping[str, Bundle], signature: str | None) -> d
     if not bundles:
         raise PoolError("no bundle for the pool\n  expected at least one")
     return {str(name): pin_bundle(path, require_signature=signature) for name, path in bundles.items()}
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise PoolError(f"bad {name}\n  expected more than 0, got {value}")

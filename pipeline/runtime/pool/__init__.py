@@ -2,8 +2,11 @@
 
 session_pool    what jobs call
 calls           what a pool does beyond a single request, whatever its workers are
+numbers         what counts and seconds a pool may be given
 requests        names, types and layout of what a caller hands over, checked
-exchange        where callers and workers meet: futures, memory and the ledger, under one lock
+exchange        where callers and workers meet: requests, memory and the ledger, under one lock
+gate            whether a request may come in, and its turn
+futures         what callers wait on
 ledger          which request is where: bookkeeping without processes, clock or memory
 arena           blocks of shared memory, owned by the pool's process alone
 segments        shared memory itself
@@ -14,6 +17,8 @@ outbox          what is to be written to a worker, put down under the lock and w
 process         starting and ending a worker
 worker          what runs in it
 served_model    a model in a worker: from tensors in shared memory to answers there
+served_session  a session of it
+session_runner  how a session is run, and which one for which shapes
 wire            frames of 64 bytes, both ways
 tensor_headers  what says how the bytes in shared memory are to be read
 placement       which model goes to which device: a function of measured figures

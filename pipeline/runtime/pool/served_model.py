@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import encode
 from pipeline.errors import LoadError, PoolError
 from pipeline.runtime.background_import import BackgroundImport
-from pipeline.runtime.bucket_choice import choose_bucket, find_buckets
-from pipeline.runtime.bucket_opening import open_bucket, with_runnable_buckets
 from pipeline.runtime.deadline import Deadline
 from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
 from pipeline.runtime.pool.requests import read_signature
-from pipeline.runtime.pool.served_session import ServedSession, Shapes, WaitForMemory, Write
-from pipeline.runtime.pool.tensor_headers import HeaderReader, TensorHeader
+from pipeline.runtime.pool.served_session import ServedSession, WaitForMemory, Write
+from pipeline.runtime.pool.session_runner import ByShapes, open_buckets
+from pipeline.runtime.pool.tensor_headers import HeaderReader
 from pipeline.runtime.pool.workplaces import limit_threads
 from pipeline.runtime.selection import needs_gpu
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from pipeline.runtime.pool.segments import AttachedSegments
     from pipeline.runtime.pool.wire import Frame, Span
     from pipeline.runtime.session import SessionPlan
-
-_REMEMBERED = 1024
 
 
 def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
@@ -66,13 +63,7 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint="SessionPool(…, devices='cpu'), or ortprep check " + model["bundle"],
         )
-    if not model["buckets"]:
-        return ServedModel(model["name"], opened)
-    runnable = with_runnable_buckets(opened.chosen, device_id=job["device_id"])
-    buckets = find_buckets(runnable, opened.variant)
-    return ServedModel(
-        model["name"], opened, [open_bucket(opened.chosen, bucket, wishes) for bucket in buckets]
-    )
+    return ServedModel(model["name"], opened, open_buckets(opened, wishes) if model["buckets"] else ())
 
 
 class ServedModel:
@@ -85,17 +76,12 @@ class ServedModel:
     """
 
     def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
-        self.name, self.variant = name, opened.variant.name
-        self.buckets = tuple(one.variant.name for one in buckets)
+        self.name = name
         signature = read_signature(name, opened.config)
         self._inputs = tuple(signature.inputs)
-        self._general = opened.variant
-        self._config = dataclasses.replace(
-            opened.config, variants=tuple(one.variant for one in (opened, *buckets))
-        )
-        self._sessions = {one.variant.name: ServedSession(signature, one) for one in (opened, *buckets)}
+        self._sessions = ByShapes(opened, buckets, partial(ServedSession, signature))
+        self.variant, self.buckets = self._sessions.variant, self._sessions.buckets
         self._reader = HeaderReader()
-        self._known: dict[Shapes, ServedSession] = {}
 
     def check(self) -> None:
         """Runs the golden sample of every variant.
@@ -104,7 +90,7 @@ class ServedModel:
             LoadError: It is not answered as recorded.
             BundleError: It cannot be read.
         """
-        for session in self._sessions.values():
+        for session in self._sessions.all:
             session.check()
 
     def run(
@@ -123,15 +109,5 @@ class ServedModel:
         if len(headers) != len(self._inputs):
             raise PoolError(f"unreadable request\n  expected {len(self._inputs)} inputs, got {len(headers)}")
         shapes = tuple(header.shape for header in headers)
-        session = self._known.get(shapes)
-        if session is None:
-            session = self._learn(headers, shapes)
+        session = self._sessions.find([self._inputs[header.position] for header in headers], shapes)
         return session.run(frame, headers, segments, write, wait_for_memory)
-
-    def _learn(self, headers: Sequence[TensorHeader], shapes: Shapes) -> ServedSession:
-        named = {self._inputs[header.position]: header.shape for header in headers}
-        chosen = choose_bucket(self._config, self._general, shapes=named) or self._general
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        session = self._known[shapes] = self._sessions[chosen.name]
-        return session

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import PoolError, RunError
+from pipeline.errors import PoolError
 from pipeline.runtime.binding import BoundRuns
-from pipeline.runtime.element_types import Array, element_type_of
-from pipeline.runtime.golden import check_answers
+from pipeline.runtime.element_types import Array
 from pipeline.runtime.opening import OpenedBundle
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.segments import AttachedSegments, view_tensor
+from pipeline.runtime.pool.session_runner import SessionRunner, Shapes
 from pipeline.runtime.pool.tensor_headers import HERE, TensorHeader, encode_headers, lay_out
 from pipeline.runtime.pool.wire import NOWHERE, Frame, Kind, Span, encode_frame
-from pipeline.runtime.session import onnxruntime_errors
-from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 
 _LEAST_BOUND_BYTES = 64 * 1024
 _REMEMBERED = 256
 
-Shapes = tuple[tuple[int, ...], ...]
 Outputs = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 Write = Callable[[bytes], None]
 WaitForMemory = Callable[[int], Span | None]
@@ -46,18 +43,10 @@ class ServedSession:
 
     def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
         self.name = signature.model
-        self._opened = opened
-        self._session = opened.session
+        self._runner = SessionRunner(signature, opened, BoundRuns)
         self._inputs, self._outputs = tuple(signature.inputs), list(signature.outputs)
-        kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
-        output_types = [value.type for value in opened.session.get_outputs()]
-        self._is_native = not any(kinds) and all(map(_is_native, output_types))
-        halves = half_inputs(opened.session)
-        self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
         self._layouts: OrderedDict[Shapes, AnswerLayout | None] = OrderedDict()
         self._answers: dict[Outputs, AnswerLayout] = {}
-        self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
-        self._errors = onnxruntime_errors()
 
     def check(self) -> None:
         """Runs the golden sample.
@@ -66,8 +55,7 @@ class ServedSession:
             LoadError: It is not answered as recorded.
             BundleError: It cannot be read.
         """
-        opened = self._opened
-        check_answers(self._session, opened.config, opened.chosen.root, variant=opened.variant)
+        self._runner.check()
 
     def run(
         self,
@@ -84,23 +72,17 @@ class ServedSession:
             PoolError: The request is unreadable, or there is no memory for the answer.
         """
         block = segments.bytes_of(frame.first)
-        feeds = {self._inputs[header.position]: read_tensor(header, block, segments) for header in headers}
-        if self._narrowed:
-            feeds = fit_feeds(feeds, self._narrowed)
+        read = {self._inputs[header.position]: read_tensor(header, block, segments) for header in headers}
+        feeds = self._runner.fit(read)
         shapes = tuple(header.shape for header in headers)
         started = time.perf_counter_ns()
         known = self._layouts.get(shapes)
         in_place = known is not None and known.size <= frame.second.size
-        try:
-            if known is not None and in_place:
-                answer = self._run_in_place(feeds, known, frame.second, segments)
-                if answer is not None:
-                    return answer, 0, time.perf_counter_ns() - started
-            outputs = self._run(feeds)
-        except self._errors as error:
-            raise RunError(
-                f"ONNX Runtime cannot run {self.name}\n  {type(error).__name__}: {error}"
-            ) from None
+        if known is not None and in_place:
+            answer = self._run_in_place(feeds, known, frame.second, segments)
+            if answer is not None:
+                return answer, 0, time.perf_counter_ns() - started
+        outputs = self._runner.run(feeds)
         elapsed = time.perf_counter_ns() - started
         layout = self._lay_out(outputs)
         self._learn(shapes, layout, was_refused=in_place)
@@ -117,15 +99,6 @@ class ServedSession:
             span = granted
         return layout.write(outputs, span, segments), sum(array.nbytes for array in outputs), elapsed
 
-    def _run(self, feeds: dict[str, Array]) -> list[Array]:
-        if self._bound is not None:
-            answers = self._bound.run(feeds)
-        elif self._is_native:
-            return list(self._session.run(self._outputs, feeds))
-        else:
-            answers = run_session(self._session, feeds)
-        return [answers[name] for name in self._outputs]
-
     def _lay_out(self, outputs: list[Array]) -> AnswerLayout:
         kinds = tuple((array.dtype, array.shape) for array in outputs)
         layout = self._answers.get(kinds)
@@ -138,16 +111,17 @@ class ServedSession:
     def _learn(self, shapes: Shapes, layout: AnswerLayout, *, was_refused: bool) -> None:
         """Remembers what comes out for inputs of some shapes; None where that is no use or not always so."""
         known = self._layouts.get(shapes, layout)
-        is_bindable = self._is_native and self._bound is None and layout.is_bindable
+        is_bindable = self._runner.is_native and self._runner.bound is None and layout.is_bindable
         self._layouts[shapes] = layout if known is layout and is_bindable and not was_refused else None
         if len(self._layouts) > _REMEMBERED:
             self._layouts.popitem(last=False)
 
     def _run_in_place(
-        self, feeds: dict[str, Array], known: AnswerLayout, span: Span, segments: AttachedSegments
+        self, feeds: Mapping[str, Array], known: AnswerLayout, span: Span, segments: AttachedSegments
     ) -> Span | None:
         """Runs with the outputs where they are wanted; None if they turn out to be of other shapes."""
-        binding = self._session.io_binding()
+        session = self._runner.session
+        binding = session.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         block = segments.bytes_of(span)
@@ -155,8 +129,8 @@ class ServedSession:
         for name, view in zip(self._outputs, views, strict=True):
             binding.bind_output(name, "cpu", 0, view.dtype, list(view.shape), view.ctypes.data)
         try:
-            self._session.run_with_iobinding(binding)
-        except self._errors:
+            session.run_with_iobinding(binding)
+        except self._runner.errors:
             return None  # the run that follows says whether it was the shapes or the inputs
         # An output that is an input as well, or an initializer, is handed back and not written.
         given = zip(binding.get_outputs(), views, strict=True)
@@ -193,17 +167,6 @@ class AnswerLayout:
         """Writes headers, and returns where all of the answer is."""
         block[: len(self._text)] = self._text
         return Span(span.segment, span.offset, self.size)
-
-
-def _is_native(type_name: str) -> bool:
-    name = type_name.removeprefix("tensor(").removesuffix(")")
-    return name in _NATIVE_TYPES
-
-
-_NATIVE_TYPES = frozenset(
-    {"float", "double", "float16", "bool"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
 
 
 def read_tensor(header: TensorHeader, block: NDArray[np.uint8], segments: AttachedSegments) -> Array:

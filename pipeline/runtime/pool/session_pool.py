@@ -22,6 +22,7 @@ from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
 from pipeline.runtime.pool.devices import Device, resolve_devices
 from pipeline.runtime.pool.exchange import Exchange, Wires
 from pipeline.runtime.pool.loads import place_bundles
+from pipeline.runtime.pool.numbers import require_counts, require_positive
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.process import StartMethod
 from pipeline.runtime.pool.requests import IN_PLACE_BYTES, read_signature
@@ -103,14 +104,14 @@ class SessionPool(PoolCalls):
         configs = {name: read_loader_config(path) for name, path in self._paths.items()}
         self._signatures = {name: read_signature(name, config) for name, config in configs.items()}
         places = resolve_devices(devices, read_hardware())
-        _check_positive(
+        require_counts(
             workers_per_device=workers_per_device,
             max_pending=max_pending,
-            start_timeout_s=start_timeout_s,
-            run_timeout_s=run_timeout_s,
-            max_shared_bytes=1 if max_shared_bytes is None else max_shared_bytes,
-            threads=1 if threads is None else threads,
+            max_shared_bytes=max_shared_bytes,
+            threads=threads,
         )
+        require_counts(least=0, max_restarts=max_restarts)
+        require_positive(start_timeout_s=start_timeout_s, run_timeout_s=run_timeout_s)
         check_choice("precision", precision, (FASTEST, *PRECISIONS))
         _, self.placement = place_bundles(
             self._paths, places, copies=workers_per_device, precision=precision, buckets=buckets
@@ -274,12 +275,6 @@ def _make_members(
     return [
         Member(number, name, place, models, max_restarts) for number, (name, place, models) in enumerate(used)
     ]
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise PoolError(f"bad {name}\n  expected more than 0, got {value}")
 
 
 def _default_shared_bytes() -> int:

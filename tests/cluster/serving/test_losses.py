@@ -232,6 +232,8 @@ def test_a_worker_refuses_a_bundle_that_took_the_place_of_its_own(
 def test_a_pool_that_cannot_begin_says_where_and_why(
     nodes: SmallCluster, bundle: Path, tmp_path: Path
 ) -> None:
+    with pytest.raises(PoolError, match=r"bad workers_per_device\n  expected a whole number from 1, got 1.5"):
+        RaySessionPool(bundle, workers_per_device=1.5)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=r"^\d+\.\d+\.\d+\.\d+-[0-9a-f]{8}: "):
         RaySessionPool(tmp_path / "nowhere")
     with pytest.raises(PoolError, match=r"no node for the pool\n.* CPUs or GPUs and labels a=b"):

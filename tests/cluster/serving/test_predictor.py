@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.bundle.loader_config import ProviderRecord, read_loader_config, write_loader_config
 from pipeline.cluster import OnnxPredictor
+from pipeline.cluster.serving.bound_often import BoundOften
 from pipeline.cluster.serving.opened_model import Opening, choose_target
 from pipeline.errors import InvalidRequestError, LoadError, PoolError
 from pipeline.runtime import load
@@ -243,8 +244,9 @@ def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Pa
 
 def bound_shapes(predict: OnnxPredictor) -> tuple[int, ...]:
     """Shapes of the input that the predictor's session is bound to."""
-    bound = predict._model._runners["cpu"]._bound
-    assert bound is not None
+    (runner,) = predict._model._runners.all
+    bound = runner.bound
+    assert isinstance(bound, BoundOften)
     assert bound.shapes is not None
     return bound.shapes[0]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -369,6 +370,10 @@ def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle: Path, met
         ({"workers_per_device": 0}, "workers_per_device"),
         ({"min_ready": 2}, "min_ready"),
         ({"max_pending": 0}, "max_pending"),
+        ({"workers_per_device": 1.5}, "expected a whole number from 1, got 1.5"),
+        ({"max_restarts": -1}, "expected a whole number from 0, got -1"),
+        ({"run_timeout_s": math.nan}, "bad run_timeout_s\n  expected a number above 0, got nan"),
+        ({"start_timeout_s": "60"}, "expected a number above 0, got '60'"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_started(
