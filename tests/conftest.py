@@ -31,6 +31,7 @@ LOOK_AT_THE_MACHINE = (
 """Tests that count what others' tests of their kind leave running, or time what those would disturb."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup`, has a file's tests share a process and its fixtures; and those above."""
     if not config.pluginmanager.hasplugin("xdist"):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.building.workshop import Recorder, Workshop
+from pipeline.graph.doit_engine import DoitEngine
+from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
 from tests.cluster.small_cluster import SmallCluster
 
 FARM = {"ortprep.io/farm": "true"}
+
+LONG = {"measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 1.0}}
+"""Measuring takes long enough to be interrupted."""
 
 
 @pytest.fixture(scope="package")
@@ -37,3 +42,14 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
+
+
+@pytest.fixture(scope="package")
+def squeezenet_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a shipped model's build by the engine of one machine has that is reproducible."""
+    workshop = Workshop(tmp_path_factory.mktemp("here"))
+    workshop.write_shipped(**LONG)
+    outcome = DoitEngine().prepare(workshop.order(), Recorder())
+    assert outcome.done, outcome.errors
+    artifacts = workshop.root / "artifacts"
+    return read_reproducible(artifacts / "squeezenet", artifacts / ".work/squeezenet/receipts")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from pipeline.graph.doit_engine import DoitEngine
 from pipeline.registry.catalogue import open_catalogue
 from pipeline.runtime import load
 from pipeline.spec.fleet import Kind
-from tests.cluster.building.workshop import Recorder, Workshop
+from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
 from tests.cluster.small_cluster import SmallCluster
 from tests.file_server import serve
 
@@ -26,29 +24,6 @@ METRIC = """
 def agreement(inputs, expected, got):
     return -max(float(abs(a[name] - b[name]).max()) for a, b in zip(expected, got) for name in a)
 """
-
-
-def reproducible(bundle: Path, receipts: Path) -> dict[str, Any]:
-    """Returns what two builds of the same have to agree on: all that was not measured.
-
-    Which of the files that were made a variant ships, by which it requires a version of ONNX Runtime or
-    not, and which variant comes first, is measured.
-    """
-    made = {}
-    for path in sorted(receipts.glob("*.json")):
-        receipt = json.loads(path.read_text())
-        if receipt["task"].split("/")[0] in ("convert", "optimize"):
-            made[receipt["task"]] = {entry["path"]: entry["sha256"] for entry in receipt["files"]}
-    config = json.loads((bundle / "loader.json").read_text())
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    return {
-        "made": made,
-        "golden": config["golden"]["file"]["sha256"],
-        "interface": (config["inputs"], config["outputs"]),
-        "variants": {one["name"] for one in config["variants"]},
-        "source": manifest["source"],
-        "spec": manifest["spec_digest"],
-    }
 
 
 def test_a_cluster_makes_the_bundle_that_this_machine_makes(
@@ -72,8 +47,8 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
     assert here.done
     assert there.done, there.errors
     check_bundle(workshop.root / "there" / "net")
-    ours = reproducible(workshop.root / "here" / "net", workshop.root / "here/.work/net/receipts")
-    theirs = reproducible(workshop.root / "there" / "net", workshop.store / "work/net/receipts/farm")
+    ours = read_reproducible(workshop.root / "here" / "net", workshop.root / "here/.work/net/receipts")
+    theirs = read_reproducible(workshop.root / "there" / "net", workshop.store / "work/net/receipts/farm")
     assert ours == theirs
     assert {"optimize/cpu", "optimize/portable", "optimize/cpu-int8"} <= set(ours["made"])
     x = {"image": np.ones((1, 3, 16, 16), np.float32)}

@@ -17,12 +17,9 @@ import ray
 
 from pipeline.bundle.verification import check_bundle
 from pipeline.graph.engine import Outcome
-from tests.cluster.building.conftest import FARM
-from tests.cluster.building.workshop import Recorder, Workshop
+from tests.cluster.building.conftest import FARM, LONG
+from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
 from tests.cluster.small_cluster import SmallCluster
-
-LONG = {"measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 1.0}}
-"""Measuring takes long enough to be interrupted."""
 
 
 def until(holds: Callable[[], object], *, within_s: float = 120) -> None:
@@ -56,13 +53,20 @@ def cells(farm: SmallCluster) -> dict[Any, set[Path]]:
     return {node: {path for path in paths if path.is_dir()} for node, paths in found.items()}
 
 
+def made(workshop: Workshop) -> dict[str, Any]:
+    """Returns what a build on the cluster made that is reproducible; the bundle is checked."""
+    bundle = workshop.root / "artifacts" / "squeezenet"
+    check_bundle(bundle)
+    return read_reproducible(bundle, workshop.store / "work/squeezenet/receipts/farm")
+
+
 def test_what_a_node_had_done_is_not_done_again_when_it_dies(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_spec("net", **LONG)
+    workshop.write_shipped(**LONG)
     before = cells(farm)
     running = Running(workshop, recorder)
-    until(lambda: "measure:net/cpu@farm" in recorder.tasks("started"))
+    until(lambda: "measure:squeezenet/cpu@farm" in recorder.tasks("started"))
     at_work = [node for node in farm.nodes if cells(farm)[node] - before[node]]
     assert len(at_work) == 1
     farm.kill_node(at_work[0])
@@ -71,19 +75,19 @@ def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     finally:
         farm.add_node(cpus=2, labels=FARM)
     assert outcome.done, outcome.errors
-    assert recorder.tasks("started").count("measure:net/cpu@farm") == 2
-    assert recorder.tasks("finished").count("measure:net/cpu@farm") == 1
+    assert recorder.tasks("started").count("measure:squeezenet/cpu@farm") == 2
+    assert recorder.tasks("finished").count("measure:squeezenet/cpu@farm") == 1
     # Of another node, whose disk has nothing: by its receipt in the store.
-    assert "optimize:net/cpu@farm" in recorder.tasks("current")
-    assert recorder.tasks("finished").count("optimize:net/cpu@farm") == 1
+    assert "optimize:squeezenet/cpu@farm" in recorder.tasks("current")
+    assert recorder.tasks("finished").count("optimize:squeezenet/cpu@farm") == 1
     assert any("begun anew on node" in text for what, _, text in recorder.events if what == "said")
-    check_bundle(workshop.root / "artifacts" / "net")
+    assert made(workshop) == squeezenet_here
 
 
 def test_a_second_driver_goes_on_where_the_first_was_killed(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
+    farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_spec("net", **LONG)
+    workshop.write_shipped(**LONG)
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "pipeline", "prepare", "--engine", "ray", "--address", address]
     command += ["--store", str(workshop.store), "--configs", str(workshop.configs)]
@@ -93,16 +97,20 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
     ) as driver:
         assert driver.stderr is not None
         for line in driver.stderr:
-            if line.startswith("done verify:net/portable@farm"):
+            if line.startswith("done verify:squeezenet/portable@farm"):
                 break
         os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
     outcome = workshop.engine().prepare(workshop.order(), recorder)
     assert outcome.done, outcome.errors
-    done_before = ["optimize:net/cpu@farm", "optimize:net/portable@farm", "verify:net/portable@farm"]
+    done_before = [
+        "optimize:squeezenet/cpu@farm",
+        "optimize:squeezenet/portable@farm",
+        "verify:squeezenet/portable@farm",
+    ]
     assert set(done_before) <= set(recorder.tasks("current"))
-    assert "measure:net/cpu@farm" in recorder.tasks("finished")
-    check_bundle(workshop.root / "artifacts" / "net")
+    assert "measure:squeezenet/cpu@farm" in recorder.tasks("finished")
+    assert made(workshop) == squeezenet_here
 
 
 def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,36 @@ from pipeline.cluster.building.engine import RayEngine
 from pipeline.graph.engine import Engine, Order
 from tests.models import conv_net, write_model
 
+REPOSITORY = Path(__file__).parents[3]
+
 QUICK: dict[str, Any] = {
     "targets": ["cpu"],
     "tune": {"max_trials": 0},
     "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.05},
 }
+
+
+def read_reproducible(bundle: Path, receipts: Path) -> dict[str, Any]:
+    """Returns what two builds of the same have to agree on: all that is not measured.
+
+    Which of the files that were made a variant ships, by which it requires a version of ONNX Runtime or
+    not, and which variant comes first, is measured.
+    """
+    made = {}
+    for path in sorted(receipts.glob("*.json")):
+        receipt = json.loads(path.read_text())
+        if receipt["task"].split("/")[0] in ("convert", "optimize"):
+            made[receipt["task"]] = {entry["path"]: entry["sha256"] for entry in receipt["files"]}
+    config = json.loads((bundle / "loader.json").read_text())
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    return {
+        "made": made,
+        "golden": config["golden"]["file"]["sha256"],
+        "interface": (config["inputs"], config["outputs"]),
+        "variants": {one["name"] for one in config["variants"]},
+        "source": manifest["source"],
+        "spec": manifest["spec_digest"],
+    }
 
 
 @dataclass
@@ -87,6 +113,12 @@ class Workshop:
             **sections,
         }
         (self.configs / f"{name}.yaml").write_text(yaml.safe_dump(own))
+
+    def write_shipped(self, **sections: Any) -> None:
+        """Writes the spec of a shipped model, with some sections of its own."""
+        shipped = yaml.safe_load((REPOSITORY / "configs" / "squeezenet.yaml").read_text())
+        own = {**shipped, **QUICK, **sections}
+        (self.configs / "squeezenet.yaml").write_text(yaml.safe_dump(own))
 
     def order(self, *names: str, artifacts: str = "artifacts", **wanted: Any) -> Order:
         return Order(configs=self.configs, artifacts=self.root / artifacts, names=names, **wanted)
