@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,19 @@ LOOK_AT_THE_MACHINE = (
 """Tests that count what others' tests of their kind leave running, or time what those would disturb."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, has a file's tests share a process and its fixtures; and those above."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        place = item.path.relative_to(ROOT).as_posix()
-        looks = place.startswith(LOOK_AT_THE_MACHINE)
-        item.add_marker(pytest.mark.xdist_group("the machine" if looks else place))
+def scope_of(nodeid: str) -> str:
+    """Returns what a test shares a process with: its file, or all those above."""
+    place = nodeid.split("::")[0].removeprefix(f"{ROOT.name}/")
+    return "the machine" if place.startswith(LOOK_AT_THE_MACHINE) else place
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`, has tests that share a process, and with it their fixtures, run one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # untyped
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return Scheduling(config, log)

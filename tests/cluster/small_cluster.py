@@ -20,9 +20,10 @@ _SOON = {
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 10,
     "health_check_timeout_ms": 5000,
+    "worker_niceness": 0,
 }
 """A node that is killed is given up within seconds, not after half a minute as by default; one that is slow,
-since the machine is busy, is not."""
+since the machine is busy, is not. Beside other tests Ray's workers are as nice as those."""
 
 
 class SmallCluster:

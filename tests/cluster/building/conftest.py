@@ -14,9 +14,6 @@ from tests.cluster.small_cluster import SmallCluster
 
 FARM = {"ortprep.io/farm": "true"}
 
-LONG = {"measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 1.0}}
-"""Measuring takes long enough to be interrupted."""
-
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
@@ -48,7 +45,7 @@ def recorder() -> Recorder:
 def squeezenet_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a shipped model's build by the engine of one machine has that is reproducible."""
     workshop = Workshop(tmp_path_factory.mktemp("here"))
-    workshop.write_shipped(**LONG)
+    workshop.write_shipped()
     outcome = DoitEngine().prepare(workshop.order(), Recorder())
     assert outcome.done, outcome.errors
     artifacts = workshop.root / "artifacts"

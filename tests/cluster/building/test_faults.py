@@ -17,7 +17,7 @@ import ray
 
 from pipeline.bundle.verification import check_bundle
 from pipeline.graph.engine import Outcome
-from tests.cluster.building.conftest import FARM, LONG
+from tests.cluster.building.conftest import FARM
 from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
 from tests.cluster.small_cluster import SmallCluster
 
@@ -63,7 +63,7 @@ def made(workshop: Workshop) -> dict[str, Any]:
 def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_shipped(**LONG)
+    workshop.write_shipped()
     before = cells(farm)
     running = Running(workshop, recorder)
     until(lambda: "measure:squeezenet/cpu@farm" in recorder.tasks("started"))
@@ -87,7 +87,7 @@ def test_what_a_node_had_done_is_not_done_again_when_it_dies(
 def test_a_second_driver_goes_on_where_the_first_was_killed(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_shipped(**LONG)
+    workshop.write_shipped()
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "pipeline", "prepare", "--engine", "ray", "--address", address]
     command += ["--store", str(workshop.store), "--configs", str(workshop.configs)]
@@ -118,7 +118,7 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
 ) -> None:
     last = farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
     workshop.write_fleet({"last": {"target": "cpu", "labels": {"ortprep.io/last": "true"}}})
-    workshop.write_spec("net", **LONG)
+    workshop.write_spec("net")
     running = Running(workshop, recorder, node_timeout_s=1.0)
     until(lambda: "measure:net/cpu@last" in recorder.tasks("started"))
     farm.kill_node(last)
@@ -135,7 +135,7 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
 def test_a_worker_that_is_killed_again_and_again_is_told_as_such(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder
 ) -> None:
-    workshop.write_spec("net", **LONG)
+    workshop.write_spec("net")
     running = Running(workshop, recorder, retries=1)
     for _ in range(2):
         until(lambda: bool(workers()))
