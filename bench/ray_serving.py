@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from bench.machine import describe_machine
 from bench.models import prepare_command
 from bench.pool import blocking, windowed
+from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import PipelineError, StageError
 from pipeline.runtime.child import run_child
 
@@ -338,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     options = parser.parse_args(arguments)
     try:
+        read_loader_config(options.model)  # needed minutes later
         report = measure(
             options.artifacts.absolute(),
             options.model.absolute(),
