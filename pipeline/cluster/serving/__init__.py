@@ -4,7 +4,7 @@ ray_session_pool   what jobs call
 exchange           where callers and actors meet: requests and the ledger, under one lock
 inputs             a request's arrays until it is answered
 packing            which requests go into one actor call
-steward            the one thread that all of the following happens on
+steward            the one thread that workers are changed on
 lives              births and deaths of actors, and what they say in between
 coverage           that somebody serves every model
 scouting           the nodes that join and leave

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Coverage:
-    """A pool's models; only the steward's thread calls it.
+    """A pool's models; called by its `Lives` alone.
 
     Args:
         models: Their names.

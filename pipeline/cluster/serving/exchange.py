@@ -1,4 +1,4 @@
-"""Where callers and actors meet: futures, inputs and the ledger, under one lock.
+"""Where callers and actors meet: requests, inputs and the ledger, under one lock.
 
 Callers pack and send their own requests; the steward's thread takes the answers.
 """

@@ -39,7 +39,7 @@ _NODE_PAUSE_S = 5.0
 
 @dataclass(frozen=True)
 class Rules:
-    """What a steward goes by.
+    """What a pool's workers are kept by.
 
     Attributes:
         openings: How each model is opened, by name.
@@ -71,7 +71,7 @@ class Lookout(Protocol):
         """Returns until when a node that was asked may yet join; minus infinity if none was."""
 
     def forget(self) -> None:
-        """Becomes that of a pool that has ended, in a fork of its process."""
+        """Lets go of what may be locked for ever, in a fork of the process."""
 
 
 class NoLookout:
@@ -92,7 +92,7 @@ class NoLookout:
 
 
 class Lives:
-    """What becomes of a pool's workers; only the steward's thread calls it.
+    """What becomes of a pool's workers; once the steward's thread has begun, only that changes them.
 
     Args:
         rules: What it goes by.

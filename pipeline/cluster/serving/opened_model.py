@@ -207,5 +207,6 @@ class OpenedModel:
         Raises:
             RunError: ONNX Runtime refused them.
         """
-        runner = self._runners.find(self._names, tuple(array.shape for array in arrays))
+        shapes = tuple(array.shape for array in arrays)
+        runner = self._runners.find(shapes) or self._runners.learn(self._names, shapes)
         return runner.run(runner.fit(dict(zip(self._names, arrays, strict=True))))

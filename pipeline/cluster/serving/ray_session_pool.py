@@ -120,6 +120,7 @@ class RaySessionPool(PoolCalls):
             cpus_per_worker=cpus_per_worker,
             poll_s=poll_s,
         )
+        require_positive(or_zero=True, grace_s=grace_s)
         choice = NodeChoice(choose_devices(devices), dict(labels or {}))
         _require_ray()
         connection = read_connection()
@@ -200,7 +201,7 @@ class RaySessionPool(PoolCalls):
         up, `wait_ready` waits for.
 
         Raises:
-            PoolError: It is less than 1.
+            PoolError: It is no whole number from 1.
         """
         require_counts(max_nodes=max_nodes)
         self._scout.limit(math.inf if max_nodes is None else max_nodes)
@@ -235,6 +236,7 @@ class RaySessionPool(PoolCalls):
             RequestTimeoutError: They were not by then.
             PipelineError: The pool is closed; or, without a count, one was given up: what it said.
         """
+        require_counts(least=0, count=count)
         self._steward.roster.wait_ready(count, timeout_s=timeout_s, may_join=True)
 
     def stats(self) -> PoolStats:

@@ -141,7 +141,7 @@ class Roster:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
-                members = [hand.member for hand in self._hands.values()]
+                members = [hand.member for hand in self._hands.values() if not hand.is_retired]
                 ready = sum(member.state == "ready" for member in members)
                 wanted = len(members) if count is None else count
                 if ready >= wanted and not self.is_over:
@@ -155,7 +155,7 @@ class Roster:
                     raise RequestTimeoutError(
                         f"workers are not ready\n  expected {wanted} within {timeout_s:g} s, got {ready}"
                     )
-                self._changed.wait(None if left_s == math.inf else left_s)
+                self._changed.wait(None if left_s == math.inf else min(left_s, threading.TIMEOUT_MAX))
 
     def _first_error(self, lost: Sequence[Member], wanted: int) -> PipelineError:
         if self.is_over:

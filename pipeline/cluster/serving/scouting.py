@@ -6,8 +6,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _AGAIN_S = 30.0
 """Seconds until a node that could not be used is asked again."""
+
+_LEAVING_S, _LOOK_S = 5.0, 0.1
+"""Seconds for the cluster to notice that a node is lost which did not answer, and between two looks."""
 
 _SHOWS_GPUS = (2, 60)
 
@@ -92,21 +97,30 @@ def field_first(
         The nodes to be used, and what is wrong with the others, by their ids.
 
     Raises:
-        PipelineError: There is none, or one cannot be used that may not be missed and is still there: the
-            cluster counts a node that died as one of its own until its health checks notice.
+        PipelineError: There is none, or one cannot be used that may not be missed, and has not left the
+            cluster since.
     """
     until = time.monotonic() + timeout_s
+    alive = list_nodes()
+    candidates = deque(compare_nodes((), alive, terms.choice).joined)
+    if not candidates:
+        raise PoolError(
+            f"no node for the pool\n  expected one with {_describe(terms.choice)}, got {len(alive)} others",
+            hint="ray status",
+        )
     fielded: list[Fielded] = []
     wrong: dict[str, PipelineError] = {}
-    while joined := _choose_more(terms, fielded, wrong, max_nodes):
-        for node, answer in [(node, ask_node(node, terms.errand)) for node in joined]:
+    while candidates and len(fielded) < max_nodes:
+        room = int(min(max_nodes - len(fielded), len(candidates)))
+        chosen = [candidates.popleft() for _ in range(room)]
+        for node, answer in [(node, ask_node(node, terms.errand)) for node in chosen]:
             try:
                 survey = _read(node, answer.future(), max(0.0, until - time.monotonic()))
                 if fielded:
                     check_agreement(fielded[0].survey, survey, node)
                 fielded.append(field_node(node, survey, terms.wanted))
             except PipelineError as error:
-                if not may_miss and node.node_id in {one.node_id for one in list_nodes()}:
+                if not may_miss and not _has_left(node, error):
                     raise
                 log.warning("%s", error.message)
                 wrong[node.node_id] = error
@@ -115,23 +129,19 @@ def field_first(
     return fielded, wrong
 
 
-def _choose_more(
-    terms: Terms, fielded: Sequence[Fielded], wrong: Mapping[str, PipelineError], max_nodes: float
-) -> tuple[ClusterNode, ...]:
-    """Returns the nodes to ask now: all at first, then those that take the place of others.
-
-    Raises:
-        PoolError: No node was asked, and there is none to be.
-    """
-    alive = list_nodes()
-    left = [node for node in alive if node.node_id not in wrong]
-    joined = compare_nodes([one.node.node_id for one in fielded], left, terms.choice, max_nodes).joined
-    if not joined and not fielded and not wrong:
-        raise PoolError(
-            f"no node for the pool\n  expected one with {_describe(terms.choice)}, got {len(alive)} others",
-            hint="ray status",
-        )
-    return joined
+def _has_left(node: ClusterNode, error: PipelineError) -> bool:
+    """Says whether a node that did not answer has left the cluster, which may be noticed a moment later."""
+    problem = error.__cause__
+    may_leave = isinstance(problem, ray.exceptions.RayError)
+    is_its_word = isinstance(problem, ray.exceptions.RayTaskError)
+    until = time.monotonic() + (_LEAVING_S if may_leave and not is_its_word else 0.0)
+    with suppress(Exception):  # where Ray says no more, what the node said counts
+        while node.node_id in {one.node_id for one in list_nodes()}:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+    return False
 
 
 def _describe(choice: NodeChoice) -> str:
@@ -142,7 +152,7 @@ def _describe(choice: NodeChoice) -> str:
 
 def _read(node: ClusterNode, future: Future[Any], timeout_s: float) -> Survey:
     try:
-        said = future.result(timeout_s)
+        said = future.result(min(timeout_s, threading.TIMEOUT_MAX))
     except TimeoutError:
         raise PoolError(
             f"{node.name} did not say what it has\n  expected an answer within {timeout_s:.0f} s",
@@ -195,7 +205,7 @@ class Scout:
         self._used: dict[str, str] = {one.node.node_id: one.node.name for one in first}
         self._again_at = dict.fromkeys(wrong, time.monotonic() + _AGAIN_S)
         self._asked: dict[str, _Asking] = {}
-        self.forget()
+        self._renew_events()
         self._thread = threading.Thread(target=self._look, name="ortprep-ray-scout", daemon=True)
 
     def start(self) -> None:
@@ -295,5 +305,8 @@ class Scout:
         return max((asking.until for asking in self._asked.values()), default=-math.inf)
 
     def forget(self) -> None:
-        """Has events of its own, in a fork of the process as at first: those of old may be locked."""
+        """Has new events, in a fork of the process: the old ones may be locked."""
+        self._renew_events()
+
+    def _renew_events(self) -> None:
         self._look_at_once, self._ended = threading.Event(), threading.Event()

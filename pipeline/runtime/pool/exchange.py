@@ -1,4 +1,4 @@
-"""Where callers and workers meet: futures, blocks of shared memory and the ledger, under one lock.
+"""Where callers and workers meet: requests, blocks of shared memory and the ledger, under one lock.
 
 Callers write their own requests into pipes, and the supervisor's thread takes the answers: between the two
 there is no queue but the ledger's.
@@ -7,7 +7,6 @@ there is no queue but the ledger's.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 import time
@@ -34,8 +33,6 @@ _REMEMBERED = 1024
 _SHARE_OF_MESSAGES = 0.75
 _LETTING_GO_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

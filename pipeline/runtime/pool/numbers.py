@@ -24,10 +24,11 @@ def require_counts(*, least: int = 1, **values: int | None) -> None:
             raise PoolError(f"bad {name}\n  expected a whole number from {least}, got {value!r}")
 
 
-def require_positive(**values: float | None) -> None:
+def require_positive(*, or_zero: bool = False, **values: float | None) -> None:
     """Raises unless all are numbers above 0, or None.
 
     Args:
+        or_zero: Whether 0 will do.
         values: By the arguments' names; infinity is a number.
 
     Raises:
@@ -35,5 +36,8 @@ def require_positive(**values: float | None) -> None:
     """
     for name, value in values.items():
         given: object = value
-        if value is not None and not (isinstance(given, numbers.Real) and 0 < value <= math.inf):
-            raise PoolError(f"bad {name}\n  expected a number above 0, got {value!r}")
+        if value is None or (or_zero and value == 0):
+            continue
+        if not (isinstance(given, numbers.Real) and 0 < value <= math.inf):
+            at_least = "0 or more" if or_zero else "above 0"
+            raise PoolError(f"bad {name}\n  expected a number {at_least}, got {value!r}")

@@ -109,5 +109,7 @@ class ServedModel:
         if len(headers) != len(self._inputs):
             raise PoolError(f"unreadable request\n  expected {len(self._inputs)} inputs, got {len(headers)}")
         shapes = tuple(header.shape for header in headers)
-        session = self._sessions.find([self._inputs[header.position] for header in headers], shapes)
+        session = self._sessions.find(shapes)
+        if session is None:
+            session = self._sessions.learn([self._inputs[header.position] for header in headers], shapes)
         return session.run(frame, headers, segments, write, wait_for_memory)

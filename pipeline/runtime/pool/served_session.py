@@ -78,11 +78,14 @@ class ServedSession:
         started = time.perf_counter_ns()
         known = self._layouts.get(shapes)
         in_place = known is not None and known.size <= frame.second.size
-        if known is not None and in_place:
-            answer = self._run_in_place(feeds, known, frame.second, segments)
-            if answer is not None:
-                return answer, 0, time.perf_counter_ns() - started
-        outputs = self._runner.run(feeds)
+        try:
+            if known is not None and in_place:
+                answer = self._run_in_place(feeds, known, frame.second, segments)
+                if answer is not None:
+                    return answer, 0, time.perf_counter_ns() - started
+            outputs = self._runner.attempt(feeds)
+        except self._runner.errors as error:  # also of binding, which copies to a GPU
+            raise self._runner.refusal(error) from None
         elapsed = time.perf_counter_ns() - started
         layout = self._lay_out(outputs)
         self._learn(shapes, layout, was_refused=in_place)

@@ -110,7 +110,7 @@ class SessionPool(PoolCalls):
             max_shared_bytes=max_shared_bytes,
             threads=threads,
         )
-        require_counts(least=0, max_restarts=max_restarts)
+        require_counts(least=0, min_ready=min_ready, max_restarts=max_restarts)
         require_positive(start_timeout_s=start_timeout_s, run_timeout_s=run_timeout_s)
         check_choice("precision", precision, (FASTEST, *PRECISIONS))
         _, self.placement = place_bundles(
@@ -203,6 +203,7 @@ class SessionPool(PoolCalls):
         Raises:
             PipelineError: They never will be.
         """
+        require_counts(least=0, count=count)
         self._supervisor.wait_ready(len(self._supervisor.members) if count is None else count)
 
     def stats(self) -> PoolStats:

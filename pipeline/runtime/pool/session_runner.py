@@ -88,13 +88,20 @@ class SessionRunner:
             RunError: ONNX Runtime refused it.
         """
         try:
-            return self._run(feeds)
+            return self.attempt(feeds)
         except self.errors as error:
-            raise RunError(
-                f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}"
-            ) from None
+            raise self.refusal(error) from None
 
-    def _run(self, feeds: Mapping[str, Array]) -> list[Any]:
+    def refusal(self, error: BaseException) -> RunError:
+        """Returns what the caller is told of an error of ONNX Runtime."""
+        return RunError(f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}")
+
+    def attempt(self, feeds: Mapping[str, Array]) -> list[Any]:
+        """Does what `run` does, and leaves errors as they are.
+
+        Raises:
+            Exception: One of `errors`.
+        """
         if self.bound is not None:
             answers = self.bound.run(feeds)
         elif self.is_native:
@@ -134,17 +141,17 @@ class ByShapes(Generic[T]):
         """What serves each variant."""
         return tuple(self._made.values())
 
-    def find(self, names: Sequence[str], shapes: Shapes) -> T:
-        """Returns what serves batches of some shapes.
+    def find(self, shapes: Shapes) -> T | None:
+        """Returns what serves batches of some shapes; None if that is yet to be learnt."""
+        return self._known.get(shapes)
+
+    def learn(self, names: Sequence[str], shapes: Shapes) -> T:
+        """Chooses what serves batches of some shapes from now on, and returns it.
 
         Args:
             names: Of the inputs, always in the same order.
             shapes: Of these.
         """
-        found = self._known.get(shapes)
-        return self._learn(names, shapes) if found is None else found
-
-    def _learn(self, names: Sequence[str], shapes: Shapes) -> T:
         named = dict(zip(names, shapes, strict=True))
         chosen = choose_bucket(self.config, self._general, shapes=named) or self._general
         if len(self._known) >= _REMEMBERED:

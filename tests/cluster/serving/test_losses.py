@@ -209,6 +209,10 @@ def test_a_node_that_dies_as_a_pool_begins_is_not_waited_for(nodes: SmallCluster
     with RaySessionPool(bundle) as pool:
         assert float(pool.run(batch(4), retries=3)["y"][0, 0]) == 8.0
         eventually(lambda: len(pool.nodes) == 1, within_s=20)
+    nodes.add_node()
+    nodes.kill_node(nodes.nodes[0])
+    with RaySessionPool(bundle, max_nodes=1) as pool:  # on the other, whichever the cluster lists first
+        assert float(pool.run(batch(4), retries=3)["y"][0, 0]) == 8.0
 
 
 def test_a_worker_refuses_a_bundle_that_took_the_place_of_its_own(

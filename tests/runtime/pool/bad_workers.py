@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LoadError
-from pipeline.runtime.pool import served_model, worker
+from pipeline.runtime.pool import served_model, served_session, worker
 from pipeline.runtime.pool.segments import AttachedSegments
 from pipeline.runtime.pool.served_session import read_tensor
 from pipeline.runtime.pool.tensor_headers import HeaderReader, encode_headers
@@ -67,6 +67,16 @@ def goes_wrong_when_asked(job: Job) -> None:
         return serve(self, frame, segments, *more)
 
     served_model.ServedModel.run = run  # type: ignore[assignment,method-assign]
+    worker.main(job)
+
+
+def cannot_bind(job: Job) -> None:
+    """Has ONNX Runtime refuse to bind inputs, as it does where there is no room on a GPU to copy them to."""
+
+    def run_in_place(*_: Any) -> None:
+        raise RuntimeError("no room to bind to")
+
+    served_session.ServedSession._run_in_place = run_in_place  # type: ignore[assignment,method-assign]
     worker.main(job)
 
 

@@ -20,6 +20,7 @@ from pipeline.errors import (
     LoadError,
     PipelineError,
     PoolError,
+    RunError,
     WorkerDiedError,
 )
 from pipeline.runtime import SessionPool, WorkerEvent
@@ -168,6 +169,16 @@ def test_a_worker_that_reads_nothing_for_long_misses_nothing(bundle: Path) -> No
         assert is_right(slow, bad_workers.SLOW)
         assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 0
+
+
+def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bundle: Path) -> None:
+    with SessionPool(bundle, **SOON, worker=f"{MODULE}:cannot_bind") as pool:
+        large = batch(1, 100_000)
+        pool.run(large)  # until its answer's shapes are known, nothing is bound
+        with pytest.raises(RunError, match=r"cannot run doubling\n  RuntimeError: no room to bind to"):
+            pool.run(large)
+        assert (pool.run(batch(2))["y"] == 2 * batch(2)["x"]).all()
+        assert [worker.restarts for worker in pool.stats().workers] == [0]
 
 
 def test_a_greedy_worker_is_refused_and_goes_on(bundle: Path) -> None:
