@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -35,7 +36,7 @@ class Counter(Protocol):
         """Returns an array for an input, to be filled in place."""
 
 
-class PoolCalls:
+class PoolCalls(ABC):
     """The calls of a pool.
 
     Args:
@@ -302,13 +303,13 @@ class PoolCalls:
         """Names of the models."""
         return tuple(self._signatures)
 
+    @abstractmethod
     def _count_workers(self, model: str | None = None) -> int:
         """Returns how many workers there are, or serve a model."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _share(self, model: str, name: str, value: Any, timeout_s: float | None) -> Any:
         """Returns an input of several models as what is moved once for all of them."""
-        raise NotImplementedError
 
     def _model(self, model: str | None) -> str:
         if model is None and len(self._signatures) == 1:

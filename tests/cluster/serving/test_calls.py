@@ -37,9 +37,19 @@ class Entrance:
         return self.exchange.empty(model, name, shape, order)
 
 
+class Calls(PoolCalls):
+    """Calls to one worker, which shares nothing."""
+
+    def _count_workers(self, model: str | None = None) -> int:
+        return 1
+
+    def _share(self, model: str, name: str, value: Any, timeout_s: float | None) -> Any:
+        return value
+
+
 def make_calls(scene: Scene) -> tuple[PoolCalls, Entrance]:
     entrance = Entrance(scene)
-    return PoolCalls(scene.exchange.signatures, entrance, long_copy_bytes=SMALL_BYTES), entrance
+    return Calls(scene.exchange.signatures, entrance, long_copy_bytes=SMALL_BYTES), entrance
 
 
 def batch(size: int = 1) -> dict[str, Any]:

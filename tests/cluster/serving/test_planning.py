@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import Variant
+from pipeline.cluster.serving import scouting
 from pipeline.cluster.serving.fleet import check_agreement, compare_nodes
 from pipeline.cluster.serving.nodes import ClusterNode, NodeChoice, choose_devices, parse_nodes
 from pipeline.cluster.serving.packing import SMALL_BYTES, Call, Parcel, find_suspects, pack_call
@@ -185,3 +188,29 @@ def test_a_node_of_an_older_ray_is_asked_by_a_task_that_sees_its_gpus() -> None:
     asked = {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}}
     assert show_gpus("2.50.0") == show_gpus("2.59.1") == asked
     assert show_gpus("2.60.0") == show_gpus("3.0.0.dev0") == {}
+
+
+def lost(problem: Exception) -> PoolError:
+    error = PoolError("cannot say what it has")
+    error.__cause__ = problem
+    return error
+
+
+@pytest.mark.parametrize(
+    ("problem", "looks", "has_left"),
+    [
+        (ray.exceptions.WorkerCrashedError(), 3, True),  # the cluster notices after a moment
+        (ray.exceptions.WorkerCrashedError(), 10**6, False),
+        (ray.exceptions.RayTaskError("survey", "", ImportError()), 3, False),  # a node that answers is there
+        (ray.exceptions.RayTaskError("survey", "", ImportError()), 0, True),
+    ],
+)
+def test_a_node_is_lost_only_when_the_cluster_says_so_in_time(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, looks: int, has_left: bool
+) -> None:
+    listings = itertools.chain(
+        itertools.repeat((node("a"), node("b")), looks), itertools.repeat((node("b"),))
+    )
+    monkeypatch.setattr(scouting, "list_nodes", lambda: next(listings))
+    monkeypatch.setattr(scouting, "_LEAVING_S", 0.5)
+    assert scouting._has_left(node("a"), lost(problem)) is has_left
