@@ -14,7 +14,9 @@ from doit import get_var
 from pipeline.cli.console import BuildObserver, exit_when_interrupted, start_streams, write_line
 from pipeline.graph.build import plan_builds
 from pipeline.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
+from pipeline.telemetry import disable_telemetry
 
+disable_telemetry()
 start_streams()
 exit_when_interrupted()
 OBSERVER = BuildObserver()

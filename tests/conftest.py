@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.telemetry import disable_telemetry
+
+disable_telemetry()
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is under nohup and in background jobs; commands under test would ignore Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from pipeline.telemetry import disable_telemetry
+
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    disable_telemetry()
     try:
         from pipeline.cli.app import run
     except ModuleNotFoundError as error:

@@ -8,14 +8,16 @@ from typing import Any
 
 from pipeline.errors import MissingExtraError, PipelineError
 from pipeline.runtime.deadline import Deadline
+from pipeline.telemetry import disable_telemetry
 
 
 def import_onnxruntime() -> Any:
-    """Imports ONNX Runtime and returns the module.
+    """Imports ONNX Runtime, without its telemetry, and returns the module.
 
     Raises:
         MissingExtraError: It is not installed, or its library cannot be loaded.
     """
+    disable_telemetry()
     try:
         import onnxruntime
     except ImportError as error:

@@ -35,6 +35,7 @@ from pipeline.errors import (
     error_named,
 )
 from pipeline.runtime.memory import peak_rss_bytes
+from pipeline.telemetry import disable_telemetry
 
 log = logging.getLogger(__name__)
 
@@ -278,6 +279,7 @@ def main(job: Mapping[str, Any], reply_file: str) -> None:
         reply_file: Where the answer goes.
     """
     _end_with_parent()
+    disable_telemetry()  # before any module of the function imports ONNX Runtime
     _limit_memory(job["memory_bytes"])
     answer = _answer(job["function"], job["request"])
     # Renamed, so that a child killed while writing leaves no half reply.
