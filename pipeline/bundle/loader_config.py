@@ -112,15 +112,17 @@ class ProviderRecord:
 
 @dataclass(frozen=True)
 class FirstPhase:
-    """Another way to load the same files of a variant: sooner ready, and slower per run.
+    """Another way to load a variant: sooner ready, and slower per run.
 
     Attributes:
         session_options: How the session is made.
         providers: Those of the variant in the same order on the same device, with options of their own.
+        model: Path of its ONNX file, one of the variant's `files`; None for the variant's own model.
     """
 
     session_options: SessionOptionsRecord
     providers: tuple[ProviderRecord, ...]
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ def _check(config: LoaderConfig, *, name: str) -> None:
 
 def _contradictions(variant: Variant) -> Iterator[str]:
     needs = variant.requirements
-    if variant.model not in {entry.path for entry in variant.files}:
+    listed = {entry.path for entry in variant.files}
+    if variant.model not in listed:
         yield f"expected its model {variant.model!r} among its files"
     providers = tuple(provider.name for provider in variant.providers)
     if not providers or needs.providers != providers:
@@ -257,6 +260,8 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     first = variant.first_phase
     if first is not None and _places(first.providers) != _places(variant.providers):
         yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
+    if first is not None and first.model is not None and first.model not in listed:
+        yield f"expected the model of its first phase {first.model!r} among its files"
     for version in (needs.onnxruntime.minimum, needs.onnxruntime.below):
         if version is not None and parse_version(version) is None:
             yield f"expected a version of ONNX Runtime, got {version[:80]!r}"

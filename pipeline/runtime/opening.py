@@ -238,7 +238,8 @@ def build_plan(
             f"variant {variant.name!r} of {root} sets what ONNX Runtime cannot take\n  got {'; '.join(junk)}"
         )
     way = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
-    plan = SessionPlan(str(resolve_inside(root, variant.model)), way.session_options, way.providers)
+    model = resolve_inside(root, way.model or variant.model)
+    plan = SessionPlan(str(model), way.session_options, way.providers)
     return plan if device_id is None else with_device(plan, device_id)
 
 

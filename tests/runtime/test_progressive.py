@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -17,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config
+from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config, write_loader_config
 from pipeline.errors import IntegrityError, LoadError, LoadTimeoutError
 from pipeline.runtime import ProgressiveSession, load_progressive, opening, session
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.loading import open_bundle
 from pipeline.runtime.session import SessionPlan, default_plan
 from pipeline.runtime.tensors import read_tensors, run_session, write_tensors
-from tests.runtime.bundles import ROWS, rewrite_digests, sample, weights_of, write_bundle
+from tests.runtime.bundles import ROWS, entry, rewrite_digests, sample, weights_of, write_bundle, write_record
 from tests.runtime.tiny_models import write_chain, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -116,6 +117,22 @@ def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(
         assert_right(answer(session))
         session.wait_steady(PATIENCE_S)
         assert (session.phase, threads_of(session), session.error) == ("steady", 2, None)
+        assert_right(answer(session))
+
+
+def test_f19_a_first_phase_may_be_over_a_file_of_its_own(bundle: Path) -> None:
+    write_linear(bundle / "cpu/first/linear_optimized.onnx", weights_of(1))
+    config = read_loader_config(bundle)
+    variant = config.variants[0]
+    assert variant.first_phase is not None
+    own = tuple(entry(bundle, f"cpu/first/{path.name}") for path in (bundle / "cpu/first").iterdir())
+    first = dataclasses.replace(variant.first_phase, model="cpu/first/linear_optimized.onnx")
+    variant = dataclasses.replace(variant, first_phase=first, files=(*variant.files, *own))
+    write_loader_config(bundle, dataclasses.replace(config, variants=(variant,)))
+    write_record(bundle)
+    with load_progressive(bundle) as session:
+        np.testing.assert_allclose(answer(session), expected(seed=1), rtol=1e-4, atol=1e-5)
+        session.wait_steady(PATIENCE_S)
         assert_right(answer(session))
 
 
