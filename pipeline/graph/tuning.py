@@ -62,9 +62,12 @@ def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:
     Raises:
         SpecError: One was not done.
     """
-    receipts = {task: read_receipt(task.receipt) for task in tasks}
-    built = [task for task, receipt in receipts.items() if receipt is None or LEFT_OUT not in receipt.result]
-    return {f"{task.model}/{task.id.variant}": read_search(task) for task in built}
+    searches = {}
+    for task in tasks:
+        receipt = read_receipt(task.receipt)
+        if receipt is None or LEFT_OUT not in receipt.result:
+            searches[f"{task.model}/{task.id.variant}"] = read_search(task)
+    return searches
 
 
 def find_search(tasks: Sequence[Task], variant: str | None) -> Task:

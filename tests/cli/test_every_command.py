@@ -1,0 +1,158 @@
+"""Every command of the README's table, run as a user runs it, on one small model with a search of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prepare.project import REPOSITORY, SHAPES, Outcome, Project, folding_net
+from tests.registry.bundles import write_bundle
+from tests.registry.keys import write_keys
+
+TUNE = {"max_trials": 3, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+ELSEWHERE = {"ortprep prepare --engine ray"}
+"""What needs a cluster: tests/cluster/building runs it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and one thing that is true of what it does.
+
+    Attributes:
+        line: As the user types it.
+        is_true: Takes how it ended and the project.
+    """
+
+    line: str
+    is_true: Callable[[Outcome, Project], bool]
+
+
+def _json(outcome: Outcome) -> Any:
+    return json.loads(outcome.out)
+
+
+COMMANDS = (
+    Command("ortprep explain net", lambda o, _: "tune" in o.out and "never done" in o.out),
+    Command("ortprep tune net", lambda o, _: "chosen: trial " in o.out and "done tune:net/cpu" in o.err),
+    Command("ortprep tune net --json", lambda o, _: len(_json(o)["net/cpu"]["trials"]) == 3),
+    Command("ortprep tune", lambda o, _: "net/cpu, cost at 1000 runs per load" in o.out),
+    Command("ortprep trial net 1 --rounds 1", lambda o, _: "recorded" in o.out and "now" in o.out),
+    Command("doit prepare:net", lambda o, _: "done package:net" in o.err),
+    Command("doit prepare", lambda o, _: o.err.startswith("0 done, ")),
+    Command("ortprep prepare net", lambda o, _: o.err.startswith("0 done, ")),
+    Command("doit explain", lambda o, _: "up to date" in o.out),
+    Command("ortprep show net", lambda o, _: "tuned: 3 plans tried" in o.out),
+    Command("ortprep show net --json", lambda o, _: _json(o)["name"] == "net"),
+    Command("ortprep check artifacts/net", lambda o, _: "answers the golden sample as recorded" in o.err),
+    Command(
+        "ortprep serve-check net --devices cpu --requests 5", lambda o, _: ", 0 answered wrongly" in o.out
+    ),
+    Command("ortprep place net --devices cpu", lambda o, _: "net (" in o.out),
+    Command(
+        "ortprep publish net --registry registry --label v1 --sign keys/key.pem",
+        lambda o, _: o.out.startswith("net@sha256:"),
+    ),
+    Command("doit publish", lambda o, _: "done publish:net" in o.err),
+    Command(
+        "ortprep promote net@v1 production --registry registry", lambda o, _: "net@production: v1" in o.out
+    ),
+    Command(
+        "ortprep pull net@production --registry registry --out pulled",
+        lambda _, project: (project.root / "pulled/loader.json").is_file(),
+    ),
+    Command("ortprep verify pulled --key keys/key.pub", lambda o, _: "pulled" in o.out + o.err),
+    Command("ortprep publish artifacts/other --registry registry --label o1", lambda o, _: "other@" in o.out),
+    Command("ortprep publish artifacts/another --registry registry --label o2", lambda o, _: "@o2" in o.err),
+    *(
+        Command(f"ortprep promote other@{label} live --registry registry --force --reason test", _moved)
+        for label, _moved in (("o1", lambda o, _: "o1" in o.out), ("o2", lambda o, _: "o2" in o.out))
+    ),
+    Command("ortprep rollback other live --registry registry", lambda o, _: "other@live: o1" in o.out),
+    Command("ortprep list --registry registry", lambda o, _: "net" in o.out and "other" in o.out),
+    Command("ortprep versions net --registry registry", lambda o, _: "v1" in o.out),
+    Command("ortprep gc --registry registry", lambda o, _: "nothing was removed" in o.err + o.out),
+    Command(
+        "ortprep export triton net --out triton",
+        lambda _, project: (project.root / "triton/net/config.pbtxt").is_file(),
+    ),
+    Command(
+        "ortprep export ort-package net --out package",
+        lambda _, project: (project.root / "package/manifest.json").is_file(),
+    ),
+    Command("ortprep report net --out one.html", lambda _, project: _is_page(project.root / "one.html")),
+    Command("doit report", lambda _, project: _is_page(project.artifacts / "report.html")),
+    Command("ortprep compare net artifacts/net", lambda o, _: "within the limit" in o.out + o.err),
+    Command("ortprep options intra_op --json", lambda o, _: "intra_op_num_threads" in o.out),
+    Command("ortprep schema", lambda o, _: _json(o)["type"] == "object"),
+    Command("ortprep node-labels", lambda o, _: "ortprep" in o.out),
+    Command("ortprep doctor gil", lambda o, _: "gil: " in o.out),
+    Command("ortprep doctor options models/net.onnx --shape x=1,64 --rounds 1", lambda o, _: "ms" in o.out),
+    Command("doit clean", lambda _, project: not project.bundle().exists()),
+)
+
+
+def _is_page(path: Path) -> bool:
+    return "<html" in path.read_text(encoding="utf-8")
+
+
+def test_commands_of_the_readme_are_all_here() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    spans = [span for row in rows for span in re.findall(r"`(.+?)`", row)]
+    program, told = "", set()
+    for span in spans:
+        words = span.split()
+        # `promote NAME ALIAS`, `rollback NAME ALIAS`: a row names its program once.
+        program, rest = (words[0], words[1:]) if words[0] in ("doit", "ortprep") else (program, words)
+        told.add(_kind([program, *rest]))
+    run = {_kind(command.line.split()) for command in COMMANDS}
+    assert told - run == ELSEWHERE
+    assert run <= told
+
+
+def _kind(words: Sequence[str]) -> str:
+    deep = words[1] == "export" or "--engine" in words
+    end = 4 if "--engine" in words else 3 if deep else 2
+    return " ".join(word.partition(":")[0] for word in words[:end])
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A spec and its model, never built; two bundles of another model, and keys to sign with."""
+    made = Project(tmp_path_factory.mktemp("commands") / "project")
+    made.add(folding_net(), inputs=SHAPES, tune=TUNE, publish={"registry": str(made.root / "registry")})
+    write_bundle(made.artifacts / "other", name="other", spec=b"1")
+    write_bundle(made.artifacts / "another", name="other", spec=b"2")
+    write_keys(made.root / "keys")
+    return made
+
+
+@pytest.fixture(scope="module")
+def outcomes(project: Project) -> dict[str, Outcome]:
+    """How the commands ended that were run so far."""
+    return {}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.line for command in COMMANDS])
+def test_a_command_does_what_it_says(
+    project: Project, outcomes: dict[str, Outcome], command: Command
+) -> None:
+    # In order: each works on what those before it left, as a user's do.
+    position = COMMANDS.index(command)
+    for earlier in COMMANDS[:position]:
+        if earlier.line not in outcomes:
+            outcomes[earlier.line] = _run(project, earlier.line)
+    outcome = outcomes[command.line] = _run(project, command.line)
+    assert outcome.code == 0, outcome.err
+    assert "Traceback" not in outcome.err
+    assert command.is_true(outcome, project), (outcome.out, outcome.err)
+
+
+def _run(project: Project, line: str) -> Outcome:
+    program, *arguments = line.split()
+    return project.doit(*arguments) if program == "doit" else project.run(*arguments)
