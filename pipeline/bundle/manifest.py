@@ -15,7 +15,7 @@ from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import TuningRecord
 
 MANIFEST_FILE = "manifest.json"
-MANIFEST_SCHEMA_VERSION = "1.3"
+MANIFEST_SCHEMA_VERSION = "1.4"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
 
 
@@ -135,6 +135,7 @@ class PlanFigures:
 
     Attributes:
         plan: `default`, `recipe`, `prepared`, `portable`, ….
+        ready_ms: From the start of the process to its first result; None in a manifest before 1.4.
         import_ms: Importing ONNX Runtime.
         init_ms: Making the session.
         first_ms: First run, primary shape.
@@ -146,6 +147,7 @@ class PlanFigures:
     """
 
     plan: str
+    ready_ms: Summary | None = field(default=None, kw_only=True)
     import_ms: Summary
     init_ms: Summary
     first_ms: Summary

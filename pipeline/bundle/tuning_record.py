@@ -14,17 +14,19 @@ class TrialFigures:
     """Order statistics of a plan over fresh processes.
 
     Attributes:
+        ready_ms: From the start of the process to its first result; None in a manifest before 1.4.
         init_ms: Making the session.
         first_ms: First run, primary shape.
-        first_result_ms: Both together.
+        first_result_ms: Session and first run together.
         steady_ms: A later run, weighted over the declared shapes.
         private_mb: Anonymous memory after the runs, in MB of 2**20 bytes.
         peak_mb: Largest resident set, likewise.
-        cost_ms: What a session costs at the objective's number of runs.
+        cost_ms: What a job costs at the objective's number of runs.
         cost_ratio: That cost relative to the plan compared with, round by round.
         gpu_mb: GPU memory, None without GPU.
     """
 
+    ready_ms: Summary | None = field(default=None, kw_only=True)
     init_ms: Summary
     first_ms: Summary
     first_result_ms: Summary

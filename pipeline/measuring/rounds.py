@@ -86,6 +86,7 @@ def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
     gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
     return PlanFigures(
         plan=plan,
+        ready_ms=summarise([result.ready_ms for result in results]),
         import_ms=summarise([result.import_ms for result in results]),
         init_ms=summarise([result.init_ms for result in results]),
         first_ms=summarise([result.first_ms for result in results]),

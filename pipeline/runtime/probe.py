@@ -49,6 +49,8 @@ class ProbeResult:
     """What one process measured.
 
     Attributes:
+        ready_ms: From before ONNX Runtime and `pipeline.runtime` are imported to the first result: imports,
+            initialisation and first run. Reading the sample is not in it.
         import_ms: Importing ONNX Runtime.
         init_ms: Making the session.
         first_ms: First run.
@@ -62,12 +64,11 @@ class ProbeResult:
         gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
             where no GPU took part.
         onnxruntime: Version.
-        ready_ms: From before ONNX Runtime and `pipeline.runtime` are imported to the first result: imports,
-            initialisation and first run. Reading the sample is not in it.
         private_before_mb: Anonymous memory before the session was made: interpreter, numpy, ONNX Runtime.
         more_steady_ms: Median later run of each of `more_samples`.
     """
 
+    ready_ms: float
     import_ms: float
     init_ms: float
     first_ms: float
@@ -80,7 +81,6 @@ class ProbeResult:
     peak_mb: float
     gpu_mb: float | None
     onnxruntime: str
-    ready_ms: float = 0.0
     private_before_mb: float = 0.0
     more_steady_ms: tuple[float, ...] = ()
 

@@ -100,11 +100,11 @@ def beats(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Obje
         return True
     longer = _ratio(figures, anchor, _steady_ms) > STEADY_ALLOWANCE
     dearer = _ratio(figures, anchor, objective.cost_ms) > ALIKE
-    return _is_below(figures, anchor, _first_result_ms) and not longer and not dearer
+    return _is_below(figures, anchor, _ready_ms) and not longer and not dearer
 
 
-def _first_result_ms(figures: Figures) -> float:
-    return figures.first_result_ms
+def _ready_ms(figures: Figures) -> float:
+    return figures.ready_ms
 
 
 def _steady_ms(figures: Figures) -> float:
@@ -174,14 +174,14 @@ def _is_level(figures: Sequence[Figures], cheapest: Sequence[Figures], objective
 
 
 def _soonest(level: Finals) -> Finals:
-    soonest = min(level, key=lambda choice: median([one.first_result_ms for one in level[choice]]))
+    soonest = min(level, key=lambda choice: median([one.ready_ms for one in level[choice]]))
     return {
         choice: figures
         for choice, figures in level.items()
         if choice == soonest
         or (
-            not _is_below(level[soonest], figures, _first_result_ms)
-            and _ratio(figures, level[soonest], _first_result_ms) <= AS_SOON
+            not _is_below(level[soonest], figures, _ready_ms)
+            and _ratio(figures, level[soonest], _ready_ms) <= AS_SOON
         )
     }
 
@@ -205,9 +205,9 @@ def _first_phase(
     twins = [twin for twin in find_twins(space, best) if twin in finals]
     if not twins:
         return None, None
-    twin = min(twins, key=lambda choice: _ratio(finals[choice], finals[best], _first_result_ms))
-    sooner = _is_below(finals[twin], finals[best], _first_result_ms)
-    if not sooner or _ratio(finals[twin], finals[best], _first_result_ms) > WORTH_A_PHASE:
+    twin = min(twins, key=lambda choice: _ratio(finals[choice], finals[best], _ready_ms))
+    sooner = _is_below(finals[twin], finals[best], _ready_ms)
+    if not sooner or _ratio(finals[twin], finals[best], _ready_ms) > WORTH_A_PHASE:
         return None, None
     # Interpreter and libraries are counted twice: the true figure is below.
     overlap_mb = sum(median([one.private_mb for one in finals[choice]]) for choice in (best, twin))
@@ -225,7 +225,7 @@ def _name(anchor: Choice) -> str:
 def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective, name: str) -> str:
     ratios = {
         "cost": _ratio(figures, anchor, objective.cost_ms),
-        "first result": _ratio(figures, anchor, _first_result_ms),
+        "ready": _ratio(figures, anchor, _ready_ms),
         "steady run": _ratio(figures, anchor, _steady_ms),
     }
     told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())

@@ -13,7 +13,7 @@ from pipeline.tuning.space import Choice
 
 @dataclass(frozen=True)
 class Point:
-    """A plan's place in the plane of first result and steady run, in ms."""
+    """A plan's place in the plane of first result, from the start of the process, and steady run, in ms."""
 
     number: int
     first_result_ms: float
@@ -44,8 +44,7 @@ def points_of(
     return tuple(
         Point(
             number,
-            _ratio([(a.first_result_ms, b.first_result_ms) for a, b in pairs])
-            * median([one.first_result_ms for one in anchors]),
+            _ratio([(a.ready_ms, b.ready_ms) for a, b in pairs]) * median([one.ready_ms for one in anchors]),
             _ratio([(a.steady_ms, b.steady_ms) for a, b in pairs])
             * median([one.steady_ms for one in anchors]),
         )

@@ -22,6 +22,7 @@ class Figures:
     """What one process measured.
 
     Attributes:
+        ready_ms: From the start of the process to its first result, primary shape.
         init_ms: Making the session.
         first_ms: First run, primary shape.
         steady_ms: A later run, weighted over the declared shapes.
@@ -30,6 +31,7 @@ class Figures:
         gpu_mb: GPU memory, None without GPU.
     """
 
+    ready_ms: float
     init_ms: float
     first_ms: float
     steady_ms: float
@@ -83,8 +85,8 @@ class Objective:
     max_steady_ratio: float | None = None
 
     def cost_ms(self, figures: Figures) -> float:
-        """Returns what a session costs from load to its last run."""
-        return figures.first_result_ms + (self.runs_per_load - 1) * figures.steady_ms
+        """Returns what a job costs from the start of its process to its last run."""
+        return figures.ready_ms + (self.runs_per_load - 1) * figures.steady_ms
 
     def violations(
         self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
@@ -141,6 +143,7 @@ def objective_of(tune: Tune) -> Objective:
 def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:
     """Returns the values of every figure, cost included, by its name."""
     return {
+        "ready_ms": [one.ready_ms for one in figures],
         "init_ms": [one.init_ms for one in figures],
         "first_ms": [one.first_ms for one in figures],
         "first_result_ms": [one.first_result_ms for one in figures],

@@ -86,7 +86,7 @@ class Predictor:
         # A limit that is nearly kept may be kept after all: that is for the trial to say.
         if any(limit is not None and value > 1.1 * limit for value, limit in limits):
             return float("inf")
-        first, steady = self.anchor.first_result_ms, self.anchor.steady_ms
+        first, steady = self.anchor.ready_ms, self.anchor.steady_ms
         return (ratios.first_result * first + runs * ratios.steady * steady) / (first + runs * steady)
 
 
@@ -133,7 +133,7 @@ def _log_ratios(trial: Trial) -> list[float]:
 
 
 def _first_result(figures: Figures) -> float:
-    return figures.first_result_ms
+    return figures.ready_ms
 
 
 def _steady(figures: Figures) -> float:
@@ -151,6 +151,7 @@ def _gpu(figures: Figures) -> float:
 def _median_figures(figures: Sequence[Figures]) -> Figures:
     on_gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
     return Figures(
+        ready_ms=median([one.ready_ms for one in figures]),
         init_ms=median([one.init_ms for one in figures]),
         first_ms=median([one.first_ms for one in figures]),
         steady_ms=median([one.steady_ms for one in figures]),

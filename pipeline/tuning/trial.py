@@ -90,6 +90,7 @@ def measure_trial(
 
 def _figures_of(result: ProbeResult, weights: Sequence[float]) -> Figures:
     return Figures(
+        ready_ms=result.ready_ms,
         init_ms=result.init_ms,
         first_ms=result.first_ms,
         steady_ms=weighted_mean((result.steady_ms, *result.more_steady_ms), weights),

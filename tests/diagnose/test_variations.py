@@ -22,6 +22,7 @@ NOISE = (1.0, 0.99, 1.01, 1.005, 0.995)
 
 def results(init_ms: float, *, steady_ms: float = 8.0, noise: tuple[float, ...] = NOISE) -> list[ProbeResult]:
     one = ProbeResult(
+        ready_ms=init_ms + 130.0,
         import_ms=100.0,
         init_ms=init_ms,
         first_ms=10.0,

@@ -21,6 +21,7 @@ PLANS = ("default", "recipe", "prepared", "portable")
 
 def result(init_ms: float, *, gpu_mb: float | None = None) -> ProbeResult:
     return ProbeResult(
+        ready_ms=init_ms + 150.0,
         import_ms=120.0,
         init_ms=init_ms,
         first_ms=10.0,

@@ -215,6 +215,7 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
     is_source = request.plan.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     init_ms = 100.0 if is_source else 10.0
     return ProbeResult(
+        ready_ms=init_ms + 92.0,
         import_ms=50.0,
         init_ms=init_ms,
         first_ms=2.0,

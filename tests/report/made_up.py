@@ -93,6 +93,7 @@ def plan(
 ) -> PlanFigures:
     return PlanFigures(
         plan=name,
+        ready_ms=around(140 + init + first),
         import_ms=around(95.0),
         init_ms=around(init),
         first_ms=around(first),
@@ -153,6 +154,7 @@ def trial(
 
 def trial_figures(first: float, steady: float) -> TrialFigures:
     return TrialFigures(
+        ready_ms=around(first),
         init_ms=around(first * 0.6),
         first_ms=around(first * 0.4),
         first_result_ms=around(first),

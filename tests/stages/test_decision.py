@@ -26,7 +26,7 @@ def samples(
     first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
 ) -> tuple[Figures, ...]:
     return tuple(
-        Figures(0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
+        Figures(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
         for one, other in zip(first, steady, strict=True)
     )
 

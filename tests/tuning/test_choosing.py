@@ -28,6 +28,7 @@ def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) 
     """Returns five processes within 2 % of each other."""
     return tuple(
         Figures(
+            ready_ms=first_result_ms * wobble,
             init_ms=0.8 * first_result_ms * wobble,
             first_ms=0.2 * first_result_ms * wobble,
             steady_ms=steady_ms * wobble,
@@ -170,7 +171,7 @@ def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
 
 def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[Figures, ...]:
     return tuple(
-        dataclasses.replace(one, init_ms=one.init_ms * factor, steady_ms=one.steady_ms * factor)
+        dataclasses.replace(one, ready_ms=one.ready_ms * factor, steady_ms=one.steady_ms * factor)
         for one, factor in zip(figures, factors, strict=True)
     )
 
@@ -197,13 +198,11 @@ def test_without_a_default_in_the_last_comparison_the_cheapest_is_left_and_beats
 def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
     assert choose(SPACE, Objective(1), found(finals)).reason == (
-        "the base plan: cost 0.5×, first result 0.5×, steady run 1× of the default's at 1 run per load"
+        "the base plan: cost 0.5×, ready 0.5×, steady run 1× of the default's at 1 run per load"
     )
     finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
     reason = choose(SPACE, Objective(1, max_private_mb=600), found(finals)).reason
-    assert reason.startswith(
-        "nothing beat the default: the best, the base plan, has cost 2×, first result 2×"
-    )
+    assert reason.startswith("nothing beat the default: the best, the base plan, has cost 2×, ready 2×")
     assert reason.endswith("beyond its limits (private memory 700 MB, allowed 600)")
 
 

@@ -40,7 +40,7 @@ class Track:
         if number in self.fails.get(choice, ()):
             raise LoadError("crashed")
         cost = self.costs[choice] * math.exp(self.chance.gauss(0, self.noise))
-        return Figures(0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
+        return Figures(cost, 0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
 
     def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[Choice, int]:
         """Returns how many rounds each plan was in."""

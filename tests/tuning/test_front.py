@@ -89,7 +89,7 @@ def test_a_point_is_the_medians_of_a_trial() -> None:
 
 
 def test_figures_of_the_last_comparison_count_before_those_of_a_trial() -> None:
-    slower = dataclasses.replace(SOON, init_ms=150.0)
+    slower = dataclasses.replace(SOON, ready_ms=186.0)
     finals = {SPACE.base: (slower,) * 3, DEFAULT: (ANCHOR,) * 5}
     (point,) = points_of([trial(SOON)], Objective(1), finals=finals, anchor=DEFAULT)
     assert point == Point(0, 186.0, 31.0)

@@ -14,8 +14,12 @@ from tests.tuning.spaces import TRANSFORMER, cpu_space, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
 OBJECTIVE = Objective(100)
-FIGURES = Figures(init_ms=0.1 + 0.2, first_ms=64.0, steady_ms=22.0, private_mb=620.0, peak_mb=900.0)
-ON_GPU = Figures(init_ms=1.0, first_ms=2.0, steady_ms=3.0, private_mb=4.0, peak_mb=5.0, gpu_mb=6.5)
+FIGURES = Figures(
+    ready_ms=400.0, init_ms=0.1 + 0.2, first_ms=64.0, steady_ms=22.0, private_mb=620.0, peak_mb=900.0
+)
+ON_GPU = Figures(
+    ready_ms=0.5, init_ms=1.0, first_ms=2.0, steady_ms=3.0, private_mb=4.0, peak_mb=5.0, gpu_mb=6.5
+)
 
 TRIALS = (
     Trial(0, "default", DEFAULT, (FIGURES,) * 2, (FIGURES,) * 2, elapsed_s=1.25),

@@ -83,7 +83,7 @@ def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
 
 
 def _firsts(figures: Sequence[Figures]) -> list[float]:
-    return [one.first_result_ms for one in figures]
+    return [one.ready_ms for one in figures]
 
 
 def _steadies(figures: Sequence[Figures]) -> list[float]:
@@ -142,6 +142,7 @@ def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:
     """Returns the figures that decide what is shipped."""
     return tuple(
         Figures(
+            ready_ms=result.ready_ms,
             init_ms=result.init_ms,
             first_ms=result.first_ms,
             steady_ms=result.steady_ms,

@@ -41,7 +41,7 @@ class Measure:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 2
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""

@@ -44,7 +44,7 @@ class Tune:
     """Tries plans in fresh processes and hands on the best of them."""
 
     name = "tune"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
