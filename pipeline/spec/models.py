@@ -23,12 +23,12 @@ from pipeline.spec.fields import (
     Shape,
     Target,
     Text,
-    Threads,
     Url,
     check_text,
 )
 from pipeline.spec.frozen import FrozenDict
 from pipeline.spec.redaction import has_credentials
+from pipeline.spec.session_options import SessionAttributes
 
 
 class Source(Section):
@@ -118,15 +118,9 @@ class Optimize(Section):
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
 
 
-class Runtime(Section):
+class Runtime(SessionAttributes):
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
-    intra_op_num_threads: Threads | None = Field(
-        default=None, description="Threads of one operator; 0 lets ONNX Runtime choose."
-    )
-    inter_op_num_threads: Threads | None = Field(
-        default=None, description="Operators that run at the same time; 0 lets ONNX Runtime choose."
-    )
     session_config: Frozen[ScalarOption] = Field(
         default_factory=FrozenDict, description="Session config entries."
     )
@@ -160,7 +154,8 @@ class Tune(Section):
         default=100,
         ge=0,
         le=5000,
-        description="Most plans that are tried; 0 takes the plan without a search.",
+        description="Most plans that are tried; 0 takes the plan without a search, with the first value of "
+        "each knob in space.",
     )
     budget_s: Seconds = Field(
         default=300.0,
@@ -192,12 +187,17 @@ class Tune(Section):
     )
     space: Frozen[Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
         default_factory=FrozenDict,
-        description="Values that are searched, by knob; of a knob that is left out, all.",
+        description="Values that are searched, by knob, the base plan's first; all of a knob not named.",
     )
     first_phase: bool = Field(
         default=True,
         description="Whether a plan with a sooner first result is recorded too, for load_progressive.",
     )
+
+    @property
+    def needs_trials(self) -> bool:
+        """Whether plans are tried: to search, or to hold the one that `space` names against the default."""
+        return self.max_trials > 0 or bool(self.space)
 
     @field_validator("shape_weights")
     @classmethod

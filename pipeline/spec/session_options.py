@@ -1,4 +1,4 @@
-"""Checks a spec's session and provider options against what the installed ONNX Runtime knows.
+"""A spec's session and provider options, checked against what the installed ONNX Runtime knows.
 
 ONNX Runtime itself accepts unknown session config keys and junk values silently.
 """
@@ -6,10 +6,56 @@ ONNX Runtime itself accepts unknown session config keys and junk values silently
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pipeline.options import CUDA, Scalar, check_provider_options, check_session_config
+from pydantic import AfterValidator, Field
+
+from pipeline.options import (
+    CUDA,
+    NEWEST,
+    Scalar,
+    check_provider_options,
+    check_session_config,
+    known_attributes,
+)
+from pipeline.spec.fields import Section, Threads
 from pipeline.spec.problems import Place
+
+_EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
+
+
+def _option(name: str) -> Any:
+    return Field(default=None, description=_EFFECTS[name])
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected text without control characters")
+    return text
+
+
+class SessionAttributes(Section):
+    """Attributes of `onnxruntime.SessionOptions`; ONNX Runtime's default holds where none is given."""
+
+    intra_op_num_threads: Threads | None = _option("intra_op_num_threads")
+    inter_op_num_threads: Threads | None = _option("inter_op_num_threads")
+    execution_mode: Literal["ORT_SEQUENTIAL", "ORT_PARALLEL"] | None = _option("execution_mode")
+    execution_order: Literal["DEFAULT", "PRIORITY_BASED", "MEMORY_EFFICIENT"] | None = _option(
+        "execution_order"
+    )
+    enable_cpu_mem_arena: bool | None = _option("enable_cpu_mem_arena")
+    enable_mem_pattern: bool | None = _option("enable_mem_pattern")
+    enable_mem_reuse: bool | None = _option("enable_mem_reuse")
+    use_deterministic_compute: bool | None = _option("use_deterministic_compute")
+    log_severity_level: Annotated[int, Field(ge=-1, le=4)] | None = _option("log_severity_level")
+    log_verbosity_level: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = _option("log_verbosity_level")
+    logid: Annotated[str, AfterValidator(_check_printable)] | None = _option("logid")
+
+    @property
+    def attributes(self) -> dict[str, int | bool | str]:
+        """Those that are given, with their values."""
+        values = {name: getattr(self, name) for name in SessionAttributes.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def find_option_problems(runtime: object, *, version: str) -> Iterator[tuple[Place, str]]:

@@ -11,7 +11,7 @@ from pipeline.stages.results import OptimizeResult, TuneResult
 
 def prepared_task(plan: Plan, variant: str) -> TaskId:
     """Returns the task that hands on what jobs load; the portable variant is not tuned."""
-    is_tuned = plan.spec.tune.max_trials > 0 and variant != PORTABLE
+    is_tuned = plan.spec.tune.needs_trials and variant != PORTABLE
     return TaskId("tune" if is_tuned else "optimize", variant)
 
 

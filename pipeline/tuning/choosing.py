@@ -9,7 +9,7 @@ from statistics import median
 from pipeline.errors import TuningError
 from pipeline.measuring.comparison import LEAST_ROUNDS, is_below, paired_ratio
 from pipeline.tuning.final import ALIKE, Finals, rank
-from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.objective import Figures, Objective, describe_memory
 from pipeline.tuning.search import Found
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
 
@@ -230,7 +230,8 @@ def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: O
     }
     told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
     runs = objective.runs_per_load
-    return f"{told} of {name}'s at {runs} {'run' if runs == 1 else 'runs'} per load"
+    memory = describe_memory(figures, anchor)
+    return f"{told} of {name}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"
 
 
 def _nothing_better(space: Space, objective: Objective, found: Found, own: Finals) -> str:

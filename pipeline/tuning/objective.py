@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _SLACK = 1.03
 """How far beyond a limit a trial may be to be measured again; what is chosen keeps it."""
 
+MORE_MEMORY = 1.02
+"""Private memory is the same figure within this factor."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -133,6 +136,19 @@ class Objective:
     def is_allowed(self, trial: Trial) -> bool:
         """Says whether a trial keeps every limit, or nearly: one process is not exact."""
         return self.keeps_limits(trial, slack=_SLACK)
+
+
+def describe_memory(figures: Sequence[Figures], anchors: Sequence[Figures]) -> str:
+    """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else "".
+
+    Args:
+        figures: Of the plan, at least one.
+        anchors: Of the default, with the same session options of the user; at least one.
+    """
+    own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, anchors))
+    if own_mb <= MORE_MEMORY * other_mb:
+        return ""
+    return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"
 
 
 def objective_of(tune: Tune) -> Objective:

@@ -66,8 +66,8 @@ def convolution_net(*, seed: int = 0) -> onnx.ModelProto:
     )
 
 
-def write_spec(project: Project, **tune: Any) -> None:
-    project.write_spec(inputs=SHAPES, tune={**TUNE, **tune})
+def write_spec(project: Project, *, runtime: dict[str, Any] | None = None, **tune: Any) -> None:
+    project.write_spec(inputs=SHAPES, tune={**TUNE, **tune}, runtime=runtime or {})
 
 
 def variant(project: Project) -> VariantRecord:
@@ -232,9 +232,11 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
     )
 
 
-def prepare_with_given_figures(project: Project, **tune: Any) -> Outcome:
+def prepare_with_given_figures(
+    project: Project, *, runtime: dict[str, Any] | None = None, **tune: Any
+) -> Outcome:
     """Runs `ortprep prepare` with all but the measuring real."""
-    write_spec(project, **tune)
+    write_spec(project, runtime=runtime, **tune)
     with (
         patch("pipeline.tuning.trial.measure_plan", fake_measure),
         patch("pipeline.stages.measure.stage.measure_plan", fake_measure),
@@ -291,6 +293,32 @@ def test_without_trials_there_is_no_search(verified: Project) -> None:
     assert done(outcome) == {"measure:net/cpu", "package:net"}
     assert variant(verified).tuning is None
     assert_answers_as_the_source(verified)
+
+
+def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_the_default(
+    verified: Project,
+) -> None:
+    space = {"form": ["inline", "mapped"], "memory_arena": ["off"]}
+    outcome = prepare_with_given_figures(verified, max_trials=0, space=space)
+    assert done(outcome) == {"tune:net/cpu", "measure:net/cpu", "package:net"}
+    record = tuning(verified)
+    assert {trial.kind for trial in record.trials} == {"default", "base"}
+    chosen = record.trials[record.chosen].choice
+    assert (chosen["form"], chosen["memory_arena"]) == ("inline", "off")
+    config = json.loads((verified.bundle() / "loader.json").read_text())["variants"][0]
+    assert config["session_options"]["attributes"] == {"enable_cpu_mem_arena": False}
+    assert_answers_as_the_source(verified)
+
+
+def test_options_of_the_spec_reach_every_session_and_are_not_searched(tuned: Project) -> None:
+    runtime = {"enable_cpu_mem_arena": False, "execution_mode": "ORT_SEQUENTIAL", "log_severity_level": 3}
+    outcome = prepare_with_given_figures(tuned, runtime=runtime, max_trials=0, space={"form": ["mapped"]})
+    assert outcome.code == 0, outcome.err
+    record = tuning(tuned)
+    assert not {"memory_arena", "execution"} & record.knobs.keys()
+    for variant in json.loads((tuned.bundle() / "loader.json").read_text())["variants"]:
+        assert variant["session_options"]["attributes"] == runtime
+    assert_answers_as_the_source(tuned)
 
 
 WRONG = {

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from pipeline.bundle.codec import canonical_json
 from pipeline.errors import SpecError
+from pipeline.options import known_attributes
 from pipeline.spec.models import ModelSpec, Source
 from pipeline.spec.resolution import resolved_spec
 from pipeline.spec.schema import known_keys
@@ -106,6 +107,21 @@ def test_options_are_checked_against_the_version_that_takes_them() -> None:
 def test_a_junk_value_that_onnxruntime_would_take_silently_is_told() -> None:
     with pytest.raises(SpecError, match=r"has a bad value: expected .*, got 'maybe'"):
         parse_spec(with_session_config(**{"session.disable_prepacking": "maybe"}), onnxruntime="1.31.1")
+
+
+def test_every_attribute_that_a_user_may_set_is_a_key_of_runtime_with_the_table_s_values() -> None:
+    junk = {"switch": 2, "integer": -2, "choice": "ORT_SIDEWAYS", "text": "a\x1b[2J"}
+    good = {"switch": False, "integer": 1, "text": "mine"}
+    for option in known_attributes("1.31.1"):
+        sound = option.values[-1] if option.values else good[option.kind]
+        document = {"name": "m", "source": {"demo": "x"}, "runtime": {option.name: sound}}
+        if option.owner is not None:
+            with pytest.raises(SpecError, match=f"runtime.{option.name}: unknown key"):
+                parse_spec(document)
+            continue
+        assert parse_spec(document).runtime.attributes == {option.name: sound}
+        with pytest.raises(SpecError, match=f"runtime.{option.name}: expected"):
+            parse_spec({**document, "runtime": {option.name: junk[option.kind]}})
 
 
 _JSON = st.recursive(

@@ -22,9 +22,18 @@ def plan_saving(runtime: Runtime, variant: str = "cpu", step: Step = STEP) -> Se
 
 
 def test_jobs_get_the_options_the_user_asked_for() -> None:
-    runtime = Runtime(intra_op_num_threads=3, session_config={"session.intra_op.allow_spinning": False})
+    runtime = Runtime(
+        intra_op_num_threads=3,
+        enable_cpu_mem_arena=False,
+        execution_mode="ORT_PARALLEL",
+        session_config={"session.intra_op.allow_spinning": False},
+    )
     options = loading_options(runtime, level="ORT_DISABLE_ALL")
-    assert options.attributes == {"intra_op_num_threads": 3}
+    assert options.attributes == {
+        "intra_op_num_threads": 3,
+        "enable_cpu_mem_arena": False,
+        "execution_mode": "ORT_PARALLEL",
+    }
     assert options.config_entries == {"session.intra_op.allow_spinning": "0"}
 
 

@@ -206,6 +206,14 @@ def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     assert reason.endswith("beyond its limits (private memory 700 MB, allowed 600)")
 
 
+def test_more_private_memory_than_the_default_s_is_told_beside_the_gain() -> None:
+    heavy = {DEFAULT: rounds(600, 20, 275), BASE: rounds(300, 20, 592)}
+    reason = choose(SPACE, Objective(1), found(heavy)).reason
+    assert reason.endswith("; takes more private memory: 592 MB against 275 (limit: tune.max_private_mb)")
+    light = {DEFAULT: rounds(600, 20, 592), BASE: rounds(300, 20, 592)}
+    assert "memory" not in choose(SPACE, Objective(1), found(light)).reason
+
+
 PHASES = {
     DEFAULT: rounds(623, 22, 900),
     BASE: rounds(304, 22, 700),

@@ -8,7 +8,7 @@ from pipeline.bundle.manifest import Decision
 from pipeline.bundle.summary import Summary
 from pipeline.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
 from pipeline.runtime.probe import ProbeResult
-from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.objective import Figures, Objective, describe_memory
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
@@ -55,6 +55,8 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
         keeping = [plan for plan in remaining if not objective.violations(samples[plan], default)]
         shipped = (keeping or remaining)[0]
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
+        if not keeping:
+            refused.append("no plan keeps the limits")
     return Decision(shipped, faster=_is_faster(shipped, samples), reason=_reason(shipped, samples, refused))
 
 
@@ -119,7 +121,7 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str]) -> str:
     steady = ratio_of_medians(_steadies(chosen), _steadies(default))
     sentence = (
         f"{shipped} gives its first result {sooner:.1f}× sooner than default ONNX Runtime at {steady:.2f}× "
-        f"its time per run ({_figures(chosen)} against {_figures(default)})"
+        f"its time per run ({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
 

@@ -33,13 +33,9 @@ def loading_options(runtime: Runtime, *, level: str) -> SessionOptionsRecord:
         runtime: The user's options.
         level: Name of a `GraphOptimizationLevel`; `ORT_DISABLE_ALL` for a prepared graph.
     """
-    threads = {
-        "intra_op_num_threads": runtime.intra_op_num_threads,
-        "inter_op_num_threads": runtime.inter_op_num_threads,
-    }
     return SessionOptionsRecord(
         graph_optimization_level=level,
-        attributes={name: count for name, count in threads.items() if count is not None},
+        attributes=runtime.attributes,
         config_entries={key: format_option(value) for key, value in runtime.session_config.items()},
     )
 

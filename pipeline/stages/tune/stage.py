@@ -48,7 +48,7 @@ class Tune:
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
-        return plan.tuned_variants if plan.spec.tune.max_trials else ()
+        return plan.tuned_variants if plan.spec.tune.needs_trials else ()
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, the target's graph once verified, and the reference answers."""

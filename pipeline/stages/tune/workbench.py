@@ -176,10 +176,6 @@ def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Wor
 
 def _space(context: Context, traits: ModelTraits, optimized: OptimizeResult) -> Space:
     runtime, target = context.spec.runtime, context.target
-    counts = {
-        "intra_op_num_threads": runtime.intra_op_num_threads,
-        "inter_op_num_threads": runtime.inter_op_num_threads,
-    }
     conditions = Conditions(
         target=target,
         onnxruntime=optimized.onnxruntime,
@@ -188,8 +184,7 @@ def _space(context: Context, traits: ModelTraits, optimized: OptimizeResult) -> 
         allowed=context.spec.tune.allow,
         fixed={
             name: format_option(value)
-            for name, value in {**runtime.session_config, **runtime.cuda, **counts}.items()
-            if value is not None
+            for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()
         },
     )
     return restrict(build_space(traits, conditions), context.spec.tune.space)
