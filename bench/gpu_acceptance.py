@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bench.machine import describe_machine
-from bench.models import find_prepared, prepare_command, write_specs
+from bench.models import demo_specs, find_prepared, prepare_command, write_specs
 from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
 from pipeline.errors import LoadError, PipelineError
@@ -95,7 +95,7 @@ class Prepared:
 def prepare(root: Path) -> tuple[tuple[Prepared, ...], float]:
     """Prepares the models for `cuda` and `cpu` by the command, and returns them with the seconds it took."""
     configs, artifacts = root / "configs", root / "artifacts"
-    write_specs(MODELS, configs, defaults=DEFAULTS)
+    write_specs(demo_specs(MODELS), configs, defaults=DEFAULTS)
     started = time.perf_counter()
     subprocess.run(prepare_command(configs, artifacts), check=False)
     elapsed_s = time.perf_counter() - started
@@ -111,7 +111,7 @@ def _read_prepared(name: str, artifacts: Path) -> Prepared:
 def tune(root: Path) -> list[Row]:
     """Searches the CUDA space on a convolution net, a transformer and a 1-D convolution net."""
     configs, artifacts = root / "configs-tune", root / "artifacts"
-    write_specs(MODELS, configs, defaults=TUNE_DEFAULTS)
+    write_specs(demo_specs(MODELS), configs, defaults=TUNE_DEFAULTS)
     run_child("bench.gpu_acceptance:write_conv1d", {"path": str(root / "conv1d.onnx")})
     (configs / "conv1d.yaml").write_text(_CONV1D, encoding="utf-8")
     command = prepare_command(configs, artifacts)

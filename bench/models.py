@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bundle.codec import decode
-from pipeline.errors import StageError
+from pipeline.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
+from pipeline.errors import BundleError, StageError
 from pipeline.graph.receipts import read_receipt, receipt_path, task_folder
 from pipeline.stages.contract import TaskId
 from pipeline.stages.results import FetchResult
 from pipeline.stages.verify.reference import read_reference
 
+ARTIFACTS = Path(os.environ.get("ORTPREP_BENCH_MODELS", "artifacts/bench"))
+"""Folder of models and bundles that benchmarks share and keep between runs."""
+
 # The build's own comparison is not what a benchmark reports, so it is kept as short as it may be.
-_DEFAULTS = """\
+DEFAULTS = """\
 targets: [cpu]
 tune: {max_trials: 0}
 measure: {rounds: 5, cold_rounds: 0, steady_s: 0.1}
@@ -76,7 +81,7 @@ class PreparedModel:
 
 
 def prepare_models(names: Sequence[str], artifacts: Path) -> tuple[PreparedModel, ...]:
-    """Builds bundles with the command that users run; does nothing for those that are up to date.
+    """Builds bundles of demo models, without a search; does nothing for those that are up to date.
 
     Args:
         names: Keys of `SPECS`.
@@ -85,21 +90,51 @@ def prepare_models(names: Sequence[str], artifacts: Path) -> tuple[PreparedModel
     Raises:
         StageError: The command failed; it has said why.
     """
-    configs = artifacts / "configs"
-    write_specs(names, configs, defaults=_DEFAULTS)
-    command = prepare_command(configs, artifacts, names)
-    if subprocess.run(command, check=False).returncode:
-        raise StageError(f"cannot prepare {', '.join(names)}", hint=" ".join(command))
-    return tuple(find_prepared(name, artifacts) for name in names)
+    return prepare_specs(demo_specs(names), artifacts, defaults=DEFAULTS)
 
 
-def write_specs(names: Iterable[str], configs: Path, *, defaults: str) -> None:
-    """Writes specs of models, and the text of `defaults.yaml`, into a folder that is made if need be."""
+def prepare_specs(
+    specs: Mapping[str, str], artifacts: Path, *, defaults: str, reuse: bool = False
+) -> tuple[PreparedModel, ...]:
+    """Builds bundles with the command that users run; does nothing for those that are up to date.
+
+    Args:
+        specs: What a spec says besides its name, by name.
+        artifacts: Folder of bundles; kept between runs. Specs are written below it.
+        defaults: Text of `defaults.yaml`.
+        reuse: Whether bundles of today's format are taken as they are, though the code may have changed.
+
+    Raises:
+        StageError: The command failed; it has said why.
+    """
+    missing = [name for name in specs if not (reuse and _has_todays_format(artifacts / name))]
+    if missing:
+        configs = artifacts / "configs"
+        write_specs(specs, configs, defaults=defaults)
+        command = prepare_command(configs, artifacts, missing)
+        if subprocess.run(command, check=False).returncode:
+            raise StageError(f"cannot prepare {', '.join(missing)}", hint=" ".join(command))
+    return tuple(find_prepared(name, artifacts) for name in specs)
+
+
+def _has_todays_format(bundle: Path) -> bool:
+    try:
+        return read_loader_config(bundle).schema_version == LOADER_SCHEMA_VERSION
+    except BundleError:
+        return False
+
+
+def demo_specs(names: Iterable[str]) -> dict[str, str]:
+    """Returns what the specs of demo models say besides their names, by name."""
+    return {name: f"source: {{demo: {name}}}\n{SPECS[name]}" for name in names}
+
+
+def write_specs(specs: Mapping[str, str], configs: Path, *, defaults: str) -> None:
+    """Writes specs, by name, and the text of `defaults.yaml` into a folder that is made if need be."""
     configs.mkdir(parents=True, exist_ok=True)
     (configs / "defaults.yaml").write_text(defaults, encoding="utf-8")
-    for name in names:
-        spec = f"name: {name}\nsource: {{demo: {name}}}\n{SPECS[name]}"
-        (configs / f"{name}.yaml").write_text(spec, encoding="utf-8")
+    for name, spec in specs.items():
+        (configs / f"{name}.yaml").write_text(f"name: {name}\n{spec}", encoding="utf-8")
 
 
 def prepare_command(configs: Path, artifacts: Path, names: Sequence[str] = ()) -> list[str]:

@@ -1,0 +1,335 @@
+"""What does a job get? Process start to first result, timed from outside, and what `load` itself costs.
+
+    python -m bench.load_cost [--sets small large] [--models NAME …] [--arms ARM …] [--rounds 9] [--rebuild]
+
+Fresh processes of plain scripts, interleaved, the page cache warm: plain ONNX Runtime on the source against
+bundles. *small*: trained models out of PyPI wheels, prepared without a search. *large*: five models with
+seeded weights, 9 to 640 MB; one bundle tuned for one run per load, and one for 1,000, which
+`load_progressive` opens. Bundles are kept and taken as they are until `--rebuild`, so that code can be
+measured again without preparing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.machine import describe_machine
+from bench.models import ARTIFACTS, PreparedModel, demo_specs, prepare_specs
+from bench.small_models import SMALL_MODELS, prepare_small_models
+from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
+from pipeline.bundle.codec import encode
+from pipeline.bundle.manifest import read_manifest
+from pipeline.errors import PipelineError
+from pipeline.measuring.comparison import centre, paired_ratio, summarise
+from pipeline.measuring.device_lock import measuring
+from pipeline.measuring.rounds import order_of_round
+
+PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
+PROGRESSIVE, PROGRESSIVE_IMPORTED = "progressive", "progressive, imported"
+
+LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
+
+_TUNE = """\
+targets: [cpu]
+tune: {{runs_per_load: {runs}, budget_s: 60}}
+measure: {{rounds: 7, cold_rounds: 0, steady_s: 0.3}}
+"""
+
+Ways = Mapping[str, Way]
+Results = Mapping[str, Sequence[Start]]
+"""By arm, one per round."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, with the scripts that are compared.
+
+    Attributes:
+        name: Of the model.
+        bundle: The bundle whose manifest says what `LOAD` gets.
+        sample: `.npz` with one array per input.
+        ways: By arm; plain ONNX Runtime first.
+    """
+
+    name: str
+    bundle: Path
+    sample: Path
+    ways: Ways
+
+
+def small_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
+    """Prepares the small models without a search."""
+    found = prepare_small_models(names, options.artifacts / "small", reuse=not options.rebuild)
+    return [_subject(model, {}) for model in found]
+
+
+def large_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
+    """Prepares the large models twice: tuned for one run per load, and for 1,000."""
+    once, thousand = (
+        prepare_specs(
+            demo_specs(names),
+            options.artifacts / f"runs-{runs}",
+            defaults=_TUNE.format(runs=runs),
+            reuse=not options.rebuild,
+        )
+        for runs in (1, 1000)
+    )
+    return [
+        _subject(
+            model,
+            {
+                PROGRESSIVE: load_progressive(served.bundle),
+                PROGRESSIVE_IMPORTED: load_progressive(served.bundle, imported=True),
+            },
+        )
+        for model, served in zip(once, thousand, strict=True)
+    ]
+
+
+def _subject(model: PreparedModel, more: Ways) -> Subject:
+    ways = {
+        PLAIN: plain(model.source),
+        LOAD: load(model.bundle),
+        HAND: by_hand(model.bundle),
+        IMPORTED: load(model.bundle, imported=True),
+        FALLBACK: load(model.bundle, target="portable"),
+    }
+    return Subject(model.name, model.bundle, model.sample, {**ways, **more})
+
+
+SETS: Mapping[str, tuple[Sequence[str], Callable[..., list[Subject]], float]] = {
+    "small": (tuple(SMALL_MODELS), small_subjects, 0.2),
+    "large": (LARGE, large_subjects, 0.5),
+}
+"""Names of the models, what prepares them, and seconds of later runs per process."""
+
+
+def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
+    """Measures a model's scripts in interleaved fresh processes.
+
+    Raises:
+        StageError: A script failed.
+    """
+    results: dict[str, list[Start]] = {arm: [] for arm in subject.ways}
+    with TemporaryDirectory(prefix="load-cost-") as folder, measuring("cpu"):
+        scripts = {}
+        for index, (arm, way) in enumerate(subject.ways.items()):
+            scripts[arm] = Path(folder) / f"script{index}.py"
+            later_s = 0 if arm in (HAND, IMPORTED, PROGRESSIVE_IMPORTED) else steady_s
+            write_script(way, subject.sample, scripts[arm], steady_s=later_s)
+        for arm in scripts:  # fills the page cache and the memory of digests; not counted
+            run_script(scripts[arm])
+        for index in range(rounds):
+            for arm in order_of_round(tuple(scripts), index):
+                results[arm].append(run_script(scripts[arm]))
+    return results
+
+
+def ratio(results: Results, arm: str, read: Callable[[Start], float]) -> float:
+    """Returns how many times larger plain ONNX Runtime's figure is than an arm's, by pairs of a round."""
+    return paired_ratio([read(start) for start in results[PLAIN]], [read(start) for start in results[arm]])
+
+
+def difference(results: Results, arm: str, other: str, read: Callable[[Start], float]) -> float:
+    """Returns by how much an arm's figure is larger than another arm's, by pairs of a round."""
+    pairs = zip(results[arm], results[other], strict=True)
+    return centre([read(one) - read(two) for one, two in pairs])
+
+
+def _steady(start: Start) -> float:
+    return start.steady_ms or 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal and what came of it.
+
+    Attributes:
+        goal: What is asked.
+        got: The figure.
+        reached: Whether it is within the bound.
+    """
+
+    goal: str
+    got: float
+    reached: bool
+
+
+def compare(results: Results) -> dict[str, float]:
+    """Returns one model's figures relative to plain ONNX Runtime, and what `load` adds, in ms."""
+    figures = {}
+    for arm, name in ((LOAD, "load"), (FALLBACK, "fallback"), (PROGRESSIVE, "progressive")):
+        if arm in results:
+            figures[f"{name}_sooner"] = ratio(results, arm, lambda start: start.ready_ms)
+            figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
+            figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
+    for arm, name in ((IMPORTED, "load"), (PROGRESSIVE_IMPORTED, "progressive")):
+        if arm in results:
+            plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
+            figures[f"{name}_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[arm]])
+    if HAND in results and IMPORTED in results:
+        pairs = zip(results[IMPORTED], results[HAND], strict=True)
+        figures["load_adds_ms"] = centre([one.import_ms + one.init_ms - two.init_ms for one, two in pairs])
+    if HAND in results and LOAD in results:
+        figures["load_adds_to_process_ms"] = difference(results, LOAD, HAND, lambda start: start.ready_ms)
+    return figures
+
+
+def judge(kind: str, figures: Mapping[str, Mapping[str, float]]) -> list[Verdict]:
+    """Returns the verdicts of a set's goals; those of arms that were left out are not among them.
+
+    Args:
+        kind: Key of `SETS`.
+        figures: What `compare` returned, by model.
+    """
+    verdicts: list[Verdict] = []
+
+    def ask(name: str, over: Callable[[list[float]], float], what: str, bound: float, *, least: bool) -> None:
+        values = [of_model[name] for of_model in figures.values() if name in of_model]
+        if values:
+            got = over(values)
+            goal = f"{what}, {'at least' if least else 'at most'} {bound:g}"
+            verdicts.append(Verdict(goal, got, got >= bound if least else got <= bound))
+
+    means, floors = {"small": (1.1, 0.97), "large": (2.4, 1.0)}[kind]
+    ready = "process start to first result, times sooner"
+    ask("load_sooner", geometric_mean, f"{ready}, geometric mean", means, least=True)
+    ask("load_sooner", min, f"{ready}, least", floors, least=True)
+    if kind == "small":
+        ask("load_adds_ms", median, "load adds to InferenceSession, ms, median", 3, least=False)
+        ask("load_adds_to_process_ms", median, "load adds to the process, ms, median", 6, least=False)
+    for name, what in (
+        ("progressive_sooner", f"load_progressive, {ready}"),
+        ("progressive_call_sooner", "load_progressive, around the call, times sooner"),
+    ):
+        ask(name, geometric_mean, f"{what}, geometric mean", 5, least=True)
+        ask(name, min, f"{what}, least", 5, least=True)
+    ask("progressive_steady", max, "steady run after the exchange, largest", 1.03, least=False)
+    ask("fallback_steady", max, "steady run of the portable variant, largest", 1.03, least=False)
+    return verdicts
+
+
+def compare_with_manifest(bundle: Path, results: Results) -> dict[str, Any]:
+    """Returns the manifest's *ready* and the scripts', and whether their ranges between quartiles overlap."""
+    record = read_manifest(bundle).variants[0]
+    warm = next((one for one in record.measurements if one.cache == "warm"), None)
+    if warm is None or record.decision is None or LOAD not in results:
+        return {}
+    stated: dict[str, Any] = {figures.plan: getattr(figures, "ready_ms", None) for figures in warm.plans}
+    found = {}
+    for arm, plan in ((PLAIN, "default"), (LOAD, record.decision.shipped)):
+        if stated.get(plan) is not None:
+            inside, outside = stated[plan], summarise([start.ready_ms for start in results[arm]])
+            agree = inside.p25 <= outside.p75 and outside.p25 <= inside.p75
+            found[arm] = {"manifest_ms": encode(inside), "outside_ms": encode(outside), "agree": agree}
+    return found
+
+
+def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Prepares and measures a set of models; returns figures, verdicts and the machine as JSON types."""
+    every, prepare, steady_s = SETS[kind]
+    names = [name for name in every if not options.models or name in options.models]
+    figures, medians, manifests = {}, {}, {}
+    for subject in prepare(names, options) if names else []:
+        arms = (PLAIN, *(options.arms or subject.ways))
+        ways = {arm: way for arm, way in subject.ways.items() if arm in arms}
+        results = measure(replace(subject, ways=ways), rounds=options.rounds, steady_s=steady_s)
+        figures[subject.name] = compare(results)
+        medians[subject.name] = {arm: summarise_arm(starts) for arm, starts in results.items()}
+        manifests[subject.name] = compare_with_manifest(subject.bundle, results)
+        print(row(subject.name, figures[subject.name]), file=sys.stderr, flush=True)
+    agreements = [one["agree"] for of_model in manifests.values() for one in of_model.values()]
+    verdicts = judge(kind, figures)
+    if agreements:
+        share = sum(agreements) / len(agreements)
+        verdicts.append(Verdict("share of the manifest's ready that agrees, at least 1", share, share >= 1))
+    return {
+        "machine": describe_machine(),
+        "rounds": options.rounds,
+        "verdicts": encode(tuple(verdicts)),
+        "ratios": figures,
+        "manifest": manifests,
+        "models": medians,
+    }
+
+
+def summarise_arm(starts: Sequence[Start]) -> dict[str, Any]:
+    """Returns the order statistics of everything that was measured of a script."""
+    columns = {
+        name: [getattr(start, name) for start in starts] for name in (*Start.__annotations__, "call_ms")
+    }
+    return {name: encode(summarise(values)) for name, values in columns.items() if None not in values}
+
+
+COLUMNS = (
+    ("load_sooner", "load", "{:.2f}×"),
+    ("load_steady", "steady", "{:.2f}"),
+    ("load_private", "memory", "{:.2f}"),
+    ("load_adds_ms", "adds ms", "{:.1f}"),
+    ("load_adds_to_process_ms", "process", "{:.1f}"),
+    ("load_call_sooner", "call", "{:.2f}×"),
+    ("progressive_sooner", "progr.", "{:.2f}×"),
+    ("progressive_call_sooner", "its call", "{:.2f}×"),
+    ("progressive_steady", "steady", "{:.2f}"),
+    ("fallback_sooner", "fallb.", "{:.2f}×"),
+    ("fallback_steady", "steady", "{:.2f}"),
+)
+"""Of the table: figure of `compare`, title, format; × is how many times sooner, others relative to plain."""
+
+
+def row(name: str, figures: Mapping[str, float]) -> str:
+    """Returns one model's line of the table."""
+    cells = (layout.format(figures[key]) if key in figures else "" for key, _, layout in COLUMNS)
+    return f"{name:<18}" + "".join(f"{cell:>9}" for cell in cells)
+
+
+def build_table(kind: str, section: Mapping[str, Any]) -> str:
+    """Returns a line per model, and one per goal."""
+    lines = ["", f"{kind:<18}" + "".join(f"{title:>9}" for _, title, _ in COLUMNS)]
+    lines += [row(name, figures) for name, figures in section["ratios"].items()]
+    for verdict in section["verdicts"]:
+        said = "reached" if verdict["reached"] else "MISSED "
+        lines.append(f"{said}  {verdict['got']:6.2f}  {verdict['goal']}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepares, measures and reports; returns 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = [name for every, _, _ in SETS.values() for name in every]
+    arms = (LOAD, HAND, IMPORTED, FALLBACK, PROGRESSIVE, PROGRESSIVE_IMPORTED)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")
+    parser.add_argument("--rounds", type=int, default=9, choices=range(3, 100), metavar="N")
+    parser.add_argument("--artifacts", type=Path, default=ARTIFACTS)
+    parser.add_argument("--rebuild", action="store_true", help="prepare again whatever is not up to date")
+    parser.add_argument("--out", type=Path, help="write everything to this JSON file, set by set")
+    options = parser.parse_args(arguments)
+    options.artifacts = options.artifacts.absolute()
+    report = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    try:
+        for kind in options.sets:
+            report[kind] = measure_set(kind, options)
+            if options.out:  # after each set: a long run that is cut short is not lost
+                options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for kind in options.sets:
+        print(build_table(kind, report[kind]))
+    return 0 if all(one["reached"] for kind in options.sets for one in report[kind]["verdicts"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""What a job pays until its first result: a plain script in a fresh process, timed from outside.
+
+The scripts are what a user would write; what they hold besides is their clock. The parent reads the clock
+just before it starts the process, the script once it has its first result: `time.monotonic()` is one clock
+for all processes. Reading the sample input is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.errors import StageError
+from pipeline.runtime.tensors import read_tensors
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_SCRIPT = """\
+import time
+{before}
+started = time.monotonic()
+{imports}
+called = time.monotonic()
+{session}
+made = time.monotonic()
+import numpy
+feeds = {{
+{feeds}
+}}
+read = time.monotonic()
+session.run(None, feeds)
+answered = time.monotonic()
+
+{swap}
+times = []
+for warm_up in range(3 if {steady_s} else 0):
+    session.run(None, feeds)
+end = time.monotonic() + {steady_s}
+while {steady_s} and (time.monotonic() < end or len(times) < 5):
+    began = time.monotonic()
+    session.run(None, feeds)
+    times.append(time.monotonic() - began)
+with open("/proc/self/smaps_rollup") as rollup:
+    private_kb = next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
+import json
+seconds = [answered - (read - made), called - started, made - called, answered - read]
+print(json.dumps([*seconds, sorted(times)[len(times) // 2] if times else None, private_kb]))
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a script comes to its session.
+
+    Attributes:
+        imports: What it imports.
+        session: What makes `session`.
+        before: What it imports before its own clock starts.
+        swap: What it does between the first result and the later runs.
+    """
+
+    imports: str
+    session: str
+    before: str = ""
+    swap: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one process measured.
+
+    Attributes:
+        ready_ms: From before the process was started to its first result.
+        import_ms: The script's imports; without those that come before its own clock.
+        init_ms: The call that returns the session.
+        first_ms: First run.
+        steady_ms: Later runs: median; None if there were none.
+        private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
+    """
+
+    ready_ms: float
+    import_ms: float
+    init_ms: float
+    first_ms: float
+    steady_ms: float | None
+    private_mb: float
+
+    @property
+    def call_ms(self) -> float:
+        """Imports, session and first run together."""
+        return self.import_ms + self.init_ms + self.first_ms
+
+
+def plain(model: Path) -> Way:
+    """Returns the way of a job without this project."""
+    return Way("import onnxruntime", f"session = onnxruntime.InferenceSession({str(model)!r})")
+
+
+def by_hand(bundle: Path) -> Way:
+    """Returns the way of a job that has the bundle's first variant's file and options in its own code."""
+    variant = read_loader_config(bundle).variants[0]
+    options = variant.session_options
+    level = f"onnxruntime.GraphOptimizationLevel.{options.graph_optimization_level}"
+    lines = ["options = onnxruntime.SessionOptions()", f"options.graph_optimization_level = {level}"]
+    lines += [f"options.{name} = {value!r}" for name, value in options.attributes.items()]
+    lines += [
+        f"options.add_session_config_entry({key!r}, {value!r})"
+        for key, value in options.config_entries.items()
+    ]
+    providers = [(provider.name, dict(provider.options)) for provider in variant.providers]
+    model = str(bundle / variant.model)
+    lines.append(f"session = onnxruntime.InferenceSession({model!r}, options, providers={providers!r})")
+    return Way("import onnxruntime", "\n".join(lines))
+
+
+def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> Way:
+    """Returns the way of a job that calls `load`, with ONNX Runtime imported already if so asked."""
+    more = "" if target is None else f", target={target!r}"
+    session = f"session = load({str(bundle)!r}{more})"
+    return Way("from pipeline.runtime import load", session, "import onnxruntime" if imported else "")
+
+
+def load_progressive(bundle: Path, *, imported: bool = False) -> Way:
+    """Returns the way of a job that calls `load_progressive`; later runs come after the exchange."""
+    return Way(
+        "from pipeline.runtime import load_progressive",
+        f"session = load_progressive({str(bundle)!r})",
+        "import onnxruntime" if imported else "",
+        "session.wait_steady(120)",
+    )
+
+
+def write_script(way: Way, sample: Path, path: Path, *, steady_s: float) -> None:
+    """Writes a script that runs a sample, and the sample's arrays as plain bytes beside it.
+
+    Args:
+        way: How it comes to its session.
+        sample: `.npz` with one array per input.
+        path: The new script.
+        steady_s: Seconds of runs after the first; 0 for none.
+    """
+    feeds = []
+    for index, (name, array) in enumerate(read_tensors(sample).items()):
+        raw = path.with_name(f"{sample.parent.name}-{index}.raw")
+        array.tofile(raw)
+        values = f"numpy.fromfile({str(raw)!r}, dtype={array.dtype.str!r}).reshape({array.shape!r})"
+        feeds.append(f"    {name!r}: {values},")
+    text = _SCRIPT.format(
+        before=way.before,
+        imports=way.imports,
+        session=way.session,
+        feeds="\n".join(feeds),
+        swap=way.swap,
+        steady_s=steady_s,
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def run_script(script: Path, *, timeout_s: float = 600.0) -> Start:
+    """Runs a script in a fresh process, without a shell.
+
+    Raises:
+        StageError: It failed.
+    """
+    environment = _environment()
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment,
+    )
+    if done.returncode:
+        raise StageError(f"{script} failed\n{done.stderr[-2000:]}")
+    answered, imported, init, first, steady, private_kb = json.loads(done.stdout.splitlines()[-1])
+    return Start(
+        ready_ms=(answered - started) * 1e3,
+        import_ms=imported * 1e3,
+        init_ms=init * 1e3,
+        first_ms=first * 1e3,
+        steady_ms=None if steady is None else steady * 1e3,
+        private_mb=private_kb / 1024,
+    )
+
+
+def _environment() -> Mapping[str, str]:
+    """Returns this process's, with this checkout as the one that scripts import."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.load_cost import FALLBACK, HAND, IMPORTED, LOAD, PLAIN, compare, judge
+from bench.models import DEFAULTS, write_specs
+from bench.small_models import SMALL_MODELS, small_specs
+from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
+from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config
+from pipeline.runtime.tensors import write_tensors
+from pipeline.spec.reading import read_specs
+from tests.runtime.bundles import sample, write_bundle
+
+
+def run(way: Way, folder: Path) -> Start:
+    write_tensors(folder / "sample.npz", {"x": sample()})
+    write_script(way, folder / "sample.npz", folder / "script.py", steady_s=0.01)
+    return run_script(folder / "script.py", timeout_s=60)
+
+
+@pytest.mark.parametrize("name", ["plain", "by hand", "load", "imported", "progressive"])
+def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
+    name: str, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "net", first=SessionOptionsRecord("ORT_DISABLE_ALL"))
+    ways = {
+        "plain": plain(bundle / read_loader_config(bundle).variants[0].model),
+        "by hand": by_hand(bundle),
+        "load": load(bundle, target="cpu"),
+        "imported": load(bundle, imported=True),
+        "progressive": load_progressive(bundle),
+    }
+    start = run(ways[name], tmp_path)
+    assert start.ready_ms > start.call_ms == start.import_ms + start.init_ms + start.first_ms
+    assert start.steady_ms is not None
+    assert start.private_mb > 1
+
+
+def test_by_hand_makes_the_session_that_load_makes(tmp_path: Path) -> None:
+    options = SessionOptionsRecord(
+        "ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {"session.disable_prepacking": "1"}
+    )
+    bundle = write_bundle(tmp_path / "net", options=options)
+    names: dict[str, object] = {}
+    exec(f"{by_hand(bundle).imports}\n{by_hand(bundle).session}", names)
+    made = names["options"]
+    assert made.intra_op_num_threads == 1  # type: ignore[attr-defined]
+    assert made.get_session_config_entry("session.disable_prepacking") == "1"  # type: ignore[attr-defined]
+    assert made.graph_optimization_level.name == "ORT_ENABLE_BASIC"  # type: ignore[attr-defined]
+
+
+def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) -> list[Start]:
+    """Three processes on a machine that changes its speed."""
+    return [
+        Start(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, steady_ms * speed, 50.0)
+        for speed in (1.0, 1.5, 0.8)
+    ]
+
+
+def test_pairs_of_a_round_are_compared_so_that_the_machines_speed_cancels() -> None:
+    results = {PLAIN: starts(100.0), LOAD: starts(50.0, steady_ms=4.0), FALLBACK: starts(200.0)}
+    figures = compare(results)
+    assert figures["load_sooner"] == pytest.approx(2.0)
+    assert figures["load_steady"] == pytest.approx(0.8)
+    assert figures["fallback_sooner"] == pytest.approx(0.5)
+
+
+def test_load_adds_what_its_session_comes_later_than_one_made_by_hand() -> None:
+    later = [
+        Start(s.ready_ms + 5, s.import_ms + 2, s.init_ms + 1, s.first_ms, s.steady_ms, 50.0)
+        for s in starts(100.0)
+    ]
+    figures = compare({PLAIN: starts(120.0), HAND: starts(100.0), LOAD: later, IMPORTED: later})
+    assert figures["load_adds_ms"] == pytest.approx(3.0)
+    assert figures["load_adds_to_process_ms"] == pytest.approx(5.0)
+
+
+def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
+    verdicts = judge("small", {"a": {"load_sooner": 2.0}, "b": {"load_sooner": 0.9}})
+    assert [(verdict.reached, pytest.approx(verdict.got)) for verdict in verdicts] == [
+        (True, 1.8**0.5),
+        (False, 0.9),
+    ]
+
+
+def test_arms_that_were_left_out_have_no_verdict() -> None:
+    assert judge("large", {"a": {"progressive_steady": 1.01}})[0].goal.startswith("steady run")
+
+
+def test_specs_of_the_small_models_are_specs(tmp_path: Path) -> None:
+    write_specs(small_specs(SMALL_MODELS, tmp_path), tmp_path / "configs", defaults=DEFAULTS)
+    assert {spec.name for spec in read_specs(tmp_path / "configs")} == set(SMALL_MODELS)
