@@ -41,10 +41,9 @@ FIGURES: Mapping[str, Callable[[ProbeResult], float]] = {
     "ready_ms": lambda result: result.ready_ms,
     "steady_ms": lambda result: result.steady_ms,
     "private_mb": lambda result: result.private_mb,
-    "private_model_mb": lambda result: result.private_mb - result.private_before_mb,
     "peak_mb": lambda result: result.peak_mb,
 }
-"""What is reported of every process; `private_model_mb` leaves out the interpreter and its libraries."""
+"""What is reported of every process."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import errno
 import importlib
 import json
 import logging
+import marshal
 import os
 import resource
 import signal
@@ -35,7 +36,7 @@ from pipeline.errors import (
     error_named,
 )
 from pipeline.runtime.memory import peak_rss_bytes
-from pipeline.telemetry import disable_telemetry
+from pipeline.telemetry import TELEMETRY_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,13 @@ class Reply:
 
     Attributes:
         value: The function's result, parsed from JSON.
+        started_s: `time.monotonic()` from just before the child was spawned; the child reads the same clock.
         elapsed_s: Wall time from spawn to exit.
         peak_rss_bytes: Largest resident set the child saw, mapped pages included.
     """
 
     value: dict[str, Any]
+    started_s: float
     elapsed_s: float
     peak_rss_bytes: int
 
@@ -78,6 +81,7 @@ def run_child(
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
+    script: Path | None = None,
 ) -> Reply:
     """Runs `module:function` in a fresh Python process.
 
@@ -88,6 +92,8 @@ def run_child(
         environment: Environment variables to set on top of this process's.
         memory_bytes: Most private memory the child may take, maps it could write to included; beyond that its
             allocations fail. None for no limit.
+        script: File that is run in place of the few lines that call `main`. It finds its job in `marshal`'s
+            format, and calls `main` itself; until then it does not end with this process.
 
     Raises:
         PipelineError: What the function raised, of the same class.
@@ -98,23 +104,18 @@ def run_child(
     """
     with tempfile.TemporaryDirectory(prefix="ortprep-child-") as name:
         folder = Path(name)
-        job = {
-            "path": _import_path(),
-            "function": function,
-            "request": request,
-            "memory_bytes": memory_bytes,
-        }
-        (folder / _REQUEST).write_text(json.dumps(job), encoding="utf-8")
-        started = time.perf_counter()
-        process = _spawn(folder, environment)
+        job = {"path": _import_path(), "function": function, "request": request}
+        (folder / _REQUEST).write_bytes(json.dumps(job).encode() if script is None else marshal.dumps(job))
+        code = ("-c", _BOOTSTRAP) if script is None else (str(script),)
+        process, started_s = _spawn(folder, code, environment, memory_bytes)
         timed_out = _wait(process, timeout_s)
-        elapsed_s = time.perf_counter() - started
+        elapsed_s = time.monotonic() - started_s
         if timed_out:
             raise ChildTimeoutError(
                 f"child process took too long: {function} (pid {process.pid})\n"
                 f"  expected an answer within {timeout_s:g} s{_tail(folder / _OUTPUT)}"
             )
-        return _read_reply(function, process, folder, elapsed_s)
+        return _read_reply(function, process, folder, started_s, elapsed_s)
 
 
 def _import_path() -> list[str]:
@@ -122,18 +123,28 @@ def _import_path() -> list[str]:
     return [entry or str(Path.cwd()) for entry in sys.path]
 
 
-def _spawn(folder: Path, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    folder: Path, code: tuple[str, ...], environment: Mapping[str, str] | None, memory_bytes: int | None
+) -> tuple[subprocess.Popen[bytes], float]:
+    """Returns the child, and when it was about to be spawned."""
+    # -P, so that a file of the working folder is never taken for a module.
+    command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
+    own = {_PARENT_VARIABLE: str(os.getpid())}
+    variables = {TELEMETRY_VARIABLE: "1", **os.environ, **(environment or {}), **own}
     with (folder / _OUTPUT).open("wb") as output:
-        return subprocess.Popen(
-            # -P, so that a file of the working folder is never taken for a module.
-            [sys.executable, "-P", "-c", _BOOTSTRAP, str(folder / _REQUEST), str(folder / _REPLY)],
+        started_s = time.monotonic()
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **(environment or {}), _PARENT_VARIABLE: str(os.getpid())},
+            env=variables,
             # A session of its own, so that what the child leaves running can be ended with it.
             start_new_session=True,
         )
+    if memory_bytes is not None:
+        _limit_memory(process.pid, memory_bytes)
+    return process, started_s
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
@@ -169,7 +180,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _read_reply(function: str, process: subprocess.Popen[bytes], folder: Path, elapsed_s: float) -> Reply:
+def _read_reply(
+    function: str, process: subprocess.Popen[bytes], folder: Path, started_s: float, elapsed_s: float
+) -> Reply:
     reply_file, said = folder / _REPLY, _tail(folder / _OUTPUT)
     if not reply_file.exists():
         if process.returncode == _NO_ROOM_EXIT:
@@ -196,7 +209,7 @@ def _read_reply(function: str, process: subprocess.Popen[bytes], folder: Path, e
         if error["kind"] == _OS_ERROR:
             raise OSError(error["errno"], error["message"], error["file"])
         raise error_named(error["kind"])(error["message"], hint=error["hint"])
-    return Reply(reply["value"], elapsed_s, reply["peak_rss_bytes"])
+    return Reply(reply["value"], started_s, elapsed_s, reply["peak_rss_bytes"])
 
 
 def _describe_exit(code: int) -> str:
@@ -224,12 +237,14 @@ def _end_with_parent() -> None:
         raise SystemExit("the process that asked for this work is gone")
 
 
-def _limit_memory(size_bytes: int | None) -> None:
+def _limit_memory(pid: int, size_bytes: int) -> None:
     """Makes allocations beyond a size fail, before the kernel has to end some process for want of memory."""
-    if size_bytes is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        bounded = size_bytes if most == resource.RLIM_INFINITY else min(size_bytes, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (bounded, most))
+    if sys.platform != "linux":
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    bounded = size_bytes if most == resource.RLIM_INFINITY else min(size_bytes, most)
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (bounded, most))
 
 
 def _resolve(function: str) -> Callable[[Mapping[str, Any]], object]:
@@ -275,12 +290,10 @@ def main(job: Mapping[str, Any], reply_file: str) -> None:
     """Entry of the child process.
 
     Args:
-        job: The request file's content: `function`, `request` and `memory_bytes`.
+        job: The request file's content: `function` and `request`.
         reply_file: Where the answer goes.
     """
     _end_with_parent()
-    disable_telemetry()  # before any module of the function imports ONNX Runtime
-    _limit_memory(job["memory_bytes"])
     answer = _answer(job["function"], job["request"])
     # Renamed, so that a child killed while writing leaves no half reply.
     unfinished = Path(f"{reply_file}.part")

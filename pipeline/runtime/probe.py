@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
@@ -11,26 +12,26 @@ from pipeline.errors import ChildError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.gpu_memory import used_gpu_bytes
 from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.page_cache import drop_file
 from pipeline.runtime.session import CUDA, SessionPlan
 
 _MB = 2**20
+_SCRIPT = Path(__file__).with_name("probe_script.py")
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What is to be measured: a plan, or a bundle through `load`.
+    """What is to be measured: plain ONNX Runtime by a plan, or `load` of a bundle.
 
     Attributes:
-        plan: How the session is made; None to load `bundle`.
+        plan: How `onnxruntime.InferenceSession` is called; None to load `bundle`.
         sample: `.npz` file with one array per input, by its name.
         steady_s: Seconds of repeated runs after the first.
-        drop_cache: Files that are dropped from the page cache before anything else.
+        drop_cache: Files that are dropped from the page cache before the process is started.
         bundle: Folder of a bundle, where `plan` is None.
         target: As `load` takes it.
         more_samples: Likewise, of other shapes: each is run `steady_s` seconds after the first one's runs.
         io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
-        overlap_import: Leaves importing ONNX Runtime to `load`, as a job does; its time is then part of the
-            initialisation's and `import_ms` is 0.
     """
 
     plan: SessionPlan | None
@@ -39,7 +40,6 @@ class ProbeRequest:
     drop_cache: tuple[str, ...] = ()
     bundle: str | None = None
     target: str | None = None
-    overlap_import: bool = False
     more_samples: tuple[str, ...] = ()
     io_binding: bool = False
 
@@ -49,10 +49,11 @@ class ProbeResult:
     """What one process measured.
 
     Attributes:
-        ready_ms: From before ONNX Runtime and `pipeline.runtime` are imported to the first result: imports,
+        ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
             initialisation and first run. Reading the sample is not in it.
-        import_ms: Importing ONNX Runtime.
-        init_ms: Making the session.
+        import_ms: `import onnxruntime`, or `from pipeline.runtime import load`, which leaves the import of
+            ONNX Runtime to the call.
+        init_ms: `InferenceSession(…)`, or `load(…)`.
         first_ms: First run.
         steady_ms: Later runs: median.
         steady_p25_ms: 25th percentile.
@@ -64,7 +65,6 @@ class ProbeResult:
         gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
             where no GPU took part.
         onnxruntime: Version.
-        private_before_mb: Anonymous memory before the session was made: interpreter, numpy, ONNX Runtime.
         more_steady_ms: Median later run of each of `more_samples`.
     """
 
@@ -81,7 +81,6 @@ class ProbeResult:
     peak_mb: float
     gpu_mb: float | None
     onnxruntime: str
-    private_before_mb: float = 0.0
     more_steady_ms: tuple[float, ...] = ()
 
 
@@ -101,8 +100,8 @@ def measure_plan(
         request: What to load and run.
         timeout_s: Deadline of the process.
         memory_bytes: Most private memory the process may take; None for no limit.
-        function: What the process does, if more than to measure: it takes the request's fields and those of
-            `more`, and returns what `probe_process.measure` does.
+        function: What the process does with the session, if more than to measure: it takes the fields that
+            `probe_process.measure` does and those of `more`, and returns the same.
         more: What that function is asked besides.
 
     Raises:
@@ -111,14 +110,17 @@ def measure_plan(
         PipelineError: Anything else that making the session or reading the sample raises.
     """
     gpu = _gpu_of(request)
+    for file in request.drop_cache:
+        drop_file(Path(file))
     before_bytes = None if gpu is None else used_gpu_bytes(gpu)
     job: dict[str, Any] = encode(request) | {"gpu": gpu} | dict(more or {})
-    answer = run_child(function, job, timeout_s=timeout_s, memory_bytes=memory_bytes).value
+    reply = run_child(function, job, timeout_s=timeout_s, memory_bytes=memory_bytes, script=_SCRIPT)
+    answer = reply.value
+    answer["ready_ms"] = (answer.pop("ready_s") - reply.started_s) * 1e3
     after_bytes = answer.pop("gpu_bytes")
-    result = decode(ProbeResult, answer | {"gpu_mb": None})
-    if before_bytes is None or after_bytes is None:
-        return result
-    return replace(result, gpu_mb=(after_bytes - before_bytes) / _MB)
+    on_gpu = before_bytes is not None and after_bytes is not None
+    answer["gpu_mb"] = (after_bytes - before_bytes) / _MB if on_gpu else None
+    return decode(ProbeResult, answer)
 
 
 def _gpu_of(request: ProbeRequest) -> str | None:

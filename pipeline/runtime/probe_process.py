@@ -1,11 +1,20 @@
-"""What a probe's process does; it starts with next to nothing imported, so that imports can be measured."""
+"""What a measured process does with its session; imported once that is made, so that nothing is too early."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.bundle.codec import decode
+from pipeline.errors import LoadError
+from pipeline.runtime import SessionPlan, build_session
+from pipeline.runtime.gpu_memory import used_gpu_bytes
+from pipeline.runtime.memory import peak_rss_bytes, private_bytes
+from pipeline.runtime.running import run_first
+from pipeline.runtime.session import CUDA
+from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -33,13 +42,16 @@ class PreparedRun(NamedTuple):
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Loads, runs and measures.
+    """Runs a session that `probe_script` made, and measures.
 
     Args:
-        request: The fields of a `ProbeRequest`, and `gpu`, the name of the GPU that takes part or None.
+        request: The fields of a `ProbeRequest`; `gpu`, the name of the GPU that takes part or None; and what
+            `probe_script.start` returned.
 
     Returns:
-        The fields of a `ProbeResult` but `gpu_mb`, and `gpu_bytes`: the GPU's memory in use at the end.
+        The fields of a `ProbeResult` but `ready_ms` and `gpu_mb`; `ready_s`, when the first result would have
+        been there had no sample been read, by `time.monotonic()`; and `gpu_bytes`, the GPU's memory in use
+        at the end.
 
     Raises:
         LoadError: The session could not be made, or its first run failed.
@@ -49,34 +61,43 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[PreparedRun, ...]]:
     """Does what `measure` does, and also returns what was run: one for every sample."""
-    _drop(request["drop_cache"])
-    import_ms = 0.0 if request["overlap_import"] else _time(_import_onnxruntime)[0]
-    prepare_ms, make_session = _time(lambda: _prepare(request))
-    private_before_mb = _private_mb()
-    init_ms, session = _time(make_session)
+    session = _session_of(request)
+    began_s, imported_s, loaded_s = request["times_s"]
     run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
     model = request["bundle"] if request["plan"] is None else request["plan"]["model"]
-    run_first = importlib.import_module("pipeline.runtime.running").run_first
     first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
-    # A plan is read from the request, which no job does; a bundle is read by the job itself.
-    ready_ms = import_ms + init_ms + first_ms + (prepare_ms if request["plan"] is None else 0.0)
     figures = {
-        "import_ms": import_ms,
-        "init_ms": init_ms,
+        "ready_s": loaded_s + first_ms / 1e3,
+        "import_ms": (imported_s - began_s) * 1e3,
+        "init_ms": (loaded_s - imported_s) * 1e3,
         "first_ms": first_ms,
-        "ready_ms": ready_ms,
-        "private_before_mb": private_before_mb,
         **_measure_steady(run, request["steady_s"]),
     }
     more = [
         _prepare_run(session, sample, io_binding=request["io_binding"]) for sample in request["more_samples"]
     ]
+    import onnxruntime  # imported long since
+
     figures |= {
         "more_steady_ms": [_measure_other(other, request["steady_s"]) for other in more],
         **_read_memory(session, request["gpu"]),
-        "onnxruntime": _import_onnxruntime().__version__,
+        "onnxruntime": onnxruntime.__version__,
     }
     return figures, (run, *more)
+
+
+def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
+    """Returns the session, or says what is wrong with it or with how it was to be made."""
+    error, session = request.get("error"), request.get("session")
+    if request["plan"] is not None:
+        plan = decode(SessionPlan, request["plan"])
+        asked = [provider.name for provider in plan.providers]
+        if session is None or session.get_providers()[: len(asked)] != asked:
+            build_session(plan)  # which explains it
+            error = error or LoadError(f"cannot load {plan.model} twice alike")
+    if error is not None:
+        raise error
+    return session
 
 
 def _time(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -85,45 +106,7 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1e3, value
 
 
-def _drop(files: list[str]) -> None:
-    if files:
-        from pathlib import Path
-
-        from pipeline.runtime.page_cache import drop_file
-
-        for file in files:
-            drop_file(Path(file))
-
-
-def _import_onnxruntime() -> Any:
-    import onnxruntime
-
-    return onnxruntime
-
-
-def _prepare(request: Mapping[str, Any]) -> Callable[[], onnxruntime.InferenceSession]:
-    if request["plan"] is None:
-        from pipeline.runtime.loading import load
-
-        if not request["overlap_import"]:
-            # `load` imports it while ONNX Runtime is imported; here that is over, and `init_ms` is to be the
-            # initialisation alone.
-            importlib.import_module("pipeline.runtime.opening")
-        bundle, target = request["bundle"], request["target"]
-        return lambda: load(bundle, target=target)
-
-    from pipeline.bundle.codec import decode
-    from pipeline.runtime.session import SessionPlan, build_session
-
-    plan = decode(SessionPlan, request["plan"])
-    return lambda: build_session(plan)
-
-
 def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
-    from pathlib import Path
-
-    from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
-
     feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
     if io_binding:
         from pipeline.runtime.binding import BoundRun
@@ -161,20 +144,10 @@ def _measure_steady(run: PreparedRun, steady_s: float) -> dict[str, Any]:
     }
 
 
-def _private_mb() -> float:
-    from pipeline.runtime.memory import private_bytes
-
-    return private_bytes() / _MB
-
-
 def _read_memory(session: onnxruntime.InferenceSession, gpu: str | None) -> dict[str, Any]:
-    from pipeline.runtime.gpu_memory import used_gpu_bytes
-    from pipeline.runtime.memory import peak_rss_bytes
-    from pipeline.runtime.session import CUDA
-
     on_gpu = gpu is not None and CUDA in session.get_providers()
     return {
-        "private_mb": _private_mb(),
+        "private_mb": private_bytes() / _MB,
         "peak_mb": peak_rss_bytes() / _MB,
         "gpu_bytes": used_gpu_bytes(gpu) if on_gpu and gpu is not None else None,
     }

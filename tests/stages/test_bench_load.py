@@ -27,7 +27,6 @@ def results(
             gpu_mb=None,
             onnxruntime="1.31.1",
             ready_ms=100.0 + (init_ms + first_ms) * drift,
-            private_before_mb=25.0,
         )
         for drift in (1.0, 1.01, 0.99)
     )
@@ -47,10 +46,6 @@ def test_ratios_say_how_many_times_sooner_and_how_much_of_the_time_and_memory() 
     assert ratios == pytest.approx(
         {"init_ms": 10.0, "first_result_ms": 4.4, "steady_ms": 1.05, "private_mb": 0.5}
     )
-
-
-def test_memory_of_the_model_leaves_out_what_every_process_has() -> None:
-    assert report().figures["bundle"]["private_model_mb"].median == 25.0
 
 
 def test_models_are_averaged_so_that_twice_and_half_cancel() -> None:

@@ -129,7 +129,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 def run_here(function: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> Reply:
     module, _, name = function.partition(":")
     value = getattr(importlib.import_module(module), name)(json.loads(json.dumps(request)))
-    return Reply(json.loads(json.dumps(value)), elapsed_s=0.0, peak_rss_bytes=0)
+    return Reply(json.loads(json.dumps(value)), started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
 
 
 def interface_of(model: onnx.ModelProto) -> ModelInterface:
