@@ -7,14 +7,13 @@ from collections.abc import Mapping
 
 from pipeline.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 from pipeline.export.trial import Trial
-from pipeline.runtime.element_types import Array
 
 Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
 
 def settle_interface(
-    config: LoaderConfig, variant: Variant, trial: Trial, golden: Mapping[str, Array]
+    config: LoaderConfig, variant: Variant, trial: Trial, golden: Mapping[str, tuple[int, ...]]
 ) -> Interface:
     """Returns inputs and outputs; a server compares them with those of the session it makes.
 
@@ -22,7 +21,7 @@ def settle_interface(
         config: The bundle's loader config, which lists those of the source.
         variant: The variant.
         trial: What its session said, if there was one.
-        golden: The golden sample's arrays by input and output name. ONNX Runtime's Python lists a tensor of
+        golden: The golden sample's shapes by input and output name. ONNX Runtime's Python lists a tensor of
             unknown rank as it lists a scalar; the sample tells them apart.
     """
     if trial.missing:
@@ -34,9 +33,8 @@ def settle_interface(
     return inputs, tuple(_without_false_scalar(one, golden) for one in trial.outputs)
 
 
-def _without_false_scalar(spec: TensorSpec, golden: Mapping[str, Array]) -> TensorSpec:
-    array = golden.get(spec.name)
-    is_other = spec.shape == () and array is not None and array.ndim > 0
+def _without_false_scalar(spec: TensorSpec, golden: Mapping[str, tuple[int, ...]]) -> TensorSpec:
+    is_other = spec.shape == () and golden.get(spec.name, ()) != ()
     return dataclasses.replace(spec, shape=None) if is_other else spec
 
 

@@ -1,14 +1,19 @@
-"""The golden sample: does a session give the answers that were recorded when its bundle was made?"""
+"""The golden sample: does a session give the answers that were recorded when its bundle was made?
+
+Of a large output a part is recorded: the elements at the positions 0, step, 2 · step, … in C order.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
 from pipeline.bundle.paths import resolve_inside
-from pipeline.errors import LoadError
+from pipeline.errors import BundleError, LoadError
 from pipeline.runtime.session import onnxruntime_errors
 
 if TYPE_CHECKING:
@@ -16,7 +21,24 @@ if TYPE_CHECKING:
 
     from pipeline.runtime.element_types import Array
 
-_INPUT, _OUTPUT = "input:", "output:"
+INPUT, OUTPUT, PART, LAYOUT = "input:", "output:", "part:", "layout:"
+"""How arrays in a golden file are named: an input, a whole output, or a part of one with its layout, which is
+the step and then the output's shape."""
+
+
+@dataclass(frozen=True)
+class RecordedOutput:
+    """What a golden file holds of an output.
+
+    Attributes:
+        values: All of it, or a part of it with one axis.
+        shape: Of the output.
+        step: Distance of the recorded elements in C order; 1 for all of them.
+    """
+
+    values: Array
+    shape: tuple[int, ...]
+    step: int = 1
 
 
 def check_answers(
@@ -55,8 +77,8 @@ def check_answers(
         raise LoadError(f"{subject} does not answer as recorded\n{lines}", hint=hint)
 
 
-def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Returns the golden sample's inputs, and its outputs as they were recorded, by name.
+def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str, RecordedOutput]]:
+    """Returns the golden sample's inputs, and what was recorded of its outputs, by name.
 
     Args:
         golden: The sample.
@@ -68,16 +90,33 @@ def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str,
     """
     from pipeline.runtime.tensors import read_tensors
 
-    tensors = read_tensors(resolve_inside(root, golden.file.path))
-    return _select(tensors, _INPUT), _select(tensors, _OUTPUT)
+    path = resolve_inside(root, golden.file.path)
+    tensors = read_tensors(path)
+    outputs = {name: RecordedOutput(array, array.shape) for name, array in _select(tensors, OUTPUT).items()}
+    layouts = _select(tensors, LAYOUT)
+    for name, part in _select(tensors, PART).items():
+        outputs[name] = _read_part(part, layouts.get(name), name=f"output {name!r} of {path}")
+    return _select(tensors, INPUT), outputs
 
 
-def find_problems(golden: Golden, expected: Mapping[str, Array], answers: Mapping[str, Array]) -> list[str]:
+def _read_part(part: Array, layout: Array | None, *, name: str) -> RecordedOutput:
+    if layout is not None and layout.ndim == 1 and layout.size and layout.dtype.kind == "i":
+        step, *shape = (int(number) for number in layout)
+        if step > 0 and min(shape, default=0) >= 0 and part.shape == (-(-math.prod(shape) // step),):
+            return RecordedOutput(part if step > 1 else part.reshape(shape), tuple(shape), step)
+    raise BundleError(
+        f"bad golden sample: {name}\n  expected a part of one axis, and its step and shape as integers"
+    )
+
+
+def find_problems(
+    golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
+) -> list[str]:
     """Returns what is wrong with answers to the golden sample, a line for each output that differs.
 
     Args:
         golden: The sample, which has the tolerances.
-        expected: The recorded outputs by name.
+        expected: What was recorded of the outputs, by name.
         answers: The outputs that came.
     """
     return list(_find_problems(golden, expected, answers))
@@ -106,21 +145,38 @@ def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _find_problems(
-    golden: Golden, expected: Mapping[str, Array], answers: Mapping[str, Array]
+    golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
 ) -> Iterator[str]:
     from pipeline.runtime.compare import compare_output
 
     if not expected:
         yield f"{golden.file.path} holds no output"
-    for name, array in expected.items():
+    for name, recorded in expected.items():
         if name not in answers:
             yield f"{name}: expected an output, got none"
             continue
+        got = answers[name]
+        if recorded.step > 1:
+            if got.shape != recorded.shape:
+                yield f"{name}: shape: expected {list(recorded.shape)}, got {list(got.shape)}"
+                continue
+            got = got.reshape(-1)[:: recorded.step]
         # Tensors of a sequence or map, `NAME[…]`, have the tolerance of `NAME`, as when they were verified.
         outputs = golden.outputs
         tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or golden.default
-        found = compare_output(array, answers[name], tolerance, name=name)
+        found = compare_output(recorded.values, got, tolerance, name=name)
         if not found.ok:
             # Without elements to compare, the reason says it all.
-            where = f" at {list(found.worst_index)}: expected {found.expected}, got {found.got}"
+            where = f" at {_index(found.worst_index, recorded)}: expected {found.expected}, got {found.got}"
             yield f"{name}: {found.reason}{where if found.expected is not None else ''}"
+
+
+def _index(worst: tuple[int, ...], recorded: RecordedOutput) -> list[int]:
+    """Returns where an element of what was recorded is in its output."""
+    if recorded.step == 1 or not worst:
+        return list(worst)
+    position, index = math.prod(worst) * recorded.step, []
+    for size in reversed(recorded.shape):
+        position, at = divmod(position, size)
+        index.append(at)
+    return index[::-1]

@@ -45,10 +45,7 @@ def test_a_session_has_the_last_word() -> None:
 
 def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
     trial = Trial((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
-    golden = {"x": np.float32(1), "y": np.zeros((2, 2), np.float32)}
-    inputs, outputs = settle_interface(
-        CONFIG, make_variant(), trial, {k: np.asarray(v) for k, v in golden.items()}
-    )
+    inputs, outputs = settle_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
     assert (inputs[0].shape, outputs[0].shape) == ((), None)
 
 

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pipeline.bundle import verification
 from pipeline.bundle.loader_config import (
@@ -496,6 +497,42 @@ def test_a_golden_answer_of_another_shape_is_told_by_its_shape_alone(bundle: Pat
     write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"][:, :2]})
     rewrite_digests(bundle)
     with pytest.raises(LoadError, match=r"y: shape: expected \[.*\], got \[[^]]*\]\n"):
+        load(bundle, check="golden")
+
+
+def record_part(bundle: Path, step: int, *, values: NDArray[np.float32], layout: Sequence[int]) -> None:
+    tensors = read_tensors(bundle / "golden.npz")
+    part, form = values.reshape(-1)[::step], np.array(layout, np.int64)
+    write_tensors(bundle / "golden.npz", {"input:x": tensors["input:x"], "part:y": part, "layout:y": form})
+    rewrite_digests(bundle)
+
+
+@pytest.mark.parametrize(("step", "index"), [(1, (1, 3)), (3, (1, 2)), (7, (1, 3))])
+def test_a_part_of_an_output_is_checked_at_its_positions(
+    bundle: Path, step: int, index: tuple[int, int]
+) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, step, values=answer, layout=[step, *answer.shape])
+    load(bundle, check="golden")
+    answer[index] += 1
+    record_part(bundle, step, values=answer, layout=[step, *answer.shape])
+    place = re.escape(str(list(index)))
+    with pytest.raises(LoadError, match=rf"does not answer as recorded\n  y: .* at {place}"):
+        load(bundle, check="golden")
+
+
+def test_an_output_of_another_shape_than_its_part_was_taken_of_is_told(bundle: Path) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, 3, values=answer, layout=[3, 8])
+    with pytest.raises(LoadError, match=r"y: shape: expected \[8\], got \[2, 4\]"):
+        load(bundle, check="golden")
+
+
+@pytest.mark.parametrize("layout", [[], [0, 2, 4], [-1, 2, 4], [3, 2, 5], [3, -2, -4], [3, 2**62, 2**62]])
+def test_a_part_that_its_layout_contradicts_is_refused(bundle: Path, layout: list[int]) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, 3, values=answer, layout=layout)
+    with pytest.raises(BundleError, match="bad golden sample: output 'y'"):
         load(bundle, check="golden")
 
 

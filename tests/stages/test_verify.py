@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import (
@@ -34,7 +37,6 @@ from pipeline.stages.contract import Context, Plan, TaskId, Upstream
 from pipeline.stages.inputs import samples
 from pipeline.stages.results import FetchResult, ModelInterface, OptimizeResult, VerifyResult
 from pipeline.stages.verify import golden, stage
-from pipeline.stages.verify.golden import select_outputs
 from pipeline.stages.verify.stage import Verify
 from tests import models
 
@@ -366,22 +368,41 @@ def test_the_key_changes_with_a_samples_bytes_and_with_every_tolerance(build: Bu
     assert key() != before
 
 
-def test_golden_keeps_the_smallest_outputs_and_never_none() -> None:
-    outputs = {"big": 50, "small": 10, "middle": 20}
-    assert select_outputs(outputs, room_bytes=30) == {"small", "middle"}
-    assert select_outputs(outputs, room_bytes=0) == {"small"}
-    assert select_outputs(outputs, room_bytes=80) == set(outputs)
-    assert select_outputs({}, room_bytes=80) == frozenset()
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(1, 300))
+def test_shares_fit_together_and_waste_no_room(sizes: list[int], room: int) -> None:
+    share = golden.share_room(sizes, room_bytes=room)
+    taken = sum(min(size, share) for size in sizes)
+    assert taken <= room
+    assert taken == sum(sizes) or taken > room - len(sizes)
 
 
-def test_golden_is_kept_small_and_says_so_where_it_cannot_be(
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.integers(1, 400),
+    st.sampled_from([np.float32, np.int8, np.dtype("<U3")]),
+)
+def test_a_part_is_small_reaches_every_index_and_catches_what_it_holds(
+    shape: list[int], max_bytes: int, dtype: Any
+) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    part, layout = golden.take_part(np.asfortranarray(array), max_bytes=max_bytes)
+    step, *recorded_shape = layout.tolist()
+    assert recorded_shape == shape
+    assert part.tolist() == array.reshape(-1)[::step].tolist()
+    assert part.nbytes <= max(max_bytes, array.itemsize)
+    assert math.gcd(step, array.size) == 1 or array.size == 1
+
+
+def test_golden_records_a_part_of_every_large_output_and_says_where_its_inputs_are_large(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(golden, "MAX_GOLDEN_BYTES", 0)
+    monkeypatch.setattr(golden, "MIN_OUTPUT_BYTES", 64)
     monkeypatch.setattr(stage, "MAX_GOLDEN_BYTES", 0)
     build.verify(two_outputs(), **LEFT)
-    assert list(read_tensors(build.folder / "golden.npz")) == ["input:left", "output:first"]
-    assert any(line.startswith("golden sample of") for line in build.said)
+    names = ["input:left", "part:first", "layout:first", "part:second", "layout:second"]
+    assert list(read_tensors(build.folder / "golden.npz")) == names
+    assert any(line.startswith("golden sample with inputs of") for line in build.said)
 
 
 def test_golden_has_the_same_bytes_each_time(build: Build) -> None:

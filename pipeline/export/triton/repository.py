@@ -186,7 +186,9 @@ def _describe_model(
     source: Source, variant: Variant, trial: Trial, settings: TritonSettings, request: TritonRequest
 ) -> tuple[TritonModel, tuple[LeftOut, ...]]:
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
-    specs = settle_interface(source.config, variant, trial, {**answers, **feeds})
+    shapes = {name: one.shape for name, one in answers.items()}
+    shapes |= {name: array.shape for name, array in feeds.items()}
+    specs = settle_interface(source.config, variant, trial, shapes)
     batched = request.max_batch_size > 0
     inputs, outputs = (tuple(describe_tensor(one, batched=batched) for one in side) for side in specs)
     halves = [one.name for one in specs[0] if one.dtype == "float16"]

@@ -10,7 +10,7 @@ from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_
 from pipeline.errors import PoolError
 from pipeline.runtime.bucket_choice import choose_bucket
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.golden import find_problems, read_golden
+from pipeline.runtime.golden import RecordedOutput, find_problems, read_golden
 
 Tensors = Mapping[str, Array]
 
@@ -22,12 +22,12 @@ class Sample:
     Attributes:
         golden: Its tolerances.
         inputs: By name.
-        expected: The recorded outputs by name.
+        expected: What was recorded of the outputs, by name.
     """
 
     golden: Golden
     inputs: Tensors
-    expected: Tensors
+    expected: Mapping[str, RecordedOutput]
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from pipeline.runtime.answers import Answer
+import numpy as np
+
+from pipeline.runtime.answers import Answer, read_answer
+from pipeline.runtime.compare import BLOCK_ELEMENTS, read_block
+from pipeline.runtime.element_types import Array
+from pipeline.runtime.golden import INPUT, LAYOUT, OUTPUT, PART
 
 GOLDEN_FILE = "golden.npz"
 
 OWN_GOLDEN_FILE = "own_golden.npz"
 """Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
 
-MAX_GOLDEN_BYTES = 64 * 2**20
-"""Size the golden sample is kept below where it can be: every load that checks answers reads it."""
+MAX_GOLDEN_BYTES = 2**20
+"""Size of the largest golden sample, unless its inputs, which are kept whole, are larger by themselves:
+every load that checks answers reads it."""
+
+MIN_OUTPUT_BYTES = 2**18
+"""What outputs may take in any case."""
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:
-    """Writes a sample and answers to it as `input:NAME` and `output:NAME`; no array is ever in memory.
+    """Writes a sample and what is recorded of the answers to it, as `pipeline.runtime.golden` reads them.
 
-    Outputs are kept from the smallest up, as long as all fits into `MAX_GOLDEN_BYTES`, and at least one.
+    Every output is there: whole if it is small, else a part of its elements. No output is ever in memory.
 
     Args:
         path: The new `.npz` file; equal arrays give equal bytes.
@@ -30,19 +41,25 @@ def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None
         answers: The outputs, in the model's order.
 
     Raises:
+        StageError: An output cannot be read.
         OSError: A file cannot be read or written.
     """
     sizes = {answer.output: Path(answer.file).stat().st_size for answer in answers}
-    kept = select_outputs(sizes, room_bytes=MAX_GOLDEN_BYTES - sample.stat().st_size)
+    room_bytes = max(MAX_GOLDEN_BYTES - sample.stat().st_size, MIN_OUTPUT_BYTES)
+    share_bytes = share_room(list(sizes.values()), room_bytes=room_bytes)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as golden:
         with zipfile.ZipFile(sample) as inputs:
             for entry in inputs.infolist():
                 with inputs.open(entry) as file:
-                    _append(golden, f"input:{entry.filename}", file, size_bytes=entry.file_size)
+                    _append(golden, f"{INPUT}{entry.filename}", file, size_bytes=entry.file_size)
         for answer in answers:
-            if answer.output in kept:
+            if sizes[answer.output] <= share_bytes:
                 with Path(answer.file).open("rb") as file:
-                    _append(golden, f"output:{answer.output}.npy", file, size_bytes=sizes[answer.output])
+                    _append(golden, f"{OUTPUT}{answer.output}.npy", file, size_bytes=sizes[answer.output])
+            else:
+                part, layout = take_part(read_answer(answer), max_bytes=share_bytes)
+                _append_array(golden, f"{PART}{answer.output}.npy", part)
+                _append_array(golden, f"{LAYOUT}{answer.output}.npy", layout)
 
 
 def _append(archive: zipfile.ZipFile, name: str, file: IO[bytes], *, size_bytes: int) -> None:
@@ -52,12 +69,40 @@ def _append(archive: zipfile.ZipFile, name: str, file: IO[bytes], *, size_bytes:
         shutil.copyfileobj(file, member, 2**20)
 
 
-def select_outputs(size_bytes: Mapping[str, int], *, room_bytes: int) -> frozenset[str]:
-    """Returns the names of the smallest outputs that fit together, at least one if there is any."""
-    kept: set[str] = set()
-    for name in sorted(size_bytes, key=lambda name: size_bytes[name]):
-        room_bytes -= size_bytes[name]
-        if kept and room_bytes < 0:
+def _append_array(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    file = BytesIO()
+    np.save(file, array, allow_pickle=False)
+    size_bytes = file.tell()
+    file.seek(0)
+    _append(archive, name, file, size_bytes=size_bytes)
+
+
+def share_room(size_bytes: Sequence[int], *, room_bytes: int) -> int:
+    """Returns what each of several may take so that all fit; what small ones leave goes to the others."""
+    share_bytes = room_bytes
+    for index, smallest in enumerate(sorted(size_bytes)):
+        share_bytes = room_bytes // (len(size_bytes) - index)
+        if smallest > share_bytes:
             break
-        kept.add(name)
-    return frozenset(kept)
+        room_bytes -= smallest
+    return share_bytes
+
+
+def take_part(array: Array, *, max_bytes: int) -> tuple[Array, Array]:
+    """Returns elements at the positions 0, step, 2 · step, … in C order, and the step with the array's shape.
+
+    The step is the smallest that leaves at most `max_bytes`, one element at least, and that has no divisor in
+    common with the array's size: so the positions go through every index of every axis.
+
+    Args:
+        array: May be a memory map of any size; it is read in blocks.
+        max_bytes: Of the elements.
+    """
+    step = max(1, -(-array.size // max(1, max_bytes // array.itemsize)))
+    while math.gcd(step, array.size) > 1:
+        step += 1
+    blocks = [
+        read_block(array, start, min(start + BLOCK_ELEMENTS, array.size))[-start % step :: step]
+        for start in range(0, max(1, array.size), BLOCK_ELEMENTS)
+    ]
+    return np.concatenate(blocks), np.array([step, *array.shape], np.int64)

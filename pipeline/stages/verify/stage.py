@@ -19,6 +19,7 @@ from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.bundle.manifest import VerificationRecord
 from pipeline.errors import PipelineError, StageError, VerificationError
 from pipeline.runtime.answers import Answers, Signature
+from pipeline.runtime.golden import OUTPUT, PART
 from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.runtime.session import CUDA, SessionPlan
 from pipeline.stages.accuracy import gate_key, judge_accuracy
@@ -46,7 +47,7 @@ class Verify:
     """Compares every output of every sample, and fails the build if one is outside its tolerance."""
 
     name = "verify"
-    version = 1
+    version = 2
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns every variant that is built, the one whose task asks the source first."""
@@ -123,7 +124,7 @@ def _require_golden(context: Context, golden: Path) -> None:
         names = read_headers(golden)
     except ValueError as error:
         raise StageError(f"golden sample cannot be read: {describe(context)}\n  {error}") from error
-    if not any(name.startswith("output:") for name in names):
+    if not any(name.startswith((OUTPUT, PART)) for name in names):
         raise StageError(f"golden sample without an output: {describe(context)}")
 
 
@@ -241,12 +242,12 @@ def _require_equal(context: Context, reference: Reference, judged: Sequence[Judg
 def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
     sizes = [sample.elements for sample in samples]
     smallest = sizes.index(min(sizes))
-    path = context.folder / name
-    write_golden(path, sample=samples[smallest].path, answers=answers.samples[smallest])
-    size_bytes = path.stat().st_size
+    sample = samples[smallest].path
+    write_golden(context.folder / name, sample=sample, answers=answers.samples[smallest])
+    size_bytes = sample.stat().st_size
     if size_bytes > MAX_GOLDEN_BYTES:
         context.say(
-            f"golden sample of {size_bytes // 2**20} MB, since no declared shape is smaller; "
+            f"golden sample with inputs of {size_bytes // 2**20} MB, since no declared shape is smaller; "
             "every load that checks answers reads it"
         )
 
