@@ -152,8 +152,8 @@ def _describe_value(value: onnx.ValueInfoProto) -> TensorSpec:
 def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
-    # Some exporters write an unknown size as -1, some as an empty name.
-    return str(axis.dim_param) or None
+    # Some exporters write an unknown size as -1, some as an empty name, Paddle's writes every one as "?".
+    return None if axis.dim_param == "?" else str(axis.dim_param) or None
 
 
 def _type_name(kind: onnx.TypeProto) -> str:
