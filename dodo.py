@@ -11,13 +11,20 @@ from typing import Any
 
 from doit import get_var
 
-from pipeline.cli.console import BuildObserver, exit_when_interrupted, start_streams, write_line
+from pipeline.cli.console import (
+    BuildObserver,
+    exit_when_interrupted,
+    start_logging,
+    start_streams,
+    write_line,
+)
 from pipeline.graph.build import plan_builds
 from pipeline.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
 from pipeline.telemetry import disable_telemetry
 
 disable_telemetry()
 start_streams()
+start_logging(None)
 exit_when_interrupted()
 OBSERVER = BuildObserver()
 DOIT_CONFIG = doit_config(OBSERVER)

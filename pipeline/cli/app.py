@@ -6,6 +6,7 @@ import functools
 import logging
 import shlex
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ParamSpec
@@ -86,6 +87,9 @@ def run() -> int:
         app(standalone_mode=True)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
+    except Exception:  # noqa: BLE001 - the border: what Python would write itself may quote a model
+        say(traceback.format_exc())
+        return 1
     return 0
 
 
@@ -159,7 +163,7 @@ def explain(
     """Say what `prepare` would do, and why."""
     from pipeline.bundle.digest import DigestCache
     from pipeline.graph.build import plan_builds
-    from pipeline.graph.explain import explain_tasks, format_explanation
+    from pipeline.graph.explain import explain_tasks, format_explanations
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -170,8 +174,8 @@ def explain(
             [{"model": e.model, "task": str(e.task), "reasons": list(e.reasons)} for e in explanations]
         )
     else:
-        for explanation in explanations:
-            write_line(format_explanation(explanation))
+        for line in format_explanations(explanations):
+            write_line(line)
 
 
 @command

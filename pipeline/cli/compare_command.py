@@ -79,9 +79,7 @@ def _write_tables(comparison: Comparison, *, title: str) -> None:
         if differences := list_differences_of(variant):
             write_table(build_differences_table(differences, title=name))
     if comparison.differences:
-        write_table(
-            build_differences_table(comparison.differences, title=printable(comparison.model, lines=False))
-        )
+        write_table(build_differences_table(comparison.differences, title=comparison.model))
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from pipeline.bundle.digest import PREFIX, is_digest
 from pipeline.bundle.summary import Summary
@@ -34,28 +33,27 @@ _DASH = "–"
 
 def build_changes_table(variant: VariantComparison, *, title: str) -> Table:
     """Returns one row per figure of a variant: medians ± half the distance between quartiles, and verdict."""
-    table = Table(title=Text(title))
+    table = Table(title=title)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right" if heading in ("old", "new", "ratio") else "left")
     for change in variant.changes:
-        table.add_row(*map(Text, _changes_row(change)))
+        table.add_row(*_changes_row(change))
     return table
 
 
 def build_differences_table(differences: Sequence[Difference], *, title: str) -> Table:
     """Returns one row per thing that is not as it was."""
-    table = Table(title=Text(title))
+    table = Table(title=title)
     for heading in _WHAT_HEADINGS:
         table.add_column(heading)
     for difference in differences:
-        table.add_row(*map(Text, _differences_row(difference)))
+        table.add_row(*_differences_row(difference))
     return table
 
 
 def title_of(comparison: Comparison, variant: VariantComparison) -> str:
     """Returns what a variant is called above its table."""
-    name = printable(variant.new or variant.old or "", lines=False)
-    return f"{printable(comparison.model, lines=False)} on {name}"
+    return f"{comparison.model} on {variant.new or variant.old or ''}"
 
 
 def list_differences_of(variant: VariantComparison) -> tuple[Difference, ...]:

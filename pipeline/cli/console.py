@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 from rich.spinner import Spinner
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.errors import PipelineError
 from pipeline.registry.progress import Progress
@@ -49,38 +51,66 @@ def _end_streams() -> None:
         sys.stderr.flush()
 
 
+def printable(text: str, *, lines: bool = True) -> str:
+    """Returns text without what a terminal takes for orders: control characters, bidirectional overrides.
+
+    Everything that reaches a terminal passes through here, since models, bundles, registries and messages of
+    ONNX Runtime are other people's text.
+
+    Args:
+        text: From anywhere.
+        lines: Whether it may have several; else they are joined.
+    """
+    joined = text if lines else " ".join(text.split("\n"))
+    return "".join(one if one.isprintable() or one in "\n\t" else _NOT_SHOWN for one in joined)
+
+
 def write_line(text: str) -> None:
-    """Writes a line of data to stdout."""
+    """Writes one line of data to stdout."""
     with _while_read():
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text, lines=False) + "\n")
 
 
 def write_json(data: Any) -> None:
     """Writes JSON to stdout."""
     # What stdout cannot encode is escaped here, since it would be replaced there.
     is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-    write_line(json.dumps(data, indent=1, ensure_ascii=not is_utf8))
+    text = json.dumps(data, indent=1, ensure_ascii=not is_utf8)
+    with _while_read():
+        sys.stdout.write("\n".join(map(_escaped, text.split("\n"))) + "\n")
+
+
+def _escaped(line: str) -> str:
+    """Returns a line of JSON that says the same without a character that `printable` would replace."""
+    if line.isprintable():
+        return line
+    return "".join(one if printable(one) == one else json.dumps(one)[1:-1] for one in line)
+
+
+class _PlainConsole(Console):
+    """Takes no string for markup or an emoji, and shows each on one line."""
+
+    def render_str(
+        self,
+        text: str,
+        *,
+        style: str | Style = "",
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        **_: Any,
+    ) -> Text:
+        """Returns a string as it is, apart from what a terminal would take for orders."""
+        return Text(printable(text, lines=False), style=style, justify=justify, overflow=overflow)
 
 
 def write_table(table: Table) -> None:
     """Writes a table to stdout: as wide as the terminal, or as wide as it likes in a pipe."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
     # Not printed by rich itself, which ends the process when nobody reads.
     with console.capture() as capture:
         console.print(table)
     with _while_read():
         sys.stdout.write(capture.get())
-
-
-def printable(text: str, *, lines: bool = True) -> str:
-    """Returns what somebody else wrote without what a terminal takes for orders.
-
-    Args:
-        text: From a model, a bundle or a registry, say.
-        lines: Whether it may have several; else they are joined.
-    """
-    joined = text if lines else " ".join(text.split("\n"))
-    return "".join(one if one.isprintable() or one in "\n\t" else _NOT_SHOWN for one in joined)
 
 
 def say(text: str) -> None:
@@ -117,11 +147,14 @@ def say_error(error: PipelineError) -> None:
 def start_logging(level: str | None) -> None:
     """Sends the library's log to stderr, at `level` or `$ORTPREP_LOG` or warnings."""
     name = (level or os.environ.get("ORTPREP_LOG") or "warning").upper()
-    logging.basicConfig(
-        level=logging.getLevelNamesMapping().get(name, logging.WARNING),
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.getLevelNamesMapping().get(name, logging.WARNING), handlers=[handler])
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextlib.contextmanager
@@ -204,11 +237,12 @@ class BuildObserver:
             self._line(f"{self._done} done, {self._current} up to date{failed}")
 
     def _line(self, text: str) -> None:
+        shown = printable(text)
         with _talking():
             if self._live is not None and os.getpid() == self._pid:
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._live.console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
             else:
-                self._stream.write(text + "\n")
+                self._stream.write(shown + "\n")
                 self._stream.flush()
 
     def _show(self) -> None:
@@ -219,7 +253,7 @@ class BuildObserver:
                 self._live.stop()
                 self._live = None
             return
-        spinner = Spinner("dots", text=", ".join(self._running))
+        spinner = Spinner("dots", text=Text(printable(", ".join(self._running), lines=False)))
         if self._live is None:
             console = Console(file=self._stream)
             self._live = Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
@@ -247,9 +281,10 @@ class TransferBar:
         if not self._stream.isatty():
             return
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            description = TextColumn("{task.description}", markup=False)
+            columns = (description, BarColumn(), DownloadColumn(), TransferSpeedColumn())
             self._bar = RichProgress(*columns, console=Console(file=self._stream), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(progress.what, total=progress.total_bytes)
+            self._task = self._bar.add_task(printable(progress.what, lines=False), total=progress.total_bytes)
         assert self._task is not None
         self._bar.update(self._task, completed=progress.done_bytes, total=progress.total_bytes)

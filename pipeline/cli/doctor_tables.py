@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table as RichTable
-from rich.text import Text
 
-from pipeline.cli.console import printable
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Severity, Table
 
 _BAR_CELLS = 40
@@ -17,7 +15,7 @@ _MARKS: dict[Severity, str] = {"good": "ok", "note": "note", "advice": "advice",
 
 def build_table(table: Table) -> RichTable:
     """Returns a table; a column of bars is added where it is to be drawn as a waterfall."""
-    made = RichTable(title=_plain(table.title), title_justify="left")
+    made = RichTable(title=table.title, title_justify="left")
     for index, heading in enumerate(table.columns):
         numeric = any(isinstance(row[index], (int, float)) for row in table.rows)
         made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
@@ -25,7 +23,7 @@ def build_table(table: Table) -> RichTable:
         made.add_column("", no_wrap=True)
     bars = draw_waterfall(_figures(table)) if table.bars is not None else ()
     for index, row in enumerate(table.rows):
-        cells = [_plain(format_cell(cell)) for cell in row]
+        cells = [format_cell(cell) for cell in row]
         made.add_row(*cells, *([bars[index]] if table.bars is not None else []))
     return made
 
@@ -33,10 +31,6 @@ def build_table(table: Table) -> RichTable:
 def _figures(table: Table) -> list[float]:
     index = table.columns.index(str(table.bars))
     return [float(row[index] or 0) for row in table.rows]
-
-
-def _plain(text: str) -> Text:
-    return Text(printable(text, lines=False))
 
 
 def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tuple[str, ...]:
@@ -69,6 +63,6 @@ def format_cell(cell: Cell) -> str:
 def describe_findings(diagnosis: Diagnosis) -> Iterator[str]:
     """Yields a line for each finding, and one for its hint."""
     for finding in diagnosis.findings:
-        yield printable(f"{diagnosis.check}: {_MARKS[finding.severity]}: {finding.text}", lines=False)
+        yield f"{diagnosis.check}: {_MARKS[finding.severity]}: {finding.text}"
         if finding.hint is not None:
-            yield f"  hint: {printable(finding.hint, lines=False)}"
+            yield f"  hint: {finding.hint}"

@@ -11,7 +11,7 @@ import typer
 
 from pipeline.bundle.codec import encode
 from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
-from pipeline.cli.console import printable, say, write_json, write_line
+from pipeline.cli.console import say, write_json, write_line
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading import check_choice
 from pipeline.runtime.selection import FASTEST, PRECISIONS
@@ -133,4 +133,4 @@ def _tell(exports: Sequence[Exported], *, json: bool) -> None:
         write_line(str(exported.path))
         for model in exported.models:
             for line in describe_model(model):
-                write_line(printable(line, lines=False))
+                write_line(line)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rich.table import Table
-from rich.text import Text
 
-from pipeline.cli.console import printable
 from pipeline.registry.collection import Collected
 from pipeline.registry.records import PartVariant
 from pipeline.registry.state import State, Version, latest_version
@@ -44,10 +42,10 @@ def build_versions_table(state: State) -> Table:
             _short(version.digest),
             ", ".join((*version.labels, *(("(superseded)",) if version.superseded_by else ()))),
             ", ".join(aliases) or "–",
-            _plain(", ".join(_describe(variant) for part in parts for variant in part.variants)),
-            _plain(version.published_at[:16]),
+            ", ".join(_describe(variant) for part in parts for variant in part.variants),
+            version.published_at[:16],
             f"{signed} of {len(parts)} parts" if signed else "no",
-            _plain(version.by),
+            version.by or "–",
             f"{sum(part.size_bytes for part in parts) / 2**20:.1f}",
         )
     return table
@@ -69,12 +67,12 @@ def build_moves_table(state: State) -> Table:
             version = state.versions.get(record.version)
             table.add_row(
                 alias.name,
-                _plain(record.at[:16]),
-                _plain(record.action),
+                record.at[:16],
+                record.action,
                 _name(version) if version else _short(record.version),
-                _plain(record.by),
-                _plain(record.reason),
-                _plain("; ".join(record.forced)),
+                record.by or "–",
+                record.reason or "–",
+                "; ".join(record.forced) or "–",
             )
     return table
 
@@ -87,11 +85,6 @@ def describe_collected(collected: Collected, *, done: bool) -> Iterator[str]:
     yield (
         f"{collected.model}: {what} {versions}, {len(collected.parts)} parts, {files}; keeps {collected.kept}"
     )
-
-
-def _plain(text: str) -> Text:
-    """Returns what somebody wrote into a registry, without what a terminal or rich would take for orders."""
-    return Text(printable(text, lines=False) or "–")
 
 
 def _name(version: Version) -> str:

@@ -19,7 +19,7 @@ from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 from pipeline.bundle.digest import DigestCache
 from pipeline.errors import PipelineError
 from pipeline.graph.execution import Task, remove_outcome, run_on_device, why_stale
-from pipeline.graph.explain import explain_tasks, format_explanation
+from pipeline.graph.explain import explain_tasks, format_explanations
 from pipeline.graph.observer import Observer
 
 STAGE_DOCS = {
@@ -60,7 +60,7 @@ def build_doit_tasks(
     Args:
         builds: The tasks of each model, in build order.
         observer: Told how it goes.
-        write: Takes what `explain` answers.
+        write: Takes what `explain` answers, a line at a time.
         errors: Collects what tasks raised, for the exit code of a caller in the same process.
     """
     cache = DigestCache()
@@ -214,8 +214,8 @@ def _is_current(task: Task, cache: DigestCache) -> bool:
 
 
 def _explain(tasks: Sequence[Task], cache: DigestCache, write: Callable[[str], None]) -> None:
-    for explanation in explain_tasks(tasks, cache=cache):
-        write(format_explanation(explanation))
+    for line in format_explanations(explain_tasks(tasks, cache=cache)):
+        write(line)
 
 
 def spec_errors_as_doit_errors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.bundle.digest import DigestCache
@@ -46,9 +46,9 @@ def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
         return (f"it would fail: {error.message}",)
 
 
-def format_explanation(explanation: Explanation) -> str:
-    """Returns the explanation as lines for a person."""
-    head = f"{explanation.model}: {explanation.task}"
-    if not explanation.reasons:
-        return f"{head}: up to date"
-    return "\n".join([f"{head}: runs, because", *(f"    {reason}" for reason in explanation.reasons)])
+def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
+    """Yields explanations as lines for a person."""
+    for explanation in explanations:
+        head = f"{explanation.model}: {explanation.task}"
+        yield f"{head}: runs, because" if explanation.reasons else f"{head}: up to date"
+        yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))

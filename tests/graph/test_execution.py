@@ -19,7 +19,7 @@ import pytest
 from pipeline.bundle.digest import DigestCache
 from pipeline.errors import StageError
 from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
-from pipeline.graph.explain import explain_tasks, format_explanation
+from pipeline.graph.explain import explain_tasks, format_explanations
 from pipeline.stages.contract import Plan
 from tests.graph.fakes import Count, Shout, tasks
 
@@ -169,14 +169,16 @@ def test_a_task_before_its_requirements_says_so(artifacts: Path, cache: DigestCa
 def test_explain_says_what_runs_and_what_follows_from_it(artifacts: Path, cache: DigestCache) -> None:
     run_all(tasks(artifacts, Shout(), Count()), cache)
     explained = explain_tasks(tasks(artifacts, Shout(word="goodbye"), Count()), cache=cache)
-    assert [format_explanation(item) for item in explained] == [
-        "m: shout: runs, because\n    word: was hello, is goodbye",
-        "m: count/cpu: runs, because\n    shout runs before it",
+    assert list(format_explanations(explained)) == [
+        "m: shout: runs, because",
+        "    word: was hello, is goodbye",
+        "m: count/cpu: runs, because",
+        "    shout runs before it",
     ]
     unborn = explain_tasks(tasks(artifacts, Shout(), Count(), name="new"), cache=cache)
     assert [item.reasons for item in unborn] == [("never done",), ("shout runs before it",)]
     current = explain_tasks(tasks(artifacts, Shout(), Count()), cache=cache)
-    assert [format_explanation(item) for item in current] == [
+    assert list(format_explanations(current)) == [
         "m: shout: up to date",
         "m: count/cpu: up to date",
     ]

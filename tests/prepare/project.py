@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -105,9 +106,8 @@ class Project:
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,
-            env=self.environment(),
             text=True,
-            **{**usual, **options},
+            **{**usual, "env": self.environment(), **options},
         )
 
     def python(self, *arguments: str, **options: Any) -> Outcome:
@@ -117,6 +117,27 @@ class Project:
     def run(self, *arguments: str, **options: Any) -> Outcome:
         """Runs `ortprep ARGUMENTS`."""
         return self.python("-m", "pipeline", *arguments, **options)
+
+    def on_terminal(self, *arguments: str) -> tuple[int, str]:
+        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
+        ours, theirs = pty.openpty()
+        process = self.start(
+            *arguments,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=self.environment() | {"TERM": "xterm"},
+        )
+        os.close(theirs)
+        written = bytearray()
+        try:
+            while block := os.read(ours, 65536):
+                written += block
+        except OSError:
+            pass  # how a pseudo-terminal tells that nobody holds its other end any more
+        finally:
+            os.close(ours)
+        return process.wait(timeout=600), written.decode()
 
     def call(self, *arguments: str) -> Outcome:
         """Does what `run` does, in this process: for many short runs, it spares the imports."""

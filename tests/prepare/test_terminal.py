@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -24,26 +20,8 @@ COMMANDS = {
 def run_on_terminal(project: Project, arguments: list[str]) -> tuple[int, str]:
     """Runs Python on a pseudo-terminal and returns its exit code and what stood there, without colours."""
     folders = {"configs": project.configs, "artifacts": project.artifacts}
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, *(argument.format_map(folders) for argument in arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=project.root,
-        env=project.environment() | {"TERM": "xterm"},
-    )
-    os.close(theirs)
-    written = bytearray()
-    try:
-        while block := os.read(ours, 65536):
-            written += block
-    except OSError:
-        pass  # how a pseudo-terminal tells that nobody holds its other end any more
-    finally:
-        os.close(ours)
-    code = process.wait(timeout=600)
-    return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+    code, written = project.on_terminal(*(argument.format_map(folders) for argument in arguments))
+    return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
 
 
 # doit alone, and two at once by our command, differ most.
