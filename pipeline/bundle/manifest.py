@@ -69,7 +69,7 @@ class LadderAttempt:
     """One step of the optimisation ladder that was tried.
 
     Attributes:
-        step: `all`, `all-reduced`, `extended`, `basic` or `source`.
+        step: `all`, `all-reduced`, `extended`, `basic`, `basic-only` or `source`.
         outcome: `taken`, or why the ladder went on.
         findings: What the lint said.
         elapsed_ms: Time of the attempt, reload included.

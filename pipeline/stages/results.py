@@ -74,7 +74,7 @@ class OptimizeResult:
 
     Attributes:
         model: Path of the model file in the stage's folder.
-        step: Ladder step that was taken: `all`, `all-reduced`, `extended`, `basic` or `source`.
+        step: Ladder step that was taken, as `Step.name` lists them.
         ladder: Every step tried, the taken one last.
         session_options: How the result is to be loaded.
         providers: Likewise.
@@ -127,7 +127,14 @@ class TuneResult:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """Of `measure`. No files."""
+    """Of `measure`. No files.
+
+    Attributes:
+        measurements: For the manifest.
+        decision: Which plan the variant ships.
+        fallback: Which plan the portable variant ships; None where it was not measured with this one.
+    """
 
     measurements: tuple[MeasurementRecord, ...]
     decision: Decision
+    fallback: Decision | None = None

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import find_variant, read_loader_config
+from pipeline.bundle.manifest import read_manifest
 from pipeline.runtime import load
 from tests.models import write_external_model, write_model
 from tests.prepare.project import (
@@ -36,6 +38,25 @@ def test_a_loaded_bundle_answers_as_the_source_does(first_build: Built, batch: i
     got = answers(load(project.bundle(), check="golden", digests="full"), feeds)
     assert list(got) == list(expected)
     np.testing.assert_allclose(got["y"], expected["y"], rtol=1e-3, atol=1e-5)
+
+
+def test_the_fallback_is_optimised_at_every_load_and_its_record_says_beside_what_it_was_measured(
+    first_build: Built,
+) -> None:
+    project, _ = first_build
+    feeds = {"x": np.random.default_rng(7).random((3, 64), np.float32)}
+    session = load(project.bundle(), target="portable", check="golden")
+    assert session.get_session_options().graph_optimization_level.name == "ORT_ENABLE_ALL"
+    expected = source_answers(project.models / "net.onnx", feeds)["y"]
+    np.testing.assert_allclose(answers(session, feeds)["y"], expected, rtol=1e-3, atol=1e-5)
+
+    record = next(one for one in read_manifest(project.bundle()).variants if one.name == "portable")
+    assert {figures.plan for figures in record.measurements[0].plans} == {"default", "portable"}
+    assert record.decision is not None
+    variant = find_variant(read_loader_config(project.bundle()), "portable")
+    assert variant is not None
+    source = variant.model == "portable/net.onnx"
+    assert record.decision.shipped == ("default" if source else "portable")
 
 
 def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_build: Built) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
-from pipeline.stages.measure.decision import DEFAULT, decide
+from pipeline.stages.measure.decision import DEFAULT, decide, decide_fallback
 from pipeline.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
@@ -139,6 +139,8 @@ def test_a_gain_within_the_noise_ships_the_default_and_says_so() -> None:
     assert (decision.shipped, decision.faster) == (DEFAULT, False)
     assert "not faster to its first result beyond the noise" in decision.reason
     assert "230" in decision.reason
+    said = "nothing prepared beats plain ONNX Runtime for 1000 runs per load: the bundle ships the source"
+    assert decision.reason.startswith(said)
 
 
 def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
@@ -162,6 +164,29 @@ def test_a_plan_slower_per_run_by_less_than_the_allowance_ships() -> None:
         {DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",), objective=OBJECTIVE
     )
     assert decision.shipped == "prepared"
+
+
+def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise() -> None:
+    plans = {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}
+    for first, steady, shipped in (
+        (scaled(DEFAULT_FIRST, 0.999), STEADY, DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), scaled(STEADY, 1.4), DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), STEADY, "portable"),
+    ):
+        fallback = decide_fallback({**plans, "portable": samples(first, steady)}, objective=OBJECTIVE)
+        assert fallback is not None
+        assert (fallback.shipped, fallback.faster) == (shipped, shipped != DEFAULT)
+    assert decide_fallback(plans, objective=OBJECTIVE) is None
+
+
+def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
+        "portable": samples(DEFAULT_FIRST, private_mb=300.0),
+    }
+    fallback = decide_fallback(plans, objective=Objective(1000, max_private_mb=200.0))
+    assert fallback is not None
+    assert fallback.shipped == DEFAULT
 
 
 def test_slower_runs_within_the_noise_do_not_count() -> None:

@@ -23,7 +23,23 @@ def test_the_whole_ladder_goes_from_everything_to_the_source() -> None:
 
 
 def test_the_portable_variant_never_goes_beyond_onnx_operators() -> None:
-    assert [step.level for step in plan_ladder("portable", level="all")] == ["ORT_ENABLE_BASIC", None]
+    steps = plan_ladder("portable", level="all")
+    assert {step.level for step in steps} == {"ORT_ENABLE_BASIC", None}
+
+
+@given(level=LEVELS)
+def test_loads_of_the_portable_variant_optimise_it_as_far_as_the_user_lets_them(level: str) -> None:
+    first, second, last = plan_ladder("portable", level=level)
+    assert first.loading_level == f"ORT_ENABLE_{level.upper()}"
+    assert second.loading_level == "ORT_DISABLE_ALL"
+    assert last.loading_level == "ORT_ENABLE_ALL"
+
+
+@given(variant=st.sampled_from(["cpu", "cuda"]), level=LEVELS)
+def test_loads_of_a_target_s_graph_optimise_the_source_alone(variant: str, level: str) -> None:
+    *written, source = plan_ladder(variant, level=level)
+    assert {step.loading_level for step in written} == {"ORT_DISABLE_ALL"}
+    assert source.loading_level == "ORT_ENABLE_ALL"
 
 
 def test_the_reduced_step_leaves_out_what_binds_a_graph_to_hardware() -> None:
@@ -49,7 +65,7 @@ def test_what_the_user_leaves_out_is_left_out_of_every_step(
 @given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)
 def test_no_step_is_tried_twice(variant: str, level: str, disabled: tuple[str, ...]) -> None:
     steps = plan_ladder(variant, level=level, disabled_optimizers=disabled)
-    tried = [(step.level, frozenset(step.disabled_optimizers)) for step in steps]
+    tried = [(step.level, frozenset(step.disabled_optimizers), step.loading_level) for step in steps]
     assert len(set(tried)) == len(tried)
 
 

@@ -22,6 +22,7 @@ from pipeline.spec.models import ModelSpec
 from pipeline.stages import tools
 from pipeline.stages.contract import Plan
 from pipeline.stages.optimize import attempt as optimize
+from pipeline.stages.optimize import reloading
 from pipeline.stages.optimize.stage import Optimize
 from tests import models
 from tests.stages.optimizing import Build
@@ -67,6 +68,7 @@ def test_the_portable_variant_needs_nothing_of_a_machine(build: Build) -> None:
     write(build, models.conv_net(channels=32))
     result = build.optimize("portable", **IMAGE)
     assert result.step == "basic"
+    assert result.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert result.requirements.machine is None
     assert result.requirements.onnxruntime == VersionRange("1.23")
     written = onnx.load(build.folder / result.model, load_external_data=False)
@@ -230,6 +232,22 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
     assert build.files() == {"net_optimized.onnx"}
 
 
+def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
+            raise LoadError("refused")
+        return run_child(name, request, **options)
+
+    monkeypatch.setattr(reloading, "run_child", run)
+    result = build.optimize("portable")
+    assert [attempt.step for attempt in result.ladder] == ["basic", "basic-only"]
+    assert result.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
+
+
 def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +347,6 @@ def key(variant: str = "cpu", *, folder: Path = Path(), **spec: Any) -> str:
     [
         ("cpu", {"optimize": {"timeout_s": 5}}),
         ("cpu", {"runtime": {"cuda": {"use_tf32": 0}}}),
-        ("portable", {"optimize": {"level": "basic"}}),
         ("cpu", {"verify": {"seed": 3, "rtol": 0.5}}),
         ("cpu", {"measure": {"rounds": 9}}),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ from pipeline.errors import StageError
 from pipeline.runtime.session import CPU, CUDA, SessionPlan
 from pipeline.spec.models import Runtime
 from pipeline.stages.optimize.ladder import Step
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers, saving_plan
+from pipeline.stages.optimize.session_plans import (
+    loading_options,
+    loading_providers,
+    saving_plan,
+    step_options,
+)
 
 STEP = Step("all", "ORT_ENABLE_ALL", ("ConvAddFusion",))
 DISABLED = "optimization.disable_specified_optimizers"
@@ -66,6 +72,13 @@ def test_the_data_file_is_named_relative_to_the_model() -> None:
 def test_optimizers_are_left_out_by_step_and_by_user_together_separated_by_semicolons() -> None:
     plan = plan_saving(Runtime(session_config={DISABLED: "GeluFusionL2;ConvAddFusion"}))
     assert plan.session_options.config_entries[DISABLED] == "ConvAddFusion;GeluFusionL2"
+
+
+def test_what_the_user_leaves_out_is_left_out_of_loads_that_optimise() -> None:
+    for level, disabled in (("ORT_DISABLE_ALL", None), ("ORT_ENABLE_ALL", "ConvAddFusion")):
+        options = step_options(Runtime(), replace(STEP, loading_level=level))
+        assert options.graph_optimization_level == level
+        assert options.config_entries.get(DISABLED) == disabled
 
 
 def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted() -> None:

@@ -14,6 +14,7 @@ DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
 
 _PREPARED = "prepared"
+_PORTABLE = "portable"
 
 STEADY_ALLOWANCE = 1.03
 """How much slower a run may be, relative to the default, before a faster load is not worth it."""
@@ -57,7 +58,35 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
         if not keeping:
             refused.append("no plan keeps the limits")
-    return Decision(shipped, faster=_is_faster(shipped, samples), reason=_reason(shipped, samples, refused))
+    reason = _reason(shipped, samples, refused, objective)
+    return Decision(shipped, faster=_is_faster(shipped, samples), reason=reason)
+
+
+def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | None:
+    """Chooses the graph that the portable variant ships: its own where that is better, else the source's.
+
+    Sessions of both are optimised in full for the machine that loads them, so that of the source costs what
+    plain ONNX Runtime costs, on any machine.
+
+    Args:
+        samples: Figures on the CPU as `decide` takes them.
+        objective: Runs of a session before it is gone; its limits are the target's.
+
+    Returns:
+        None where the portable variant's own graph was not measured.
+    """
+    portable, default = samples.get(_PORTABLE), samples.get(DEFAULT)
+    if portable is None:
+        return None
+    unlimited = Objective(objective.runs_per_load)
+    objection = None if default is None else _objection(portable, default, unlimited)
+    if default is None or objection is None:
+        return decide(samples, candidates=(_PORTABLE,), objective=unlimited)
+    reason = (
+        f"the source's graph, optimised at every load as by plain ONNX Runtime ({_figures(default)}): "
+        f"portable {objection} ({_figures(portable)})"
+    )
+    return Decision(DEFAULT, faster=False, reason=reason)
 
 
 def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
@@ -111,11 +140,15 @@ def _objection(candidate: Sequence[Figures], default: Sequence[Figures], objecti
     return None
 
 
-def _reason(shipped: str, samples: Samples, refused: Sequence[str]) -> str:
+def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: Objective) -> str:
     default = samples[DEFAULT]
     if shipped == DEFAULT:
+        runs = "1 run" if objective.runs_per_load == 1 else f"{objective.runs_per_load} runs"
         why = "; ".join(refused) or "no other plan could be measured"
-        return f"default ONNX Runtime ({_figures(default)}) is shipped: {why}"
+        return (
+            f"nothing prepared beats plain ONNX Runtime for {runs} per load: "
+            f"the bundle ships the source's graph ({_figures(default)}); {why}"
+        )
     chosen = samples[shipped]
     sooner = ratio_of_medians(_firsts(default), _firsts(chosen))
     steady = ratio_of_medians(_steadies(chosen), _steadies(default))

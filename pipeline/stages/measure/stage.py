@@ -27,7 +27,13 @@ from pipeline.stages.measure.contenders import (
     is_shipped_as_asked,
     written_recipe,
 )
-from pipeline.stages.measure.decision import Samples, decide, decide_converted, samples_of
+from pipeline.stages.measure.decision import (
+    Samples,
+    decide,
+    decide_converted,
+    decide_fallback,
+    samples_of,
+)
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.prepared import prepared_task
 from pipeline.stages.results import MeasureResult
@@ -41,7 +47,7 @@ class Measure:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
@@ -84,10 +90,10 @@ class Measure:
             measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
             _recipe(context) as (recipe, skipped),
         ):
-            records, decision = _compare(context, (*contenders, *recipe), skipped)
-        if decision.shipped != PREPARED:
-            context.say(decision.reason)
-        return dict(encode(MeasureResult(records, decision)))
+            result = _compare(context, (*contenders, *recipe), skipped)
+        if result.decision.shipped != PREPARED:
+            context.say(result.decision.reason)
+        return dict(encode(result))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that what is shipped was measured.
@@ -103,9 +109,7 @@ class Measure:
             raise StageError(f"measuring left files behind in {context.folder}")
 
 
-def _compare(
-    context: Context, contenders: Sequence[Contender], skipped: Mapping[str, str]
-) -> tuple[tuple[MeasurementRecord, ...], Decision]:
+def _compare(context: Context, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
     verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
     interface = read_source(context).description.interface
     subject = f"{context.spec.name}/{context.variant}"
@@ -122,7 +126,15 @@ def _compare(
     records = tuple(
         _record(cache, sample.shapes, outcome=outcome, skipped=skipped) for cache, outcome in outcomes.items()
     )
-    return records, decision
+    return MeasureResult(records, decision, _choose_fallback(context, warm, decision))
+
+
+def _choose_fallback(context: Context, warm: Outcome, decision: Decision) -> Decision | None:
+    if decision.shipped == PORTABLE:
+        return decision
+    if context.target != "cpu":
+        return None
+    return decide_fallback(_samples(warm), objective=objective_of(context.spec.tune))
 
 
 def _measure_until_sure(

@@ -24,7 +24,7 @@ from pipeline.stages.optimize.lint import errors_of
 from pipeline.stages.optimize.reloading import run_reload
 from pipeline.stages.optimize.requirements import derive_requirements, with_options
 from pipeline.stages.optimize.saving import Saved, SaveRequest
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers, saving_plan
+from pipeline.stages.optimize.session_plans import loading_providers, saving_plan, step_options
 from pipeline.stages.results import FetchResult
 from pipeline.stages.sources import read_source
 
@@ -178,7 +178,7 @@ def external_files(fetched: FetchResult) -> tuple[str, ...]:
 def _loading_plan(job: Job, step: Step) -> SessionPlan:
     return SessionPlan(
         model=str(job.attempt / job.model),
-        session_options=loading_options(job.spec.runtime, level=loading_level(step)),
+        session_options=step_options(job.spec.runtime, step),
         providers=loading_providers(job.spec.runtime, job.role),
     )
 
@@ -206,11 +206,6 @@ def requirements_of(
     )
     versions = with_options(needs.onnxruntime, options, providers, installed=saved.onnxruntime)
     return dataclasses.replace(needs, onnxruntime=versions)
-
-
-def loading_level(step: Step) -> str:
-    """The source is not prepared, so its loads optimise it, as plain ONNX Runtime does."""
-    return "ORT_ENABLE_ALL" if step.level is None else "ORT_DISABLE_ALL"
 
 
 def describe_findings(findings: tuple[Finding, ...]) -> str:

@@ -40,6 +40,19 @@ def loading_options(runtime: Runtime, *, level: str) -> SessionOptionsRecord:
     )
 
 
+def step_options(runtime: Runtime, step: Step) -> SessionOptionsRecord:
+    """Returns the session options that jobs load a step's file with.
+
+    Args:
+        runtime: The user's options.
+        step: Of the ladder.
+    """
+    options = loading_options(runtime, level=step.loading_level)
+    # What the user leaves out of a graph is left out of what a load makes of it, too.
+    optimises = step.loading_level != "ORT_DISABLE_ALL"
+    return without_optimizers(options, step.disabled_optimizers) if optimises else options
+
+
 def without_optimizers(options: SessionOptionsRecord, names: Sequence[str]) -> SessionOptionsRecord:
     """Returns session options with graph transformers disabled, besides those that are already."""
     entries = dict(options.config_entries)

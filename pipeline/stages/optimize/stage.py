@@ -15,7 +15,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import LadderAttempt
 from pipeline.errors import StageError
 from pipeline.runtime.hardware import hardware_fingerprint
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
+from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
 from pipeline.stages.optimize.attempt import (
     TAKEN,
@@ -23,7 +23,6 @@ from pipeline.stages.optimize.attempt import (
     describe_findings,
     external_files,
     job_of,
-    loading_level,
     requirements_of,
     try_step,
 )
@@ -31,7 +30,7 @@ from pipeline.stages.optimize.ladder import SOURCE, Step, plan_ladder
 from pipeline.stages.optimize.lint import errors_of
 from pipeline.stages.optimize.room import require_room
 from pipeline.stages.optimize.saving import Saved
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers, runtime_key
+from pipeline.stages.optimize.session_plans import loading_providers, runtime_key, step_options
 from pipeline.stages.results import OptimizeResult
 from pipeline.stages.sources import source_task
 from pipeline.stages.tools import runtime_versions
@@ -41,7 +40,7 @@ class Optimize:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
-    version = 2
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets and the portable variant."""
@@ -54,12 +53,10 @@ class Optimize:
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: options, ONNX Runtime, this machine, and what the reload is fed."""
         spec, target = plan.spec, target_of(plan, variant)
-        # The portable variant begins at BASIC whatever the user's level is.
-        unused = {"timeout_s", "level"} if variant == PORTABLE else {"timeout_s"}
         hardware, samples = hardware_fingerprint(target), samples_key(spec)
         return {
             "name": spec.name,
-            "optimize": spec.optimize.model_dump(mode="json", exclude=unused),
+            "optimize": spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
             "runtime": runtime_key(spec.runtime, target),
             "inputs": inputs_key(spec),
             "sample": samples[0] if samples else None,
@@ -126,7 +123,7 @@ def _files_below(folder: Path) -> tuple[Path, ...]:
 
 
 def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt, ...]) -> OptimizeResult:
-    options = loading_options(job.spec.runtime, level=loading_level(step))
+    options = step_options(job.spec.runtime, step)
     providers = loading_providers(job.spec.runtime, job.role)
     return OptimizeResult(
         model=job.model,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.bundle.codec import decode
 from pipeline.bundle.conversion_record import ConversionRecord, LeftOut
 from pipeline.stages.contract import LEFT_OUT, PORTABLE, Context, TaskId
 from pipeline.stages.measure.contenders import PARENT, PREPARED
-from pipeline.stages.measure.decision import STEADY_ALLOWANCE
+from pipeline.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
 from pipeline.stages.prepared import read_prepared, read_tuned
 from pipeline.stages.results import MeasureResult, OptimizeResult, TuneResult, VerifyResult
 from pipeline.stages.sources import FETCH, source_task
@@ -27,7 +27,7 @@ class PreparedVariant:
         plan: What it was to be.
         optimized: What jobs load, after the search where there was one.
         verified: Its answers against the source's.
-        measured: What it costs, None for the portable variant.
+        measured: What it costs, None if it was not measured.
         tuned: What the search found, None without one.
         folder: Where its files are.
         verified_folder: Where its own golden sample is, if it has one.
@@ -136,16 +136,31 @@ def _conversion(context: Context, variant: str) -> ConversionRecord | None:
     return None if record is None else decode(ConversionRecord, record)
 
 
+def _read_measured(context: Context, variant: str) -> MeasureResult | None:
+    measured = context.upstream.get(TaskId("measure", variant))
+    return decode(MeasureResult, measured.result) if measured else None
+
+
+def _read_fallback(context: Context) -> MeasureResult | None:
+    """Returns what the portable variant costs beside the source, as the task of `cpu` measured both."""
+    measured = _read_measured(context, "cpu")
+    if measured is None or measured.fallback is None:
+        return None
+    records = tuple(
+        replace(one, plans=tuple(plan for plan in one.plans if plan.plan in (DEFAULT, PORTABLE)), skipped={})
+        for one in measured.measurements
+    )
+    return MeasureResult(records, measured.fallback)
+
+
 def _collect(context: Context, variant: str) -> PreparedVariant:
-    upstream = context.upstream
-    measured = upstream.get(TaskId("measure", variant))
-    verified = upstream[TaskId("verify", variant)]
+    verified = context.upstream[TaskId("verify", variant)]
     optimized, folder = read_prepared(context, variant)
     return PreparedVariant(
         plan=context.plan.variant_plans[variant],
         optimized=optimized,
         verified=decode(VerifyResult, verified.result),
-        measured=decode(MeasureResult, measured.result) if measured else None,
+        measured=_read_fallback(context) if variant == PORTABLE else _read_measured(context, variant),
         tuned=read_tuned(context, variant),
         folder=folder,
         verified_folder=verified.folder,

@@ -28,7 +28,7 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
     Args:
         context: The task; files go below its folder.
         fetched: The source.
-        prepared: The variant, which ships its prepared plan or the default one.
+        prepared: The variant, which ships its own plan or the default one.
 
     Raises:
         OSError: The disk is full.
@@ -61,7 +61,7 @@ def _takes_half(spec: ModelSpec, precision: str) -> bool:
 
 
 def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
-    """Ships the source, optimised at every load as by default: nothing prepared was faster."""
+    """Ships the source's graph, optimised at every load as by default: what was prepared was not better."""
     source = read_fetched(context).path
     files = _place_files(source, context.folder, prepared.name)
     options = loading_options(context.spec.runtime, level="ORT_ENABLE_ALL")

@@ -40,7 +40,7 @@ class Package:
     """Puts a bundle together."""
 
     name = "package"
-    version = 2
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -71,7 +71,9 @@ class Package:
         fetched = read_fetched(context).description
         prepared = collect_variants(context)
         variants = tuple(
-            place_variant(context, fetched, variant) for variant in prepared if variant.shipped != PORTABLE
+            place_variant(context, fetched, variant)
+            for variant in prepared
+            if variant.name == PORTABLE or variant.shipped != PORTABLE
         )
         golden = place_golden(context)
         config = LoaderConfig(

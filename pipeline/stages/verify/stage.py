@@ -23,7 +23,7 @@ from pipeline.runtime.golden import OUTPUT, PART
 from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.runtime.session import CUDA, SessionPlan
 from pipeline.stages.accuracy import gate_key, judge_accuracy
-from pipeline.stages.contract import Context, Plan, TaskId, target_of
+from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, samples_key
 from pipeline.stages.inputs.sample_files import read_headers
 from pipeline.stages.inputs.samples import Sample
@@ -230,7 +230,8 @@ def _require_equal(context: Context, reference: Reference, judged: Sequence[Judg
         hint=suggest(
             worst,
             floor.get(worst.comparison.name),
-            step=optimized.step,
+            # Loads of the portable variant optimise it up to the user's level.
+            step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
             in_tf32=any(
                 provider.name == CUDA and provider.options.get("use_tf32") != "0"
                 for provider in optimized.providers
