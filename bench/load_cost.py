@@ -54,12 +54,14 @@ class Subject:
 
     Attributes:
         name: Of the model.
+        source: The model file.
         bundle: The bundle whose manifest says what `LOAD` gets.
         sample: `.npz` with one array per input.
         ways: By arm; plain ONNX Runtime first.
     """
 
     name: str
+    source: Path
     bundle: Path
     sample: Path
     ways: Ways
@@ -102,7 +104,7 @@ def _subject(model: PreparedModel, more: Ways) -> Subject:
         IMPORTED: load(model.bundle, imported=True),
         FALLBACK: load(model.bundle, target="portable"),
     }
-    return Subject(model.name, model.bundle, model.sample, {**ways, **more})
+    return Subject(model.name, model.source, model.bundle, model.sample, {**ways, **more})
 
 
 SETS: Mapping[str, tuple[Sequence[str], Callable[..., list[Subject]], float]] = {
@@ -237,11 +239,12 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Prepares and measures a set of models; returns figures, verdicts and the machine as JSON types."""
     every, prepare, steady_s = SETS[kind]
     names = [name for name in every if not options.models or name in options.models]
-    figures, medians, manifests = {}, {}, {}
+    figures, medians, manifests, sizes = {}, {}, {}, {}
     for subject in prepare(names, options) if names else []:
         arms = (PLAIN, *(options.arms or subject.ways))
         ways = {arm: way for arm, way in subject.ways.items() if arm in arms}
         results = measure(replace(subject, ways=ways), rounds=options.rounds, steady_s=steady_s)
+        sizes[subject.name] = subject.source.stat().st_size / 1e6
         figures[subject.name] = compare(results)
         medians[subject.name] = {arm: summarise_arm(starts) for arm, starts in results.items()}
         manifests[subject.name] = compare_with_manifest(subject.bundle, results)
@@ -255,6 +258,7 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         "machine": describe_machine(),
         "rounds": options.rounds,
         "verdicts": encode(tuple(verdicts)),
+        "source_mb": sizes,
         "ratios": figures,
         "manifest": manifests,
         "models": medians,

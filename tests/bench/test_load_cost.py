@@ -1,13 +1,28 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.load_cost import FALLBACK, HAND, IMPORTED, LOAD, PLAIN, compare, judge
+from bench.load_cost import (
+    FALLBACK,
+    HAND,
+    IMPORTED,
+    LOAD,
+    PLAIN,
+    PROGRESSIVE,
+    PROGRESSIVE_IMPORTED,
+    compare,
+    judge,
+    summarise_arm,
+)
+from bench.load_cost_tables import performance_tables, readme_table, replace_between
 from bench.models import DEFAULTS, write_specs
 from bench.small_models import SMALL_MODELS, small_specs
 from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
+from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config
 from pipeline.runtime.tensors import write_tensors
 from pipeline.spec.reading import read_specs
@@ -92,3 +107,44 @@ def test_arms_that_were_left_out_have_no_verdict() -> None:
 def test_specs_of_the_small_models_are_specs(tmp_path: Path) -> None:
     write_specs(small_specs(SMALL_MODELS, tmp_path), tmp_path / "configs", defaults=DEFAULTS)
     assert {spec.name for spec in read_specs(tmp_path / "configs")} == set(SMALL_MODELS)
+
+
+def test_tables_take_the_place_between_their_markers_and_nothing_else() -> None:
+    page = "before\n<!-- x -->\nold\nlines\n<!-- end of x -->\nafter\n"
+    once = replace_between(page, "x", "| new |")
+    assert once == "before\n<!-- x -->\n| new |\n<!-- end of x -->\nafter\n"
+    assert replace_between(once, "x", "| new |") == once
+    with pytest.raises(ValueError, match="no markers"):
+        replace_between(page, "y", "| new |")
+
+
+def measured(kind: str, arms: Sequence[str]) -> dict[str, Any]:
+    """A section of the report, with two models whose arms come twice as soon as plain ONNX Runtime."""
+    results = {arm: starts(50.0) for arm in arms} | {PLAIN: starts(100.0)}
+    figures = {name: compare(results) for name in ("magika", "resnet50")}
+    return {
+        "source_mb": dict.fromkeys(figures, 3.2),
+        "ratios": figures,
+        "verdicts": encode(tuple(judge(kind, figures))),
+        "models": {name: {arm: summarise_arm(of_arm) for arm, of_arm in results.items()} for name in figures},
+    }
+
+
+def test_tables_have_every_model_the_means_and_the_application() -> None:
+    arms = (LOAD, HAND, IMPORTED, FALLBACK)
+    report = {
+        "small": measured("small", arms),
+        "large": measured("large", (*arms, PROGRESSIVE, PROGRESSIVE_IMPORTED)),
+    }
+    names = ("first_ms", "page_ms", "private_mb")
+    application = {"figures": {name: {"bundles_to_plain": 0.5} for name in names}}
+    table = readme_table(report, application)
+    assert "| Magika, 3 MB | 2.00× sooner | 1.00× | 1.00× |" in table
+    assert "| geometric mean of 2 small models | 2.00× sooner | 1.00× | 1.00× |" in table
+    assert "| RapidOCR, the application | 2.00× sooner | 0.50× | 0.50× |" in table
+    details = performance_tables(report)
+    assert "| magika, 3.2 MB | 100, 5.0 ms | 50 ms (2.00×) | 1.00 |" in details
+    assert (
+        "| process start to first result, times sooner, geometric mean, at least 1.1 | 2.00 | reached |"
+        in details
+    )

@@ -1,0 +1,143 @@
+"""Puts what `bench.load_cost` and `bench.rapidocr_app` measured into README and docs/performance.md.
+
+    python -m bench.load_cost_tables
+
+Reads `bench/results/load_cost.json` and `rapidocr_app.json` and replaces what is between the markers
+`<!-- NAME -->` and `<!-- end of NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from bench.load_cost import FALLBACK, LOAD, PLAIN, PROGRESSIVE
+from bench.start import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+
+TITLES = {
+    "silero-vad": "Silero VAD",
+    "magika": "Magika",
+    "rapidocr-det": "RapidOCR detector",
+    "rapidocr-rec": "RapidOCR recogniser",
+    "nudenet": "NudeNet",
+    "resnet50": "ResNet-50",
+    "densenet121": "DenseNet-121",
+    "bert-base": "BERT-base",
+    "gpt2": "GPT-2",
+    "bilstm": "BiLSTM",
+}
+"""Models in README's table; docs/performance.md has all of them."""
+
+Section = Mapping[str, Any]
+
+
+def readme_table(report: Mapping[str, Section], application: Section) -> str:
+    """Returns a row per well-known model, the means of each set, and the application."""
+    small, large = report["small"], report["large"]
+    rows = [_readme_row(small, name) for name in small["ratios"] if name in TITLES]
+    rows.append(_mean_row(small, "load", f"geometric mean of {len(small['ratios'])} small models"))
+    rows += [_readme_row(large, name) for name in large["ratios"]]
+    rows.append(_mean_row(large, "load", "geometric mean, tuned for one run per load"))
+    rows.append(_mean_row(large, "progressive", "geometric mean, tuned for 1,000, `load_progressive`"))
+    sooner, page, memory = (
+        application["figures"][name]["bundles_to_plain"] for name in ("first_ms", "page_ms", "private_mb")
+    )
+    rows.append(["RapidOCR, the application", f"{1 / sooner:.2f}× sooner", f"{page:.2f}×", f"{memory:.2f}×"])
+    return _table(["", "process start to first result", "steady run", "private memory"], rows)
+
+
+def _readme_row(section: Section, name: str) -> list[str]:
+    title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB"
+    return [title, *_ratios(section["ratios"][name], "load")]
+
+
+def _mean_row(section: Section, arm: str, title: str) -> list[str]:
+    means = {
+        f"{arm}_{figure}": geometric_mean(
+            of_model[f"{arm}_{figure}"] for of_model in section["ratios"].values()
+        )
+        for figure in ("sooner", "steady", "private")
+    }
+    return [title, *_ratios(means, arm)]
+
+
+def _ratios(figures: Mapping[str, float], arm: str) -> list[str]:
+    sooner, steady, private = (figures[f"{arm}_{name}"] for name in ("sooner", "steady", "private"))
+    return [f"{sooner:.2f}× sooner", f"{steady:.2f}×", f"{private:.2f}×"]
+
+
+def performance_tables(report: Mapping[str, Section]) -> str:
+    """Returns a table per set with every model: medians in ms, what they are relative to plain, goals."""
+    parts = []
+    for kind, arms in (("small", (LOAD, FALLBACK)), ("large", (LOAD, PROGRESSIVE, FALLBACK))):
+        section = report[kind]
+        header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in ("first result", "steady"))]
+        rows = [_performance_row(section, name, arms) for name in section["ratios"]]
+        parts.append(_table([*header, "memory", "`load` adds"], rows))
+        goals = [
+            [one["goal"], f"{one['got']:.2f}", "reached" if one["reached"] else "missed"]
+            for one in section["verdicts"]
+        ]
+        parts.append(_table([f"goal, {kind} models", "got", ""], goals))
+    return "\n\n".join(parts)
+
+
+def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[str]:
+    figures, medians = section["ratios"][name], section["models"][name]
+
+    def milliseconds(arm: str, figure: str) -> str:
+        return f"{medians[arm][figure]['median']:.{0 if medians[arm][figure]['median'] >= 10 else 1}f}"
+
+    cells = [f"{name}, {section['source_mb'][name]:.1f} MB"]
+    cells.append(f"{milliseconds(PLAIN, 'ready_ms')}, {milliseconds(PLAIN, 'steady_ms')} ms")
+    for arm in arms:
+        key = {LOAD: "load", FALLBACK: "fallback", PROGRESSIVE: "progressive"}[arm]
+        cells += [
+            f"{milliseconds(arm, 'ready_ms')} ms ({figures[f'{key}_sooner']:.2f}×)",
+            f"{figures[f'{key}_steady']:.2f}",
+        ]
+    return [*cells, f"{figures['load_private']:.2f}", f"{figures['load_adds_ms']:.1f} ms"]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_between(text: str, name: str, new: str) -> str:
+    """Returns a text with what is between its markers of a name replaced.
+
+    Raises:
+        ValueError: It has no such markers.
+    """
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"no markers: {begin.strip()} … {end.strip()}")
+    return f"{before}{begin}{new}{end}{after}"
+
+
+def main() -> int:
+    """Replaces the tables; returns 0."""
+    report, application = (
+        json.loads((RESULTS / name).read_text(encoding="utf-8"))
+        for name in ("load_cost.json", "rapidocr_app.json")
+    )
+    pages = {
+        ROOT / "README.md": readme_table(report, application),
+        ROOT / "docs" / "performance.md": performance_tables(report),
+    }
+    for path, table in pages.items():
+        text = replace_between(path.read_text(encoding="utf-8"), "bench.load_cost", table)
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
