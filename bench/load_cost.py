@@ -182,6 +182,7 @@ def compare(results: Results) -> dict[str, float]:
         figures["load_adds_ms"] = centre([one.import_ms + one.init_ms - two.init_ms for one, two in pairs])
     if HAND in results and LOAD in results:
         figures["load_adds_to_process_ms"] = difference(results, LOAD, HAND, lambda start: start.ready_ms)
+        figures["load_adds_processor_ms"] = difference(results, LOAD, HAND, lambda one: one.processor_ms)
     return figures
 
 
@@ -279,6 +280,7 @@ COLUMNS = (
     ("load_private", "memory", "{:.2f}"),
     ("load_adds_ms", "adds ms", "{:.1f}"),
     ("load_adds_to_process_ms", "process", "{:.1f}"),
+    ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
     ("progressive_sooner", "progr.", "{:.2f}×"),
     ("progressive_call_sooner", "its call", "{:.2f}×"),

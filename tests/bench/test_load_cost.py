@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_by_hand_makes_the_session_that_load_makes(tmp_path: Path) -> None:
 def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) -> list[Start]:
     """Three processes on a machine that changes its speed."""
     return [
-        Start(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, steady_ms * speed, 50.0)
+        Start(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, 9.0, steady_ms * speed, 50.0)
         for speed in (1.0, 1.5, 0.8)
     ]
 
@@ -84,12 +85,13 @@ def test_pairs_of_a_round_are_compared_so_that_the_machines_speed_cancels() -> N
 
 def test_load_adds_what_its_session_comes_later_than_one_made_by_hand() -> None:
     later = [
-        Start(s.ready_ms + 5, s.import_ms + 2, s.init_ms + 1, s.first_ms, s.steady_ms, 50.0)
-        for s in starts(100.0)
+        replace(one, ready_ms=one.ready_ms + 5, import_ms=2.0, init_ms=one.init_ms + 1, processor_ms=13.0)
+        for one in starts(100.0)
     ]
     figures = compare({PLAIN: starts(120.0), HAND: starts(100.0), LOAD: later, IMPORTED: later})
     assert figures["load_adds_ms"] == pytest.approx(3.0)
     assert figures["load_adds_to_process_ms"] == pytest.approx(5.0)
+    assert figures["load_adds_processor_ms"] == pytest.approx(4.0)
 
 
 def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
