@@ -23,8 +23,12 @@ T = TypeVar("T")
 
 _NOT_FINITE = ("nan", "inf", "-inf")
 
-MAX_JSON_BYTES = 64 * 1024 * 1024
-"""Largest JSON file that is read from a bundle, in bytes; a manifest with 1,000 trials takes about 2 MB."""
+MAX_JSON_BYTES = 8 * 1024 * 1024
+"""Largest JSON file that is read from a bundle, in bytes; each trial takes 4,000 of a manifest."""
+
+MAX_JSON_VALUES = 640_000
+"""Most commas, colons and opening brackets in a JSON file. Each costs a reader up to 120 bytes of memory; a
+manifest has one in 15 bytes."""
 
 
 def encode(value: object) -> Any:
@@ -141,8 +145,10 @@ def parse_json(text: bytes, *, name: str) -> dict[str, Any]:
     """Parses one JSON object in UTF-8.
 
     Raises:
-        BundleError: The text is not UTF-8, not JSON, nested too deeply, no object, or names a field twice.
+        BundleError: The text is not UTF-8, not JSON, nested too deeply, no object, names a field twice, or
+            has more than `MAX_JSON_VALUES` values.
     """
+    check_json_values(text, name=name)
     try:
         data = json.loads(text.decode(), object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -150,6 +156,20 @@ def parse_json(text: bytes, *, name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BundleError(f"bad JSON file: {name}\n  expected an object, got {type(data).__name__}")
     return data
+
+
+def check_json_values(text: bytes, *, name: str) -> None:
+    """Checks, before anything is parsed, that JSON has no more than `MAX_JSON_VALUES` values.
+
+    Raises:
+        BundleError: It may have more.
+    """
+    found = sum(map(text.count, (b",", b":", b"[", b"{")))
+    if found > MAX_JSON_VALUES:
+        raise BundleError(
+            f"too many values in {name}\n"
+            f"  expected at most {MAX_JSON_VALUES} commas, colons and brackets, got {found}"
+        )
 
 
 def _without_repetition(fields: list[tuple[str, Any]]) -> dict[str, Any]:

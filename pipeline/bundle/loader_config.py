@@ -15,7 +15,8 @@ from pipeline.versions import parse_version
 
 LOADER_FILE = "loader.json"
 LOADER_SCHEMA_VERSION = "1.2"
-MAX_LOADER_BYTES = 4 * 1024 * 1024
+MAX_LOADER_BYTES = 1024 * 1024
+"""Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.bundle.atomic import write_bytes_atomic
-from pipeline.bundle.codec import decode, encode, format_json, read_json
+from pipeline.bundle.codec import check_json_values, decode, encode, format_json, read_json
 from pipeline.bundle.digest import digest_json
 from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
 
@@ -29,6 +29,7 @@ def write_record(path: Path, record: object, *, max_bytes: int) -> None:
     text = format_record(record)
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes, got {len(text)}")
+    check_json_values(text, name=str(path))
     write_bytes_atomic(path, text)
 
 

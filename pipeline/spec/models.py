@@ -153,7 +153,7 @@ class Tune(Section):
     max_trials: int = Field(
         default=100,
         ge=0,
-        le=5000,
+        le=1000,
         description="Most plans that are tried; 0 takes the plan without a search, with the first value of "
         "each knob in space.",
     )
