@@ -21,14 +21,15 @@ _SCRIPT = Path(__file__).with_name("probe_script.py")
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What is to be measured: plain ONNX Runtime by a plan, or `load` of a bundle.
+    """What is to be measured: `load` of a bundle, or plain ONNX Runtime by a plan.
 
     Attributes:
-        plan: How `onnxruntime.InferenceSession` is called; None to load `bundle`.
+        plan: How `onnxruntime.InferenceSession` is called without a `bundle`; with one, what it records, or
+            None if that is not known.
         sample: `.npz` file with one array per input, by its name.
         steady_s: Seconds of repeated runs after the first.
         drop_cache: Files that are dropped from the page cache before the process is started.
-        bundle: Folder of a bundle, where `plan` is None.
+        bundle: Folder of a bundle; None for plain ONNX Runtime.
         target: As `load` takes it.
         more_samples: Likewise, of other shapes: each is run `steady_s` seconds after the first one's runs.
         io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
@@ -125,8 +126,8 @@ def measure_plan(
 
 def _gpu_of(request: ProbeRequest) -> str | None:
     """Returns the name of the request's GPU; asked here, so that the child's start of CUDA is its own."""
-    if (request.plan is None) == (request.bundle is None):
-        raise ChildError("nothing to measure\n  expected either a plan or a bundle")
+    if request.plan is None and request.bundle is None:
+        raise ChildError("nothing to measure\n  expected a plan or a bundle")
     ordinal = 0
     if request.plan is not None:
         options = next((record.options for record in request.plan.providers if record.name == CUDA), None)

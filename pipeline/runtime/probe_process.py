@@ -64,7 +64,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
     session = _session_of(request)
     began_s, imported_s, loaded_s = request["times_s"]
     run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
-    model = request["bundle"] if request["plan"] is None else request["plan"]["model"]
+    model = request["bundle"] or request["plan"]["model"]
     first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
     figures = {
         "ready_s": loaded_s + first_ms / 1e3,
@@ -89,7 +89,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
 def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
     """Returns the session, or says what is wrong with it or with how it was to be made."""
     error, session = request.get("error"), request.get("session")
-    if request["plan"] is not None:
+    if request["bundle"] is None:
         plan = decode(SessionPlan, request["plan"])
         asked = [provider.name for provider in plan.providers]
         if session is None or session.get_providers()[: len(asked)] != asked:

@@ -25,7 +25,7 @@ def start(request: "dict[str, Any]") -> "dict[str, Any]":
     """
     began_s = time.monotonic()
     try:
-        if request["plan"] is None:
+        if request["bundle"] is not None:
             from pipeline.runtime import load
 
             imported_s = time.monotonic()

@@ -45,6 +45,7 @@ class TrialRequest:
         tolerances: By output name; "" for those it does not name.
         steady_s: Seconds of repeated runs per sample.
         io_binding: Whether inputs and outputs are bound.
+        bundle: Folder of a bundle that records the plan; None for plain ONNX Runtime.
         gate: What judges the answers of a converted model, in place of tolerances.
     """
 
@@ -53,6 +54,7 @@ class TrialRequest:
     tolerances: Mapping[str, Tolerance]
     steady_s: float
     io_binding: bool = False
+    bundle: str | None = None
     gate: Gate | None = None
 
 
@@ -74,6 +76,7 @@ def measure_trial(
     """
     probe = ProbeRequest(
         plan=request.plan,
+        bundle=request.bundle,
         sample=request.samples[0].file,
         steady_s=request.steady_s,
         more_samples=tuple(sample.file for sample in request.samples[1:]),

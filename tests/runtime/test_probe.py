@@ -73,8 +73,8 @@ def test_a_measured_process_has_imported_what_a_job_has_once_its_session_is_ther
 ) -> None:
     model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
     bundle = write_bundle(tmp_path / "b")
-    plan = encode(default_plan(str(model))) if kind == "plan" else None
-    request = {"plan": plan, "bundle": str(bundle), "target": None}
+    plan, path = encode(default_plan(str(model))), str(bundle) if kind == "bundle" else None
+    request = {"plan": plan, "bundle": path, "target": None}
     measured = f"names = {{'__name__': 'probe'}}\nexec(open({str(SCRIPT)!r}).read(), names)"
     assert modules_after(measured) - modules_after("") <= {"time", "marshal"}
     session = f"{measured}\nassert 'session' in names['start']({request!r})"

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import Requirements
 from pipeline.bundle.onnx_wire import external_locations, read_skeleton
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
@@ -39,12 +40,14 @@ class Contender:
         plan: How its session is made.
         folder: Every file that its session reads is below it.
         io_binding: Whether it is run with inputs and outputs bound.
+        requirements: What a machine needs to load it from a bundle; None for plain ONNX Runtime.
     """
 
     name: str
     plan: SessionPlan
     folder: Path
     io_binding: bool = False
+    requirements: Requirements | None = None
 
 
 def device_of(contenders: Sequence[Contender]) -> str:
@@ -90,7 +93,8 @@ def _variant(context: Context, name: str, variant: str) -> Contender:
     result, folder = read_prepared(context, variant)
     plan = SessionPlan(str(folder / result.model), result.session_options, result.providers)
     tuned = read_tuned(context, variant)
-    return Contender(name, plan, folder, io_binding=tuned is not None and tuned.io_binding)
+    io_binding = tuned is not None and tuned.io_binding
+    return Contender(name, plan, folder, io_binding=io_binding, requirements=result.requirements)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
@@ -14,6 +15,7 @@ from pipeline.bundle.manifest import Decision, MeasurementRecord
 from pipeline.errors import StageError
 from pipeline.measuring.device_lock import measuring
 from pipeline.measuring.rounds import Outcome, figures_of, join_outcomes, run_rounds
+from pipeline.measuring.staging import StagedBundles
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
@@ -47,7 +49,7 @@ class Measure:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
@@ -89,8 +91,9 @@ class Measure:
         with (
             measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
             _recipe(context) as (recipe, skipped),
+            TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
         ):
-            result = _compare(context, (*contenders, *recipe), skipped)
+            result = _compare(_set_up(context, Path(folder)), (*contenders, *recipe), skipped)
         if result.decision.shipped != PREPARED:
             context.say(result.decision.reason)
         return dict(encode(result))
@@ -109,24 +112,43 @@ class Measure:
             raise StageError(f"measuring left files behind in {context.folder}")
 
 
-def _compare(context: Context, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
+@dataclass(frozen=True)
+class _Setup:
+    """What every round is measured with.
+
+    Attributes:
+        context: The task.
+        sample: The input.
+        staged: Bundles that what is not plain ONNX Runtime is loaded from.
+    """
+
+    context: Context
+    sample: Sample
+    staged: StagedBundles
+
+
+def _set_up(context: Context, folder: Path) -> _Setup:
     verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
     interface = read_source(context).description.interface
     subject = f"{context.spec.name}/{context.variant}"
     sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
+    return _Setup(context, sample, StagedBundles(folder, interface.inputs, interface.outputs))
+
+
+def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
     # Fills the page cache and is not counted. What fails in it is not tried again.
-    first = _measure_rounds(context, contenders, sample, rounds=1)
+    first = _measure_rounds(setup, contenders, rounds=1)
     skipped = {**skipped, **first.failures}
     contenders = tuple(contender for contender in contenders if contender.name in first.results)
-    warm, decision = _measure_until_sure(context, contenders, sample)
+    warm, decision = _measure_until_sure(setup, contenders)
     outcomes = {"warm": warm}
-    if context.spec.measure.cold_rounds:
-        rounds = context.spec.measure.cold_rounds
-        outcomes["cold"] = _measure_rounds(context, contenders, sample, rounds=rounds, cold=True)
+    if rounds := setup.context.spec.measure.cold_rounds:
+        outcomes["cold"] = _measure_rounds(setup, contenders, rounds=rounds, cold=True)
     records = tuple(
-        _record(cache, sample.shapes, outcome=outcome, skipped=skipped) for cache, outcome in outcomes.items()
+        _record(cache, setup.sample.shapes, outcome=outcome, skipped=skipped)
+        for cache, outcome in outcomes.items()
     )
-    return MeasureResult(records, decision, _choose_fallback(context, warm, decision))
+    return MeasureResult(records, decision, _choose_fallback(setup.context, warm, decision))
 
 
 def _choose_fallback(context: Context, warm: Outcome, decision: Decision) -> Decision | None:
@@ -137,18 +159,17 @@ def _choose_fallback(context: Context, warm: Outcome, decision: Decision) -> Dec
     return decide_fallback(_samples(warm), objective=objective_of(context.spec.tune))
 
 
-def _measure_until_sure(
-    context: Context, contenders: Sequence[Contender], sample: Sample
-) -> tuple[Outcome, Decision]:
+def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Outcome, Decision]:
     """Measures once more as long when the prepared plan loses.
 
     Another program that runs for a moment can only hide a gain, and to ship the default for that would lose
     all that the build is for. Of two equal plans this calls one faster about 1 % more often.
     """
+    context = setup.context
     rounds = context.spec.measure.rounds
     # Only the primary shape is measured here; the limit on runs is of all of them.
     objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
-    outcome = _measure_rounds(context, contenders, sample, rounds=rounds)
+    outcome = _measure_rounds(setup, contenders, rounds=rounds)
     if is_shipped_as_asked(context.variant_plan):
         # It was asked for, and which of several a job is given is decided by what they cost.
         return outcome, decide_converted(_samples(outcome), objective=objective)
@@ -157,7 +178,7 @@ def _measure_until_sure(
     if decision.shipped == PREPARED:
         return outcome, decision
     context.say(f"not faster beyond the noise of {rounds} rounds; as many again")
-    more = _measure_rounds(context, contenders, sample, rounds=rounds, first=rounds)
+    more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
     outcome = join_outcomes(outcome, more)
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
 
@@ -182,25 +203,26 @@ def _candidates(target: str) -> tuple[str, ...]:
 
 
 def _measure_rounds(
-    context: Context,
-    contenders: Sequence[Contender],
-    sample: Sample,
-    *,
-    rounds: int,
-    first: int = 0,
-    cold: bool = False,
+    setup: _Setup, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
 ) -> Outcome:
-    spec = context.spec.measure
+    context, spec = setup.context, setup.context.spec.measure
     by_name = {contender.name: contender for contender in contenders}
 
     def measure(name: str) -> ProbeResult:
-        contender = by_name[name]
-        files = _files_below(contender.folder) if cold else ()
+        contender, bundle = by_name[name], None
+        if contender.requirements is not None:
+            bundle = setup.staged.stage(
+                contender.plan,
+                contender.requirements,
+                io_binding=contender.io_binding,
+                timeout_s=spec.timeout_s,
+            )
         request = ProbeRequest(
             contender.plan,
-            sample.file,
+            setup.sample.file,
             steady_s=spec.steady_s,
-            drop_cache=files,
+            drop_cache=_files_below(bundle or contender.folder) if cold else (),
+            bundle=None if bundle is None else str(bundle),
             io_binding=contender.io_binding,
         )
         return measure_plan(request, timeout_s=spec.timeout_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.errors import SpecError
@@ -14,7 +16,7 @@ from pipeline.runtime.session import SessionPlan
 from pipeline.stages.contract import Context
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures
-from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
+from pipeline.stages.tune.workbench import Workbench, build_workbench
 from pipeline.tuning.knobs import FORM, LEVEL
 from pipeline.tuning.objective import Figures
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice
@@ -59,7 +61,8 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
         with working():
             recipe, _ = stack.enter_context(written_recipe(context))
             others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-            workbench = build_workbench(context, others)
+            staged = stack.enter_context(TemporaryDirectory(prefix="staged-", dir=context.kept))
+            workbench = build_workbench(context, others, Path(staged))
             plan = _plan_of(workbench, record.trials[number])
         figures, anchors = _measure(workbench, record.trials[number], plan, device_of([default]), rounds)
     objective = replace(workbench.objective, runs_per_load=record.runs_per_load)
@@ -88,12 +91,13 @@ def _measure(
     workbench: Workbench, trial: TrialRecord, plan: SessionPlan, device: str, rounds: int
 ) -> tuple[list[Figures], list[Figures]]:
     """Returns a plan's figures and the default's, round by round."""
-    binding = needs_binding(Choice(tuple(trial.choice.items())))
-    plans = {"plan": (plan, binding), "default": (workbench.plan_of(DEFAULT), False)}
+    plans = {
+        "plan": (Choice(tuple(trial.choice.items())), plan),
+        "default": (DEFAULT, workbench.plan_of(DEFAULT)),
+    }
     found: dict[str, list[Figures]] = {name: [] for name in plans}
     with measuring(device, on_wait=lambda: workbench.context.say(f"waiting for {device} to be idle")):
         for index in range(rounds):
             for name in order_of_round(tuple(plans), index):
-                session_plan, io_binding = plans[name]
-                found[name].append(workbench.measure_plan(session_plan, io_binding=io_binding))
+                found[name].append(workbench.measure_plan(*plans[name]))
     return found["plan"], found["default"]

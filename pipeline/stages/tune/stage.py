@@ -44,7 +44,7 @@ class Tune:
     """Tries plans in fresh processes and hands on the best of them."""
 
     name = "tune"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -90,7 +90,8 @@ class Tune:
             with working():
                 recipe, _ = stack.enter_context(written_recipe(context))
             others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-            workbench = build_workbench(context, others)
+            staged = stack.enter_context(tempfile.TemporaryDirectory(prefix="staged-", dir=context.kept))
+            workbench = build_workbench(context, others, Path(staged))
             found = _search(workbench, device_of([default]))
             verdict = _with_phases(workbench, choose(workbench.space, workbench.objective, found))
             with working():
@@ -208,6 +209,6 @@ def _hand_on(workbench: Workbench, verdict: Verdict, record: TuningRecord) -> Tu
         step=choice[LEVEL],
         session_options=plan.session_options,
         providers=plan.providers,
-        requirements=workbench.requirements_of(choice),
+        requirements=workbench.requirements_of(choice, plan),
     )
     return TuneResult(prepared, record, first, needs_binding(choice))

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.bundle.codec import decode
 from pipeline.bundle.loader_config import Requirements, Tolerance
 from pipeline.errors import SpecError, StageError
+from pipeline.measuring.staging import StagedBundles
 from pipeline.options import format_option
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.memory import available_bytes
@@ -54,6 +55,7 @@ class Workbench:
         samples: Inputs and the source's answers, one of each shape.
         reference: All of them.
         others: The plans that are no choice: the default, and the recipe if there is one.
+        staged: Bundles that the plans are loaded from.
     """
 
     context: Context
@@ -64,6 +66,7 @@ class Workbench:
     samples: tuple[CheckedSample, ...]
     reference: Reference
     others: Mapping[Choice, Contender]
+    staged: StagedBundles
 
     @property
     def tune(self) -> Tune:
@@ -104,13 +107,18 @@ class Workbench:
         Raises:
             PipelineError: The plan failed, and this is why.
         """
-        return self.measure_plan(self.plan_of(choice), io_binding=needs_binding(choice), timeout_s=timeout_s)
+        return self.measure_plan(choice, self.plan_of(choice), timeout_s=timeout_s)
 
-    def measure_plan(self, plan: SessionPlan, *, io_binding: bool, timeout_s: float | None = None) -> Figures:
-        """Measures any session plan as `measure` does, with its errors."""
+    def measure_plan(self, choice: Choice, plan: SessionPlan, *, timeout_s: float | None = None) -> Figures:
+        """Measures a choice by the plan that it came to, as `measure` does, with its errors."""
         is_gated = self.context.variant_plan.has_own_precision
+        io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None
+        if choice not in (DEFAULT, RECIPE):
+            needs = self.requirements_of(choice, plan)
+            bundle = str(self.staged.stage(plan, needs, io_binding=io_binding, timeout_s=timeout_s))
         request = TrialRequest(
             plan=plan,
+            bundle=bundle,
             samples=self.samples,
             tolerances=tolerances_of(self.context.spec),
             gate=per_sample(gate_of(self.context.spec)) if is_gated else None,
@@ -118,12 +126,11 @@ class Workbench:
             io_binding=io_binding,
         )
         memory_bytes = None if self.context.target == "cuda" else available_bytes()
-        return measure_trial(request, timeout_s=timeout_s or self.tune.timeout_s, memory_bytes=memory_bytes)
+        return measure_trial(request, timeout_s=timeout_s, memory_bytes=memory_bytes)
 
-    def requirements_of(self, choice: Choice) -> Requirements:
-        """Returns what a machine needs for a plan."""
+    def requirements_of(self, choice: Choice, plan: SessionPlan) -> Requirements:
+        """Returns what a machine needs for a choice by the plan that it came to."""
         artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
-        plan = self.plan_on(artefact.path, choice)
         return _requirements(self.context, artefact, plan)
 
 
@@ -132,12 +139,13 @@ def needs_binding(choice: Choice) -> bool:
     return choice.as_dict().get(IO_BINDING) == ON
 
 
-def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Workbench:
+def build_workbench(context: Context, others: Mapping[Choice, Contender], staged: Path) -> Workbench:
     """Reads what earlier tasks left and builds the space.
 
     Args:
         context: The task.
         others: The plans that are no choice.
+        staged: Empty folder for bundles that plans are loaded from.
 
     Raises:
         TuningError: The spec restricts the space to what cannot be had here.
@@ -171,6 +179,7 @@ def build_workbench(context: Context, others: Mapping[Choice, Contender]) -> Wor
         samples=_checked_samples(context.spec, every, reference),
         reference=reference,
         others=others,
+        staged=StagedBundles(staged, graph.description.interface.inputs, graph.description.interface.outputs),
     )
 
 

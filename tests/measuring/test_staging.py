@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.loader_config import Requirements, SessionOptionsRecord, TensorSpec
+from pipeline.errors import LoadError
+from pipeline.measuring.staging import StagedBundles
+from pipeline.runtime import SessionPlan, load, open_bundle
+from pipeline.runtime.probe import ProbeRequest, measure_plan
+from pipeline.runtime.session import default_plan
+from pipeline.runtime.tensors import write_tensors
+from tests.runtime.bundles import COLUMNS, CPU_ONLY, ROWS, UNMET, sample, weights_of
+from tests.runtime.tiny_models import write_linear
+
+pytestmark = pytest.mark.runtime
+
+INPUTS = (TensorSpec("x", "float32", ("batch", ROWS)),)
+OUTPUTS = (TensorSpec("y", "float32", ("batch", COLUMNS)),)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> SessionPlan:
+    (tmp_path / "m").mkdir()
+    model, _ = write_linear(tmp_path / "m" / "m.onnx", weights_of(0))
+    return default_plan(str(model), level="ORT_DISABLE_ALL")
+
+
+@pytest.fixture
+def staged(tmp_path: Path, cache: Path) -> StagedBundles:
+    return StagedBundles(tmp_path / "staged", INPUTS, OUTPUTS)
+
+
+def stage(staged: StagedBundles, plan: SessionPlan, needs: Requirements = CPU_ONLY) -> Path:
+    return staged.stage(plan, needs, io_binding=False, timeout_s=600)
+
+
+def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": count})
+    return dataclasses.replace(plan, session_options=options)
+
+
+def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(
+    staged: StagedBundles, plan: SessionPlan
+) -> None:
+    opened = open_bundle(stage(staged, plan))
+    (answer,) = opened.session.run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-4)
+    assert opened.plan.session_options == plan.session_options
+    assert Path(opened.plan.model).samefile(plan.model)
+
+
+def test_another_plan_of_a_model_takes_the_place_of_the_one_before(
+    staged: StagedBundles, plan: SessionPlan
+) -> None:
+    stage(staged, plan)
+    for count in (1, 2, 1):
+        wanted = with_threads(plan, count)
+        assert open_bundle(stage(staged, wanted)).plan.session_options == wanted.session_options
+
+
+def test_what_load_remembers_of_files_is_there_before_it_is_measured(
+    staged: StagedBundles, plan: SessionPlan, cache: Path
+) -> None:
+    bundle = stage(staged, plan)
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    assert before
+    code = f"from pipeline.runtime import load; load({str(bundle)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+
+
+def test_a_plan_is_measured_through_load_of_its_bundle(
+    tmp_path: Path, staged: StagedBundles, plan: SessionPlan
+) -> None:
+    write_tensors(tmp_path / "0.npz", {"x": sample()})
+    request = ProbeRequest(plan, str(tmp_path / "0.npz"), 0.01, bundle=str(stage(staged, plan)))
+    result = measure_plan(request, timeout_s=600)
+    # ONNX Runtime is imported inside `load`: what comes before it is this package alone.
+    assert result.ready_ms > result.init_ms + result.first_ms > result.import_ms
+
+
+def test_a_plan_this_machine_does_not_meet_is_an_error_as_it_is_for_a_job(
+    staged: StagedBundles, plan: SessionPlan
+) -> None:
+    with pytest.raises(LoadError, match="no variant of staged"):
+        stage(staged, plan, UNMET)
+    load(stage(staged, plan))
