@@ -1,0 +1,32 @@
+"""ONNX Runtime is exchanged under a bundle: jobs go on with its fallback, which the new one optimises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from tests.stages.elsewhere import Prepared, assert_falls_back, prepare, run_elsewhere
+
+pytestmark = pytest.mark.slow  # downloads ONNX Runtime
+
+INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(tmp_path_factory.mktemp("net"), channels=32)
+
+
+@pytest.mark.parametrize("version", ["1.30.0", "1.31.1", "1.32.0"])
+def test_another_version_loads_the_fallback_with_full_optimisation(
+    prepared: Prepared, tmp_path: Path, version: str
+) -> None:
+    if version.split(".")[:2] == onnxruntime.__version__.split(".")[:2]:
+        pytest.skip("this version is installed")
+    subprocess.run([*INSTALL, "--target", str(tmp_path), f"onnxruntime=={version}"], check=True)
+    answer = run_elsewhere(prepared, [sys.executable], packages=tmp_path)
+    assert_falls_back(prepared, answer, reason=f"got {version}")
