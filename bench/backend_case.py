@@ -24,11 +24,12 @@ from onnx import numpy_helper
 
 from bench.backend_verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import ProviderRecord, Tolerance
+from pipeline.bundle.loader_config import Tolerance
+from pipeline.bundle.session_record import ProviderRecord, SessionPlan
 from pipeline.errors import PipelineError, StageError
 from pipeline.runtime.compare import compare_output
 from pipeline.runtime.element_types import find_element_type
-from pipeline.runtime.session import CPU, SessionPlan, build_session, default_plan, onnxruntime_errors
+from pipeline.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
 from pipeline.runtime.tensors import run_session, to_storable
 from pipeline.spec.models import Runtime
 from pipeline.stages.optimize.ladder import Step, plan_ladder

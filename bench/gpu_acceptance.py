@@ -24,15 +24,16 @@ from bench.machine import describe_machine
 from bench.models import demo_specs, find_prepared, prepare_command, write_specs
 from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError, PipelineError
 from pipeline.options import known_provider_options
 from pipeline.runtime import SessionPool
 from pipeline.runtime.availability import unavailable_reason
 from pipeline.runtime.child import run_child
 from pipeline.runtime.golden import find_problems, read_golden
-from pipeline.runtime.opening import build_plan
+from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.session import CUDA, SessionPlan
 
 MODELS = ("resnet50", "bert-base")
 DEFAULTS = (
@@ -270,7 +271,7 @@ def check_graph_replay(model: Prepared) -> Row:
                 variant,
                 io_binding=bool(options),
                 providers=(
-                    replace(variant.providers[0], options={**variant.providers[0].options, **options}),
+                    variant.providers[0]._replace(options={**variant.providers[0].options, **options}),
                     *variant.providers[1:],
                 ),
             )
@@ -336,7 +337,7 @@ def _probe(
 
 def _with_option(plan: SessionPlan, name: str, value: str) -> SessionPlan:
     first, *rest = plan.providers
-    return replace(plan, providers=(replace(first, options={**first.options, name: value}), *rest))
+    return plan._replace(providers=(first._replace(options={**first.options, name: value}), *rest))
 
 
 def run_checks(models: tuple[Prepared, ...]) -> list[Row]:

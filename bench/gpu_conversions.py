@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,11 +22,12 @@ from bench.machine import describe_machine
 from bench.models import prepare_command
 from pipeline.bundle.loader_config import find_variant, read_loader_config
 from pipeline.bundle.manifest import read_manifest
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.runtime.availability import unavailable_reason
 from pipeline.runtime.child import run_child
-from pipeline.runtime.opening import build_plan
+from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.session import CUDA, SessionPlan
 
 BATCHES = (1, 8, 32, 128)
 ROUNDS = 3
@@ -107,7 +107,7 @@ def plans_of(root: Path, target: str) -> dict[str, SessionPlan]:
 def _with_option(plan: SessionPlan, name: str, value: str) -> SessionPlan:
     first, *rest = plan.providers
     assert first.name == CUDA
-    return replace(plan, providers=(replace(first, options={**first.options, name: value}), *rest))
+    return plan._replace(providers=(first._replace(options={**first.options, name: value}), *rest))
 
 
 def measure(root: Path, plans: Mapping[str, SessionPlan], batches: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -27,8 +27,8 @@ from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
 from pipeline.measuring.device_lock import measuring
 from pipeline.measuring.rounds import run_rounds
 from pipeline.runtime.child import run_child
+from pipeline.runtime.loading.session import default_plan
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.session import default_plan
 
 SUMMARY = "Compares default ONNX Runtime, the plain recipe and the bundle."
 

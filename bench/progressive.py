@@ -88,7 +88,7 @@ def measure_way(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function: loads `bundle` in one `way`; returns ms to the first result and of a later run."""
     import onnxruntime  # noqa: F401 - imported before the clock starts, as the probe does
 
-    from pipeline.runtime.loading import open_bundle
+    from pipeline.runtime.loading.bundle_loader import open_bundle
     from pipeline.runtime.progressive import load_progressive
     from pipeline.runtime.tensors import read_tensors
 

@@ -11,7 +11,6 @@ All of them survive pickling, because they cross process borders, and all of the
 from __future__ import annotations
 
 import errno
-import shlex
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
@@ -208,6 +207,8 @@ class MissingExtraError(PipelineError):
 
 def hint_of_os_error(error: OSError, *folders: str) -> str | None:
     """Returns the command that shows how full the disks of some folders are, where that is what failed."""
+    import shlex
+
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return shlex.join(("df", "-h", *folders)) if full else None
 

@@ -14,12 +14,12 @@ from pipeline.bundle.loader_config import (
     Golden,
     LoaderConfig,
     Requirements,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
     VersionRange,
 )
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.runtime.bucket_choice import choose_bucket
 
 Shape = tuple[int | str | None, ...] | None

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.loader_config import (
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    Variant,
-    VersionRange,
-)
+from pipeline.bundle.loader_config import Requirements, Variant, VersionRange
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import SpecError
 from pipeline.options import (
     NEWEST,
@@ -32,8 +27,8 @@ from pipeline.options import (
     known_session_config,
 )
 from pipeline.options.option import WHEELS, version_parts
-from pipeline.runtime.permissions import find_forbidden
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.option_policy import find_invalid_options
+from pipeline.runtime.loading.session import CPU, CUDA
 
 pytestmark = pytest.mark.runtime
 
@@ -72,24 +67,25 @@ def test_every_default_that_is_a_value_is_accepted(option: Option) -> None:
         assert option.accepts(value[1])
 
 
-def test_f18_what_no_bundle_may_ask_for_is_what_no_spec_may_either() -> None:
-    sections = {
-        "session_config": known_session_config(NEWEST),
-        "cuda": known_provider_options(CUDA, NEWEST),
-        "attributes": known_attributes(NEWEST),
-    }
-    for section, options in sections.items():
-        for option in options:
-            chosen = {option.name: "1"}
-            record = SessionOptionsRecord(
-                "ORT_DISABLE_ALL",
-                chosen if section == "attributes" else {},
-                chosen if section == "session_config" else {},
-            )
-            provider = ProviderRecord(CUDA, chosen if section == "cuda" else {})
-            needs = Requirements(VersionRange("1.23"), (CUDA,))
-            variant = Variant("v", "cuda", "m.onnx", (), record, (provider,), needs)
-            assert option.owner is not None or not find_forbidden(variant), option.name
+VALUES = ("1", "0.5", "gpu(a)", "x:[1]")
+
+
+@pytest.mark.parametrize("option", EVERY, ids=by_name)
+def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else(option: Option) -> None:
+    value = next((text for text in (*option.values, *VALUES) if option.accepts(text)), None)
+    assert value is not None
+    chosen = {option.name: value}
+    record = SessionOptionsRecord(
+        "ORT_DISABLE_ALL",
+        chosen if option in known_attributes(NEWEST) else {},
+        chosen if option in SESSION else {},
+    )
+    provider = ProviderRecord(CUDA, chosen if option in known_provider_options(CUDA, NEWEST) else {})
+    variant = Variant(
+        "v", "cuda", "m.onnx", (), record, (provider,), Requirements(VersionRange("1.23"), (CUDA,))
+    )
+    of_the_build = option.name in ("device_id", "optimization.disable_specified_optimizers")
+    assert (find_invalid_options(variant) == ()) == (option.owner is None or of_the_build)
 
 
 def test_no_name_is_listed_twice() -> None:
@@ -234,7 +230,6 @@ def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are() -> No
         ("session.intra_op_thread_affinities", "1,2;3-4", "0;1"),
         ("session.intra_op.spin_backoff_max", "64", "0"),
         ("session.qdq_matmulnbits_block_size", "-1", "-2"),
-        ("session.resource_cuda_partitioning_settings", ",stats.csv", "1024"),
         ("session.max_shape_override", "ids:[8,4096];mask:[8, 4096]", "ids:[0]"),
         ("session.name_based_layer_assignment", "gpu(layers.0,layers.1);cpu(embed)", "gpu"),
         ("session.moe_expert_counter_alpha", "0.9", "nan"),

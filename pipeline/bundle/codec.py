@@ -1,4 +1,4 @@
-"""JSON to frozen dataclasses and back, with nothing but the standard library.
+"""JSON to frozen dataclasses and named tuples and back, with nothing but the standard library.
 
 A runtime job reads bundles without the build's dependencies, so the record types are plain dataclasses and
 this module is the whole of their serialisation. Unknown fields are ignored (a newer minor version may have
@@ -14,7 +14,7 @@ import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.bundle.regular_file import open_regular
 from pipeline.errors import BundleError
@@ -32,9 +32,11 @@ manifest has one in 15 bytes."""
 
 
 def encode(value: object) -> Any:
-    """Returns `value` as JSON types: dataclasses as objects, tuples as arrays, NaN and infinities by name."""
+    """Returns `value` as JSON types: records as objects, tuples as arrays, NaN and infinities by name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if _is_named_tuple(type(value)):
+        return {name: encode(item) for name, item in value._asdict().items()}  # type: ignore[attr-defined]
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -48,7 +50,7 @@ def decode(kind: type[T], data: object, *, where: str = "") -> T:
     """Builds a `kind` from parsed JSON.
 
     Args:
-        kind: A dataclass, or any type made of dataclasses, tuples, mappings, unions and JSON scalars.
+        kind: A record, or any type made of records, tuples, mappings, unions and JSON scalars.
         data: What `json.loads` returned.
         where: Dotted path of `data` in its file, for error messages.
 
@@ -69,8 +71,8 @@ def _decode(kind: Any, data: object, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         mapping = _expect(dict, data, where)
         return {key: _decode(get_args(kind)[1], item, f"{where}.{key}") for key, item in mapping.items()}
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, data, where)
+    if dataclasses.is_dataclass(kind) or _is_named_tuple(kind):
+        return _decode_record(kind, data, where)
     return _expect(kind, data, where)
 
 
@@ -97,20 +99,25 @@ def _decode_tuple(kinds: tuple[Any, ...], data: object, where: str) -> tuple[Any
     )
 
 
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
 @functools.cache
-def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    written = {f.name: f.type for f in dataclasses.fields(kind)}
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    if _is_named_tuple(kind):
+        written, optional = dict(kind.__annotations__), set(kind._field_defaults)
+    else:
+        absent, fields = dataclasses.MISSING, dataclasses.fields(kind)
+        written = {f.name: f.type for f in fields}
+        optional = {f.name for f in fields if f.default is not absent or f.default_factory is not absent}
     # Evaluating annotations that are kept as text takes a first load longer than reading its file.
-    as_text = any(isinstance(hint, str) for hint in written.values())
+    as_text = any(isinstance(hint, str | ForwardRef) for hint in written.values())
     hints = get_type_hints(kind) if as_text else written
-    absent = dataclasses.MISSING
-    return tuple(
-        (f.name, hints[f.name], f.default is absent and f.default_factory is absent)
-        for f in dataclasses.fields(kind)
-    )
+    return tuple((name, hints[name], name not in optional) for name in written)
 
 
-def _decode_dataclass(kind: Any, data: object, where: str) -> Any:
+def _decode_record(kind: Any, data: object, where: str) -> Any:
     mapping = _expect(dict, data, where)
     values = {}
     for name, hint, required in _fields(kind):

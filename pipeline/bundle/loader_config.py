@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.bundle.digest import is_digest
 from pipeline.bundle.paths import is_safe_name, is_safe_path
 from pipeline.bundle.record import read_record, write_record
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import BundleError, IntegrityError
 from pipeline.versions import parse_version
 
@@ -86,29 +87,6 @@ class Requirements:
     cpu_features: tuple[str, ...] = ()
     cpu_features_absent: tuple[str, ...] = ()
     compute_capability: ComputeCapabilityRange | None = None
-
-
-@dataclass(frozen=True)
-class SessionOptionsRecord:
-    """Session options that differ from ONNX Runtime's defaults.
-
-    Attributes:
-        graph_optimization_level: Name of a `GraphOptimizationLevel`.
-        attributes: Plain attributes of `onnxruntime.SessionOptions` (`intra_op_num_threads`, …).
-        config_entries: What goes through `add_session_config_entry`.
-    """
-
-    graph_optimization_level: str
-    attributes: Mapping[str, int | bool | str] = field(default_factory=dict)
-    config_entries: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ProviderRecord:
-    """An execution provider and its options, all values as strings."""
-
-    name: str
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from pipeline.cli.tables import build_figures_table, build_variants_table, descr
 from pipeline.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
 from pipeline.runtime.checking import check_variants
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import check_choice
-from pipeline.runtime.selection import FASTEST, PRECISIONS
+from pipeline.runtime.loading.bundle_loader import check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
 
 P = ParamSpec("P")
 

@@ -13,8 +13,8 @@ from pipeline.bundle.codec import encode
 from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
 from pipeline.cli.console import say, write_json, write_line
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import check_choice
-from pipeline.runtime.selection import FASTEST, PRECISIONS
+from pipeline.runtime.loading.bundle_loader import check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
 from pipeline.versions import parse_version
 
 if TYPE_CHECKING:

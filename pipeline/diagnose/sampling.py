@@ -118,7 +118,7 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
 
 def _ask_session(source: Path) -> tuple[TensorSpec, ...]:
     """Returns the inputs of a model in ONNX Runtime's own format, which only ONNX Runtime reads."""
-    from pipeline.runtime.session import build_session, default_plan
+    from pipeline.runtime.loading.session import build_session, default_plan
 
     unpacked = {"session.disable_prepacking": "1"}
     plan = default_plan(str(source), level="ORT_DISABLE_ALL", config_entries=unpacked)

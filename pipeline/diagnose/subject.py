@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bundle.loader_config import Variant, read_loader_config
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.opening import build_plan
-from pipeline.runtime.selection import find_reasons, needs_gpu, serves
-from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
+from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.session import CPU, CUDA, default_plan
+from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
 from pipeline.versions import installed_onnxruntime
 
 DEFAULT, PREPARED = "default", "prepared"

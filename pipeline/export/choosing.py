@@ -14,7 +14,7 @@ from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, f
 from pipeline.errors import ExportError
 from pipeline.export.needs import describe_processor, describe_versions
 from pipeline.runtime.hardware import Hardware
-from pipeline.runtime.selection import FASTEST, PassedOver, find_reasons, needs_gpu, serves
+from pipeline.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons, needs_gpu, serves
 
 _NO_HARDWARE = Hardware("", "", (), 0, 0)
 
@@ -39,7 +39,7 @@ class Wish:
     Attributes:
         variants: Names; empty for a choice.
         target: `cpu` or `cuda`, None for whatever comes first.
-        precision: One of `pipeline.runtime.selection.PRECISIONS`, or `FASTEST` for any.
+        precision: One of `pipeline.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
     """
 
     variants: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.export.carrying import Carried, LeftOut
-from pipeline.runtime.selection import PassedOver
+from pipeline.runtime.loading.variant_selection import PassedOver
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec, Variant, find_variant, read_loader_config
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import ChildError
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import SessionPlan
 
 _HERE = __name__
 
@@ -82,7 +82,7 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         BundleError: The bundle cannot be read.
     """
     from pipeline.runtime.golden import check_answers
-    from pipeline.runtime.session import build_session
+    from pipeline.runtime.loading.session import build_session
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
@@ -97,9 +97,9 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing_here(variant: Variant) -> tuple[str, ...]:
-    from pipeline.runtime.background_import import import_onnxruntime
     from pipeline.runtime.hardware import read_hardware
-    from pipeline.runtime.selection import find_reasons, needs_gpu
+    from pipeline.runtime.loading.session import import_onnxruntime
+    from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu
 
     onnxruntime = import_onnxruntime()
     return find_reasons(

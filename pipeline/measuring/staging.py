@@ -20,9 +20,10 @@ from pipeline.bundle.loader_config import (
     Variant,
     write_loader_config,
 )
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.bundle.verification import describe_files
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import CUDA, SessionPlan
+from pipeline.runtime.loading.session import CUDA
 
 _NAME = "staged"
 _NO_GOLDEN = Golden(FileEntry("golden.npz", 0, digest_bytes(b"")), Tolerance(0.0, 0.0))

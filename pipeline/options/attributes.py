@@ -92,6 +92,8 @@ ATTRIBUTES = (
         "text",
         default="empty",
         effect="Name of the session in log lines.",
+        pattern=r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]{0,128}",
+        form="up to 128 characters, none of them a control character",
         source=ATTRIBUTE,
     ),
     Option(

@@ -228,6 +228,7 @@ _CONTEXT = (
         "text",
         default="built in",
         effect="Operators at which the Android NNAPI provider stops taking nodes.",
+        owner="NNAPI is on Android, where no bundle is loaded",
         source=HEADER,
     ),
 )

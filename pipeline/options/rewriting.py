@@ -171,8 +171,7 @@ _PARTITIONING = (
         "text",
         default="empty",
         effect="Puts only as many nodes on CUDA as fit a limit, by memory statistics of an earlier run.",
-        pattern=r"([0-9]*,[^,]*)?",
-        form="kilobytes, a comma, a statistics file beside the model; either may be left out",
+        owner="its value names a file, which ONNX Runtime reads wherever it is",
     ),
     Option(
         "session.max_shape_override",

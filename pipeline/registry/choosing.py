@@ -10,7 +10,7 @@ from pipeline.registry.composition import Candidate
 from pipeline.registry.references import Reference
 from pipeline.registry.signatures import Method
 from pipeline.runtime.hardware import Hardware
-from pipeline.runtime.selection import find_reasons
+from pipeline.runtime.loading.variant_selection import find_reasons
 
 USABLE = ("usable",)
 ALL = ("all",)

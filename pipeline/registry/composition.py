@@ -18,7 +18,7 @@ from pipeline.bundle.record import format_record
 from pipeline.errors import IntegrityError
 from pipeline.registry.description import describe_variant
 from pipeline.registry.records import PartRecord
-from pipeline.runtime.selection import needs_gpu
+from pipeline.runtime.loading.variant_selection import needs_gpu
 
 PORTABLE = "portable"
 

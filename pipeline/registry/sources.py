@@ -15,7 +15,7 @@ from pipeline.registry.signatures import parse_verifier
 
 
 def locate(bundle: str, *, require_signature: str | None = None) -> Path:
-    """Returns the folder of a bundle; see `pipeline.runtime.sources.locate`.
+    """Returns the folder of a bundle; see `pipeline.runtime.loading.sources.locate`.
 
     Raises:
         PipelineError: As described there.

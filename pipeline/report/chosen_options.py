@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
 from pipeline.bundle.manifest import VariantRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
 from pipeline.errors import SpecError
 from pipeline.options import (

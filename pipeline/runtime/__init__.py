@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.bundle.session_record import SessionPlan
     from pipeline.runtime.bucketed_session import BucketedSession
     from pipeline.runtime.buckets import load_bucketed
     from pipeline.runtime.hardware import Hardware, read_hardware
-    from pipeline.runtime.loading import load, open_bundle
-    from pipeline.runtime.opening import OpenedBundle
+    from pipeline.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
+    from pipeline.runtime.loading.session import build_session
+    from pipeline.runtime.loading.sources import locate
+    from pipeline.runtime.loading.variant_selection import Selection, select_variant
     from pipeline.runtime.pool.crew import PoolStats, WorkerEvent, WorkerStats
     from pipeline.runtime.pool.placement import Placement, place_models
     from pipeline.runtime.pool.session_pool import SessionPool
     from pipeline.runtime.progressive import load_progressive
     from pipeline.runtime.progressive_session import ProgressiveSession
-    from pipeline.runtime.selection import Selection, select_variant
-    from pipeline.runtime.session import SessionPlan, build_session
-    from pipeline.runtime.sources import locate
 
 __all__ = [
     "BucketedSession",
@@ -49,24 +49,24 @@ __all__ = [
 _HOMES = {
     "BucketedSession": "bucketed_session",
     "Hardware": "hardware",
-    "OpenedBundle": "opening",
+    "OpenedBundle": "loading.bundle_loader",
     "Placement": "pool.placement",
     "PoolStats": "pool.crew",
     "ProgressiveSession": "progressive_session",
-    "Selection": "selection",
-    "SessionPlan": "session",
+    "Selection": "loading.variant_selection",
+    "SessionPlan": "loading.session",
     "SessionPool": "pool.session_pool",
     "WorkerEvent": "pool.crew",
     "WorkerStats": "pool.crew",
-    "build_session": "session",
-    "load": "loading",
+    "build_session": "loading.session",
+    "load": "loading.bundle_loader",
     "load_bucketed": "buckets",
     "load_progressive": "progressive",
-    "locate": "sources",
-    "open_bundle": "loading",
+    "locate": "loading.sources",
+    "open_bundle": "loading.bundle_loader",
     "place_models": "pool.placement",
     "read_hardware": "hardware",
-    "select_variant": "selection",
+    "select_variant": "loading.variant_selection",
 }
 
 

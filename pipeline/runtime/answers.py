@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
+from pipeline.runtime.loading.session import build_session, onnxruntime_errors
 from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pipeline.bundle.digest import default_cache_folder, digest_json
 from pipeline.errors import BundleError, PipelineError, ProviderError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
-from pipeline.runtime.session import CUDA, build_session, default_plan
+from pipeline.runtime.loading.session import CUDA, build_session, default_plan
 
 _TIMEOUT_S = 300.0
 

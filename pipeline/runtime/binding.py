@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.runtime.session import CUDA, onnxruntime_errors
+from pipeline.runtime.loading.session import CUDA, onnxruntime_errors
 from pipeline.runtime.tensors import run_session
 
 if TYPE_CHECKING:

@@ -7,47 +7,50 @@ import logging
 from typing import TYPE_CHECKING
 
 from pipeline.errors import LoadError
-from pipeline.runtime.background_import import BackgroundImport, import_onnxruntime
 from pipeline.runtime.bucket_choice import find_buckets
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.opening import Chosen, OpenedBundle, Wishes, open_bundle
-from pipeline.runtime.selection import FASTEST, PassedOver, find_reasons, needs_gpu
+from pipeline.runtime.loading.bundle_loader import LoadOptions, OpenedBundle, open_folder
+from pipeline.runtime.loading.session import import_onnxruntime
+from pipeline.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons, needs_gpu
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipeline.bundle.loader_config import LoaderConfig, Variant
 
 log = logging.getLogger(__name__)
 
 
-def with_runnable_buckets(chosen: Chosen, *, device_id: int | None) -> LoaderConfig:
+def with_runnable_buckets(opened: OpenedBundle, *, device_id: int | None) -> LoaderConfig:
     """Returns the bundle with no variants but the one taken and those of its buckets this machine can run.
 
     Args:
-        chosen: The bundle, and the variant that was taken.
+        opened: The bundle, and the variant that was taken.
         device_id: CUDA ordinal of the GPU; None for what is recorded, else the first.
     """
-    buckets = find_buckets(chosen.config, chosen.variant)
-    runnable = [bucket for bucket in buckets if _is_runnable(chosen.config, bucket, device_id)]
-    return dataclasses.replace(chosen.config, variants=(chosen.variant, *runnable))
+    buckets = find_buckets(opened.config, opened.variant)
+    runnable = [bucket for bucket in buckets if _is_runnable(opened.config, bucket, device_id)]
+    return dataclasses.replace(opened.config, variants=(opened.variant, *runnable))
 
 
-def open_bucket(chosen: Chosen, bucket: Variant, wishes: Wishes) -> OpenedBundle:
+def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: LoadOptions) -> OpenedBundle:
     """Opens one bucket of a bundle, as `load` opens a variant by its name.
 
     Args:
-        chosen: The bundle.
+        root: The bundle's folder.
+        config: Its loader config.
         bucket: The variant.
-        wishes: As for the variant for all shapes.
+        options: As for the variant for all shapes.
 
     Raises:
         LoadError: The bundle was replaced by another build, whose answers must not be mixed with this one's.
         PipelineError: As `pipeline.runtime.load` does.
     """
-    named = dataclasses.replace(wishes, target=bucket.name, precision=FASTEST)
-    found = open_bundle(chosen.root, named, BackgroundImport())
-    if found.config != chosen.config:
+    named = options._replace(target=bucket.name, precision=FASTEST, plan="steady")
+    found = open_folder(str(root), named)
+    if found.config != config:
         raise LoadError(
-            f"bundle was replaced by another build: {chosen.root}\n"
+            f"bundle was replaced by another build: {root}\n"
             f"  expected the one whose answers this one's would be mixed with",
             hint="load it again",
         )

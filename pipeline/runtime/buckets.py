@@ -1,20 +1,18 @@
-"""Loading with shape buckets: batches of sizes that a variant was prepared for are run on that variant.
-
-As `pipeline.runtime.loading`, this imports next to nothing before ONNX Runtime's thread has begun.
-"""
+"""Loading with shape buckets: batches of sizes that a variant was prepared for are run on that variant."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.runtime.loading import CheckPolicy, DigestPolicy, check_choice, open_bundle
+from pipeline.runtime.loading.bundle_loader import CheckPolicy, DigestPolicy, check_choice, open_bundle
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from pipeline.bundle.loader_config import Variant
     from pipeline.runtime.bucketed_session import BucketedSession
+    from pipeline.runtime.loading.bundle_loader import SessionOptions
 
 BucketStart = Literal["first_use", "now"]
 """`first_use`: a bucket's session is made by the first run that needs it, which waits for it; `now`: all are
@@ -32,6 +30,7 @@ def load_bucketed(
     require_signature: str | os.PathLike[str] | None = None,
     precision: str = "fastest-within-gate",
     make: BucketStart = "first_use",
+    session_options: SessionOptions | None = None,
 ) -> BucketedSession:
     """Opens a bundle as `load` does, and runs batches for whose sizes it has a bucket on that.
 
@@ -49,6 +48,7 @@ def load_bucketed(
         require_signature: As for `load`.
         precision: As for `load`.
         make: When the sessions of buckets are made: each at its `first_use`, or all `now`.
+        session_options: As for `load`, of all sessions.
 
     Raises:
         PipelineError: As `load` does.
@@ -63,20 +63,21 @@ def load_bucketed(
         timeout_s=timeout_s,
         require_signature=require_signature,
         precision=precision,
+        session_options=session_options,
     )
     from pipeline.runtime.bucket_opening import open_bucket, with_runnable_buckets
     from pipeline.runtime.bucketed_session import BucketedSession
-    from pipeline.runtime.deadline import Deadline
-    from pipeline.runtime.opening import Wishes
+    from pipeline.runtime.loading.deadline import Deadline
 
-    chosen = opened.chosen
+    # Not `opened` itself, which holds its session.
+    root, config, options = opened.root, opened.config, opened.options
 
     def open_session(bucket: Variant) -> onnxruntime.InferenceSession:
-        wishes = Wishes(None, device_id, digests, check, Deadline(timeout_s, bundle=chosen.root))
-        return open_bucket(chosen, bucket, wishes).session
+        deadline = Deadline(timeout_s, subject=str(root))
+        return open_bucket(root, config, bucket, options._replace(deadline=deadline)).session
 
-    runnable = with_runnable_buckets(chosen, device_id=device_id)
-    session = BucketedSession(runnable, chosen.variant, opened.session, open_session)
+    runnable = with_runnable_buckets(opened, device_id=device_id)
+    session = BucketedSession(runnable, opened.variant, opened.session, open_session)
     if make == "now":
         session.make_sessions()
     return session

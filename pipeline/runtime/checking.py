@@ -13,10 +13,10 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from pipeline.errors import ChildError, LoadError
 from pipeline.runtime.child import run_child
-from pipeline.runtime.selection import PassedOver
+from pipeline.runtime.loading.variant_selection import PassedOver
 
 if TYPE_CHECKING:
-    from pipeline.runtime.loading import PlanChoice
+    from pipeline.runtime.loading.bundle_loader import PlanChoice
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
     from pipeline.runtime.golden import check_answers
-    from pipeline.runtime.opening import build_plan
-    from pipeline.runtime.session import build_session
+    from pipeline.runtime.loading.resolving import build_plan
+    from pipeline.runtime.loading.session import build_session
 
     choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
     for choice in choices:
@@ -111,9 +111,9 @@ def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None
 
 def _unmet(config: LoaderConfig, variant: Variant) -> tuple[str, ...]:
     """Returns what this machine lacks for a variant; `load` names targets, of which there may be others."""
-    from pipeline.runtime.background_import import import_onnxruntime
     from pipeline.runtime.hardware import read_hardware
-    from pipeline.runtime.selection import needs_gpu, select_variant
+    from pipeline.runtime.loading.session import import_onnxruntime
+    from pipeline.runtime.loading.variant_selection import needs_gpu, select_variant
 
     onnxruntime = import_onnxruntime()
     selection = select_variant(

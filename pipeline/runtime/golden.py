@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
 from pipeline.bundle.paths import resolve_inside
 from pipeline.errors import BundleError, LoadError
-from pipeline.runtime.session import onnxruntime_errors
+from pipeline.runtime.loading.session import onnxruntime_errors
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -134,7 +134,7 @@ def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         PipelineError: Whatever `load` raises.
     """
-    from pipeline.runtime.loading import open_bundle
+    from pipeline.runtime.loading.bundle_loader import open_bundle
 
     opened = open_bundle(request["bundle"], target=request.get("target"), check="golden")
     return {"variant": opened.variant.name}

@@ -13,37 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.runtime.cpuid import CPUID_BITS, read_cpuid
+
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
-_LEAF_1, _LEAF_7, _LEAF_7_1 = 0, 1, 6
-_EAX, _EBX, _ECX, _EDX = range(4)
-_CPUID_BITS = {
-    "pni": (_LEAF_1, _ECX, 0),
-    "ssse3": (_LEAF_1, _ECX, 9),
-    "fma": (_LEAF_1, _ECX, 12),
-    "sse4_1": (_LEAF_1, _ECX, 19),
-    "sse4_2": (_LEAF_1, _ECX, 20),
-    "avx": (_LEAF_1, _ECX, 28),
-    "f16c": (_LEAF_1, _ECX, 29),
-    "avx2": (_LEAF_7, _EBX, 5),
-    "avx512f": (_LEAF_7, _EBX, 16),
-    "avx512dq": (_LEAF_7, _EBX, 17),
-    "avx512cd": (_LEAF_7, _EBX, 28),
-    "avx512bw": (_LEAF_7, _EBX, 30),
-    "avx512vl": (_LEAF_7, _EBX, 31),
-    "avx512vbmi": (_LEAF_7, _ECX, 1),
-    "avx512_vnni": (_LEAF_7, _ECX, 11),
-    "amx_bf16": (_LEAF_7, _EDX, 22),
-    "amx_tile": (_LEAF_7, _EDX, 24),
-    "amx_int8": (_LEAF_7, _EDX, 25),
-    "avx_vnni": (_LEAF_7_1, _EAX, 4),
-    "avx512_bf16": (_LEAF_7_1, _EAX, 5),
-}
-"""Flags of `/proc/cpuinfo` by (glibc's index of the CPUID leaf, register, bit)."""
-
 _ARM_FEATURES = ("asimd", "asimddp", "asimdhp", "fphp", "i8mm", "bf16", "sve", "sve2", "sme")
-KERNEL_FEATURES = frozenset((*_CPUID_BITS, *_ARM_FEATURES))
+KERNEL_FEATURES = frozenset((*CPUID_BITS, *_ARM_FEATURES))
 """Flags by which ONNX Runtime's CPU kernels choose their code."""
 
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
@@ -181,22 +157,12 @@ def _read_text(path: Path) -> str:
 
 
 def _correct_features(listed: Iterable[str]) -> frozenset[str]:
-    """Takes the processor's own word for the flags that matter where the C library passes it on.
-
-    `/proc/cpuinfo` describes the host even when this process runs on an emulated processor, and ONNX Runtime
-    asks the processor. The C library has its answer since glibc 2.33; older ones leave the list as it is.
-    """
-    function = getattr(ctypes.CDLL(None), "__x86_get_cpuid_feature_leaf", None)
-    if function is None:
+    """Takes the processor's own word for the flags that matter, where the C library passes it on."""
+    usable = read_cpuid()
+    if usable is None:
         return frozenset(listed)
-    function.restype = ctypes.POINTER(ctypes.c_uint32 * 8)
-    function.argtypes = [ctypes.c_uint32]
-    # Four registers as the processor gave them, then the same four with what the kernel allows to be used.
-    usable = {leaf: tuple(function(leaf).contents)[4:] for leaf in (_LEAF_1, _LEAF_7, _LEAF_7_1)}
-    active = {
-        name for name, (leaf, register, bit) in _CPUID_BITS.items() if usable[leaf][register] >> bit & 1
-    }
-    return (frozenset(listed) - _CPUID_BITS.keys()) | active
+    active = {name for name, (leaf, register, bit) in CPUID_BITS.items() if usable[leaf][register] >> bit & 1}
+    return (frozenset(listed) - CPUID_BITS.keys()) | active
 
 
 def read_gpus() -> tuple[Gpu, ...]:

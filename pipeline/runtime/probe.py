@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import ChildError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.gpu_memory import used_gpu_bytes
 from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.page_cache import drop_file
-from pipeline.runtime.session import CUDA, SessionPlan
 
 _MB = 2**20
 _SCRIPT = Path(__file__).with_name("probe_script.py")

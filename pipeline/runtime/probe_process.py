@@ -11,9 +11,9 @@ from pipeline.bundle.codec import decode
 from pipeline.errors import LoadError
 from pipeline.runtime import SessionPlan, build_session
 from pipeline.runtime.gpu_memory import used_gpu_bytes
+from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.memory import peak_rss_bytes, private_bytes
 from pipeline.runtime.running import run_first
-from pipeline.runtime.session import CUDA
 from pipeline.runtime.tensors import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""Loading in two phases: ready as soon as the fast plan is, soon after as fast per run as the steady one.
-
-As `pipeline.runtime.loading`, this imports next to nothing before ONNX Runtime's thread has begun.
-"""
+"""Loading in two phases: ready as soon as the fast plan is, soon after as fast per run as the steady one."""
 
 from __future__ import annotations
 
@@ -9,13 +6,20 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.runtime.loading import CheckPolicy, DigestPolicy, check_choice, open_bundle
+from pipeline.runtime.loading.bundle_loader import (
+    CheckPolicy,
+    DigestPolicy,
+    check_choice,
+    make_session,
+    open_bundle,
+)
+from pipeline.runtime.loading.deadline import Deadline
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from pipeline.runtime.cancellation import Cancellation
-    from pipeline.runtime.opening import Chosen
+    from pipeline.runtime.loading.bundle_loader import OpenedBundle, SessionOptions
     from pipeline.runtime.progressive_session import ProgressiveSession
 
 BuildStart = Literal["first_run", "now"]
@@ -34,6 +38,7 @@ def load_progressive(
     require_signature: str | os.PathLike[str] | None = None,
     steady_after: BuildStart = "first_run",
     precision: str = "fastest-within-gate",
+    session_options: SessionOptions | None = None,
 ) -> ProgressiveSession:
     """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
 
@@ -52,6 +57,7 @@ def load_progressive(
         steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
             nothing from it, or `now`. `wait_steady` has it made in any case.
         precision: As for `load`.
+        session_options: As for `load`, of both sessions.
 
     Raises:
         PipelineError: As `load` does.
@@ -67,26 +73,28 @@ def load_progressive(
         require_signature=require_signature,
         plan="first",
         precision=precision,
+        session_options=session_options,
     )
     from pipeline.runtime.progressive_session import ProgressiveSession
     from pipeline.runtime.succession import Succession
 
-    chosen = opened.chosen
-    build = None if chosen.variant.first_phase is None else _steady_build(chosen, device_id, check)
-    succession = Succession(opened.session, build, name=f"variant {chosen.variant.name} of {chosen.root}")
+    resolved = opened.resolved
+    build = None if resolved.first is None else _steady_build(opened)
+    succession = Succession(opened.session, build, name=f"variant {resolved.name} of {resolved.root}")
     if steady_after == "now":
         succession.start()
     return ProgressiveSession(succession)
 
 
-def _steady_build(
-    chosen: Chosen, device_id: int | None, check: CheckPolicy
-) -> Callable[[Cancellation], onnxruntime.InferenceSession]:
-    from pipeline.runtime.opening import build_plan, make_session
-
-    plan = build_plan(chosen.root, chosen.variant, device_id=device_id)
+def _steady_build(opened: OpenedBundle) -> Callable[[Cancellation], onnxruntime.InferenceSession]:
+    # Not `opened` itself, which holds the first session.
+    resolved, options = (
+        opened.resolved,
+        opened.options._replace(plan="steady", deadline=Deadline(None, subject="")),
+    )
 
     def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
-        return make_session(chosen, plan, check=check, cancellation=cancellation)
+        _, session = make_session(resolved, options, cancellation=cancellation)
+        return session
 
     return build

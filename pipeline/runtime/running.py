@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.errors import LoadError
-from pipeline.runtime.session import onnxruntime_errors
+from pipeline.runtime.loading.session import onnxruntime_errors
 
 if TYPE_CHECKING:
     from pipeline.runtime.element_types import Array

@@ -215,7 +215,7 @@ def run_session(
 
     Raises:
         RuntimeError: An output of a type numpy lacks was left on a device; and what ONNX Runtime raises
-            (see `pipeline.runtime.session.onnxruntime_errors`).
+            (see `pipeline.runtime.loading.session.onnxruntime_errors`).
     """
     wanted = [out for out in session.get_outputs() if output_names is None or out.name in output_names]
     names = [out.name for out in wanted]

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.bundle.conversion_record import ConversionRecord, OutputAccuracy
-from pipeline.bundle.loader_config import (
-    FirstPhase,
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    TensorSpec,
-)
+from pipeline.bundle.loader_config import FirstPhase, Requirements, TensorSpec
 from pipeline.bundle.manifest import (
     Decision,
     LadderAttempt,
@@ -20,6 +14,7 @@ from pipeline.bundle.manifest import (
     SourceRecord,
     VerificationRecord,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.bundle.tuning_record import TuningRecord
 
 

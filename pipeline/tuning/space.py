@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import TuningError
 
 CUDA = "CUDAExecutionProvider"
@@ -216,8 +216,8 @@ def apply_settings(
         attributes |= setting.attributes
         entries |= setting.config_entries
         cuda |= setting.provider_options
-    tuned = replace(options, attributes=attributes, config_entries=entries)
+    tuned = options._replace(attributes=attributes, config_entries=entries)
     return tuned, tuple(
-        replace(provider, options={**provider.options, **cuda}) if provider.name == CUDA else provider
+        provider._replace(options={**provider.options, **cuda}) if provider.name == CUDA else provider
         for provider in providers
     )

@@ -8,13 +8,13 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import Tolerance
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import VerificationError
 from pipeline.measuring.accuracy import AccuracyMeter
 from pipeline.measuring.gate import Gate, judge
 from pipeline.runtime.answers import Answer, read_answer
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.session import SessionPlan
 from pipeline.tuning.objective import Figures
 
 TRIAL_FUNCTION = "pipeline.tuning.trial:measure_and_check"

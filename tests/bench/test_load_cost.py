@@ -24,7 +24,8 @@ from bench.models import DEFAULTS, write_specs
 from bench.small_models import SMALL_MODELS, small_specs
 from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
 from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.runtime.tensors import write_tensors
 from pipeline.spec.reading import read_specs
 from tests.runtime.bundles import sample, write_bundle

@@ -10,9 +10,7 @@ from pipeline.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
-    ProviderRecord,
     Requirements,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
@@ -27,6 +25,7 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
 CONTENT = {
     "golden.npz": b"golden",

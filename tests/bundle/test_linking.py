@@ -10,7 +10,7 @@ import pytest
 from pipeline.bundle import digest
 from pipeline.bundle.digest import DigestCache, digest_bytes
 from pipeline.bundle.linking import copy_file, link_or_copy, share_model
-from pipeline.runtime.session import build_session, default_plan
+from pipeline.runtime.loading.session import build_session, default_plan
 from tests import models
 
 CONTENT = b"weights" * 1000

@@ -19,11 +19,11 @@ from pipeline.bundle.digest import digest_json
 from pipeline.bundle.loader_config import (
     MAX_LOADER_BYTES,
     LoaderConfig,
-    ProviderRecord,
     read_loader_config,
     write_loader_config,
 )
 from pipeline.bundle.manifest import Manifest, read_manifest
+from pipeline.bundle.session_record import ProviderRecord
 from pipeline.bundle.verification import check_bundle, compare_bundle, raise_differences
 from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
 from tests.bundle.builders import CONTENT, write_bundle

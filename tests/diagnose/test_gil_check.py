@@ -12,7 +12,7 @@ import pytest
 from pipeline.diagnose.gil import watching
 from pipeline.diagnose.gil.check import diagnose_gil
 from pipeline.diagnose.gil.model import LAYERS, WEIGHTS_BYTES, write_heavy_model
-from pipeline.runtime.session import CPU
+from pipeline.runtime.loading.session import CPU
 from pipeline.runtime.tensors import write_tensors
 from tests.runtime.tiny_models import add_model
 

@@ -15,7 +15,8 @@ from pipeline.diagnose.parallel.processes import run_together
 from pipeline.diagnose.parallel.verdict import WAYS
 from pipeline.diagnose.subject import Subject, plan_of
 from pipeline.errors import LoadError, LoadTimeoutError
-from pipeline.runtime.session import _alone_on_device, build_session, default_plan
+from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.session import _alone_on_device, build_session, default_plan
 from pipeline.runtime.tensors import write_tensors
 from tests.runtime.bundles import write_bundle
 from tests.runtime.tiny_models import add_model
@@ -57,7 +58,7 @@ def test_what_is_measured_is_not_this_packages_own_lock(subject: Subject, tmp_pa
         "barrier": str(tmp_path),
         "participants": 1,
     }
-    with _alone_on_device(plan, timeout_s=None):
+    with _alone_on_device(plan, Deadline(None, subject="a model")):
         with pytest.raises(LoadTimeoutError):
             build_session(plan, timeout_s=0.05)
         assert len(make_sessions(request)["ready_s"]) == 2

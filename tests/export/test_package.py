@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import Requirements, SessionOptionsRecord, VersionRange, read_loader_config
+from pipeline.bundle.loader_config import Requirements, VersionRange, read_loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.errors import ExportError
 from pipeline.export.choosing import Server, Wish
 from pipeline.export.package.rules import find_problems

@@ -6,7 +6,8 @@ import dataclasses
 
 from hypothesis import given
 
-from pipeline.bundle.loader_config import FirstPhase, SessionOptionsRecord, Variant
+from pipeline.bundle.loader_config import FirstPhase, Variant
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.export.carrying import recorded_options
 from pipeline.export.package.documents import compatibility_string
 from pipeline.export.package.settings import FORBIDDEN, PATHS, plan_settings

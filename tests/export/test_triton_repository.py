@@ -16,11 +16,11 @@ from pipeline.bundle.loader_config import (
     ComputeCapabilityRange,
     FileEntry,
     Requirements,
-    SessionOptionsRecord,
     VersionRange,
     read_loader_config,
     write_loader_config,
 )
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.bundle.verification import check_bundle
 from pipeline.errors import ExportError, IntegrityError, LoadError, MissingExtraError
 from pipeline.export.choosing import Server, Wish

@@ -9,7 +9,8 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
 
-from pipeline.bundle.loader_config import FirstPhase, ProviderRecord, SessionOptionsRecord, Variant
+from pipeline.bundle.loader_config import FirstPhase, Variant
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import ExportError
 from pipeline.export.carrying import recorded_options
 from pipeline.export.triton.model_config import TritonModel, format_config, parse_config

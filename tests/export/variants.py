@@ -5,14 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import (
-    FileEntry,
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    Variant,
-    VersionRange,
-)
+from pipeline.bundle.loader_config import FileEntry, Requirements, Variant, VersionRange
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.options import NEWEST, known_attributes, known_provider_options, known_session_config
 from pipeline.options.option import Option
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import Requirements, SessionOptionsRecord, TensorSpec
+from pipeline.bundle.loader_config import Requirements, TensorSpec
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.errors import LoadError
 from pipeline.measuring.staging import StagedBundles
 from pipeline.runtime import SessionPlan, load, open_bundle
+from pipeline.runtime.loading.session import default_plan
 from pipeline.runtime.probe import ProbeRequest, measure_plan
-from pipeline.runtime.session import default_plan
 from pipeline.runtime.tensors import write_tensors
 from tests.runtime.bundles import COLUMNS, CPU_ONLY, ROWS, UNMET, sample, weights_of
 from tests.runtime.tiny_models import write_linear

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import PoolError
 from pipeline.runtime.hardware import Gpu, Hardware
 from pipeline.runtime.pool.devices import Device, resolve_devices
 from pipeline.runtime.pool.workplaces import limit_threads, parse_processors, plan_workplaces
-from pipeline.runtime.session import SessionPlan
 
 GPU = Gpu("a GPU", (9, 0), 80 * 2**30, "580", "13.0", "GPU-0")
 CPU = Device("cpu")

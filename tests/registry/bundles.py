@@ -16,9 +16,7 @@ from pipeline.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
-    ProviderRecord,
     Requirements,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
@@ -37,6 +35,7 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.bundle.summary import Summary
 from pipeline.runtime.hardware import Gpu, Hardware
 

@@ -44,7 +44,7 @@ from pipeline.registry.records import (
 )
 from pipeline.registry.references import Reference, open_registry, parse_reference, split_location
 from pipeline.registry.signatures import parse_signer, parse_verifier
-from pipeline.runtime.sources import locate
+from pipeline.runtime.loading.sources import locate
 from tests.registry.bundles import BARE, ELSEWHERE, HERE, Build, Made, read_tree, write_bundle
 from tests.registry.keys import write_certificate, write_keys
 

@@ -13,9 +13,7 @@ from pipeline.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
-    ProviderRecord,
     Requirements,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
@@ -38,6 +36,7 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import (
     BreakEvenRecord,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.loader_config import SessionOptionsRecord
 from pipeline.bundle.manifest import Manifest, VariantRecord, read_manifest
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import BreakEvenRecord, FrontRecord
 from pipeline.report.building import build_report

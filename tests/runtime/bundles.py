@@ -15,9 +15,7 @@ from pipeline.bundle.loader_config import (
     FirstPhase,
     Golden,
     LoaderConfig,
-    ProviderRecord,
     Requirements,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
@@ -26,6 +24,7 @@ from pipeline.bundle.loader_config import (
     write_loader_config,
 )
 from pipeline.bundle.manifest import Manifest, SourceRecord, write_manifest
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.runtime.tensors import write_tensors
 from tests.runtime.tiny_models import write_linear
 

@@ -8,12 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import (
-    FirstPhase,
-    SessionOptionsRecord,
-    read_loader_config,
-    write_loader_config,
-)
+from pipeline.bundle.loader_config import FirstPhase, read_loader_config, write_loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.errors import ChildError, LoadError
 from pipeline.runtime import checking
 from pipeline.runtime.checking import Checked, check_variants

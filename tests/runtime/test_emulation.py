@@ -25,7 +25,7 @@ pytestmark = [
 SCRIPT = """
 import sys
 from pipeline.runtime.hardware import nchwc_block_size, read_hardware
-from pipeline.runtime.loading import open_bundle
+from pipeline.runtime.loading.bundle_loader import open_bundle
 opened = open_bundle(sys.argv[1], check="golden")
 print(opened.variant.name, nchwc_block_size(read_hardware()), *opened.passed_over)
 """

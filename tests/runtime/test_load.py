@@ -21,12 +21,11 @@ from pipeline.bundle import verification
 from pipeline.bundle.loader_config import (
     LOADER_FILE,
     FileEntry,
-    ProviderRecord,
-    SessionOptionsRecord,
     VersionRange,
     read_loader_config,
     write_loader_config,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import (
     BundleError,
     IntegrityError,
@@ -35,10 +34,11 @@ from pipeline.errors import (
     PipelineError,
     UnsupportedVersionError,
 )
-from pipeline.runtime import deadline, load, opening, session, variant_files
+from pipeline.runtime import load
 from pipeline.runtime.golden import check_golden
-from pipeline.runtime.loading import open_bundle
-from pipeline.runtime.opening import build_plan
+from pipeline.runtime.loading import bundle_loader, deadline, session, variant_files
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.loading.resolving import build_plan
 from pipeline.runtime.tensors import read_tensors, write_tensors
 from tests.runtime.bundles import (
     CPU_ONLY,
@@ -205,7 +205,7 @@ def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
         other.replace(bundle / DATA)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(opening, "build_session", build_late)
+    monkeypatch.setattr(bundle_loader, "build_session", build_late)
     with pytest.raises(IntegrityError, match=r"changed while .*\n.*got other linear_optimized\.onnx\.data"):
         load(bundle, digests=digests)
 
@@ -294,7 +294,7 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
     target = tmp_path / "written"
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)})
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(IntegrityError, match="none of optimized_model_filepath"):
+    with pytest.raises(IntegrityError, match=r"optimized_model_filepath=.* not a bundle's to set"):
         load(folder)
     assert not target.exists()
 
@@ -314,7 +314,7 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
 )
 def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
-    with pytest.raises(IntegrityError, match=f"none of {re.escape(key)}"):
+    with pytest.raises(IntegrityError, match=f"{re.escape(key)}='x', which"):
         load(folder)
 
 
@@ -326,7 +326,7 @@ def test_f18_a_session_entry_that_could_end_the_process_is_refused(
     tmp_path: Path, entries: dict[str, str]
 ) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
-    with pytest.raises(IntegrityError, match="cannot take"):
+    with pytest.raises(IntegrityError, match="is expected"):
         load(folder)
 
 
@@ -385,10 +385,10 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
 
 
 @pytest.mark.parametrize("entry", [("", "1"), ("k" * 5000, "1"), ("session.x", "1" * 50_000)])
-def test_an_entry_that_onnxruntime_refuses_is_a_load_error(tmp_path: Path, entry: tuple[str, str]) -> None:
+def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path: Path, entry: tuple[str, str]) -> None:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, dict([entry]))
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(LoadError, match="bad session config entry"):
+    with pytest.raises(IntegrityError, match="no version of ONNX Runtime"):
         load(folder)
 
 
@@ -436,7 +436,9 @@ def test_a_target_is_never_replaced_by_another(tmp_path: Path) -> None:
 
 
 def test_a_target_the_bundle_lacks_is_named(bundle: Path) -> None:
-    with pytest.raises(LoadError, match="not prepared for 'cuda'"):
+    with pytest.raises(
+        LoadError, match=r"for target 'cuda'.*\n  expected one of the targets cpu or of the variants cpu"
+    ):
         load(bundle, target="cuda")
 
 
@@ -449,14 +451,14 @@ def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     (folder / "cpu/linear_optimized.onnx").write_bytes(b"not a model")
     rewrite_digests(folder)
-    with pytest.raises(LoadError, match="cannot load"):
+    with pytest.raises(IntegrityError, match="not an ONNX model"):
         load(folder)
 
 
 def test_f14_an_option_this_onnxruntime_lacks_is_an_error(tmp_path: Path) -> None:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"warp_drive": 1})
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(LoadError, match="warp_drive"):
+    with pytest.raises(IntegrityError, match="warp_drive"):
         load(folder)
 
 
@@ -636,7 +638,7 @@ def replace_while_loading(monkeypatch: pytest.MonkeyPatch, bundle: Path, seeds: 
             write_bundle(bundle, seed=seeds.pop(0))
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(opening, "build_session", build_late)
+    monkeypatch.setattr(bundle_loader, "build_session", build_late)
 
 
 def test_a_bundle_replaced_while_loading_is_loaded_anew(
@@ -686,23 +688,34 @@ def test_errors_of_a_load_survive_a_manifest_rewritten_by_hand(bundle: Path) -> 
 
 SCRIPT = """
 import sys
-import pipeline.runtime
-assert not {"numpy", "onnxruntime"} & set(sys.modules), "importing pipeline.runtime must stay cheap"
+import numpy, onnxruntime
+before = set(sys.modules)
 from pipeline.runtime import load
-heavy = {"numpy", "onnxruntime", "hashlib", "json", "logging", "pipeline.bundle", "pipeline.runtime.session"}
-assert not heavy & set(sys.modules), "importing load must stay cheap"
-load(sys.argv[1], check="golden")
-allowed = {"pipeline", "numpy", "onnxruntime", "_distutils_hack", "coloredlogs", "humanfriendly"}
-third = {
-    name.partition(".")[0]
-    for name, module in list(sys.modules.items())
-    if "site-packages" in (getattr(module, "__file__", None) or "")
-}
-print(*sorted(third - allowed))
+load(sys.argv[1]).run(None, {"x": numpy.zeros((2, 8), numpy.float32)})
+print(*sorted(set(sys.modules) - before))
 """
 
+LOADS_MODULES = [
+    f"pipeline{name}"
+    for name in (
+        "",
+        ".bundle",
+        ".bundle.file_memory",
+        ".bundle.session_record",
+        ".errors",
+        ".runtime",
+        ".runtime.cpuid",
+        ".runtime.loading",
+        ".runtime.loading.bundle_loader",
+        ".runtime.loading.deadline",
+        ".runtime.loading.resolved_variant",
+        ".runtime.loading.session",
+    )
+]
+"""All that `load` brings in beside what numpy and ONNX Runtime do; each takes 0.1 to 0.6 ms."""
 
-def test_a_load_brings_in_numpy_and_onnxruntime_and_no_other_third_party(bundle: Path) -> None:
+
+def modules_of_a_load(bundle: Path) -> list[str]:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(bundle)],
@@ -711,4 +724,11 @@ def test_a_load_brings_in_numpy_and_onnxruntime_and_no_other_third_party(bundle:
         env={**os.environ, "PYTHONPATH": str(root)},
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle: Path) -> None:
+    time.sleep(0.05)  # what changed just now is not remembered
+    assert "pipeline.bundle.loader_config" in modules_of_a_load(bundle)
+    assert modules_of_a_load(bundle) == LOADS_MODULES

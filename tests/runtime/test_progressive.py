@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import SessionOptionsRecord, read_loader_config, write_loader_config
+from pipeline.bundle.loader_config import read_loader_config, write_loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord, SessionPlan
 from pipeline.errors import IntegrityError, LoadError, LoadTimeoutError
-from pipeline.runtime import ProgressiveSession, load_progressive, opening, session
+from pipeline.runtime import ProgressiveSession, load_progressive
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.loading import open_bundle
-from pipeline.runtime.session import SessionPlan, default_plan
+from pipeline.runtime.loading import bundle_loader, session
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.loading.session import default_plan
 from pipeline.runtime.tensors import read_tensors, run_session, write_tensors
 from tests.runtime.bundles import ROWS, entry, rewrite_digests, sample, weights_of, write_bundle, write_record
 from tests.runtime.tiny_models import write_chain, write_linear
@@ -78,20 +80,20 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         made.append(weakref.ref(one._sess))
         return one
 
-    monkeypatch.setattr(opening, "build_session", build_noted)
+    monkeypatch.setattr(bundle_loader, "build_session", build_noted)
     return made
 
 
 def replace_steady(monkeypatch: pytest.MonkeyPatch, change: Callable[[SessionPlan], SessionPlan]) -> None:
     """Has every session but the first made of another plan."""
-    build: Callable[..., Any] = vars(opening)["build_session"]
+    build: Callable[..., Any] = vars(bundle_loader)["build_session"]
     plans: list[SessionPlan] = []
 
     def build_changed(plan: SessionPlan, **kwargs: Any) -> Any:
         plans.append(plan)
         return build(plan if len(plans) == 1 else change(plan), **kwargs)
 
-    monkeypatch.setattr(opening, "build_session", build_changed)
+    monkeypatch.setattr(bundle_loader, "build_session", build_changed)
 
 
 def answer(session: ProgressiveSession, feed: Array | None = None) -> Array:
@@ -284,16 +286,18 @@ def test_a_run_that_fails_is_the_callers_alone(bundle: Path) -> None:
 def test_options_that_onnxruntime_refuses_leave_the_first_in_service(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = SessionOptionsRecord("ORT_DISABLE_ALL", {"warp_drive": 1})
+    # One group of processors too few.
+    groups = {"session.intra_op_thread_affinities": "1"}
+    refused = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, groups)
     with load_progressive(write_bundle(tmp_path / "b", options=refused, first=FIRST)) as session:
         answer(session)
-        with pytest.raises(LoadError, match="warp_drive"):
+        with pytest.raises(LoadError, match="affinities"):
             session.wait_steady(PATIENCE_S)
         assert (session.phase, threads_of(session)) == ("failed", 1)
-        assert "warp_drive" in str(session.error)
+        assert "affinities" in str(session.error)
         assert_right(answer(session))
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "the first session stays in service: unknown session option" in record.getMessage()
+    assert "the first session stays in service: ONNX Runtime cannot load" in record.getMessage()
 
 
 def test_a_steady_session_that_answers_wrongly_never_serves(
@@ -346,13 +350,16 @@ def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle: Path)
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": "x"}), "none of optimized"),
+        (
+            SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": "x"}),
+            "optimized_model_filepath='x'",
+        ),
         (
             SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"ep.context_enable": "1"}),
-            "none of ep.context_enable",
+            "ep.context_enable='1', which is not",
         ),
-        (SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "yes"}), "cannot take"),
-        (SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 100_000}), "cannot take"),
+        (SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "yes"}), "is expected"),
+        (SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 100_000}), "is expected"),
     ],
 )
 @pytest.mark.parametrize("open_it", [open_bundle, load_progressive])

@@ -10,15 +10,14 @@ from pipeline.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
-    ProviderRecord,
     Requirements,
-    SessionOptionsRecord,
     Tolerance,
     Variant,
     VersionRange,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.runtime.hardware import Gpu, Hardware
-from pipeline.runtime.selection import Selection, select_variant
+from pipeline.runtime.loading.variant_selection import Selection, select_variant
 
 pytestmark = pytest.mark.runtime
 

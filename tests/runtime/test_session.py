@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import LoadError, LoadTimeoutError, ProviderError
-from pipeline.runtime import session as session_module
 from pipeline.runtime.hardware import read_gpus
-from pipeline.runtime.session import CPU, CUDA, SessionPlan, build_session, default_plan, with_device
+from pipeline.runtime.loading import session as session_module
+from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
 from tests.runtime.bundles import sample, weights_of
 from tests.runtime.tiny_models import write_chain, write_linear
 

@@ -23,7 +23,7 @@ from pipeline.bundle.loader_config import (
     Variant,
     write_loader_config,
 )
-from pipeline.runtime.loading import open_bundle
+from pipeline.runtime.loading.bundle_loader import open_bundle
 from pipeline.runtime.tensors import write_tensors
 from pipeline.stages.results import OptimizeResult
 from tests import models
@@ -35,8 +35,8 @@ RUN = """
 import json, logging, sys
 import numpy as np
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import open_bundle
-from pipeline.runtime.session import build_session, default_plan, onnxruntime_errors
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.loading.session import build_session, default_plan, onnxruntime_errors
 
 warnings = []
 handler = logging.Handler(logging.WARNING)

@@ -10,11 +10,12 @@ import onnx
 import pytest
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import ProviderRecord, Requirements, SessionOptionsRecord, VersionRange
+from pipeline.bundle.loader_config import Requirements, VersionRange
 from pipeline.bundle.manifest import SourceRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import StageError
 from pipeline.runtime.answers import Answers
-from pipeline.runtime.session import CPU, CUDA, SessionPlan, build_session, default_plan
+from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan
 from pipeline.runtime.tensors import write_tensors
 from pipeline.spec.models import Measure as MeasureSection
 from pipeline.spec.models import ModelSpec, Runtime, Source

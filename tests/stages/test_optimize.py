@@ -15,9 +15,10 @@ import pytest
 
 from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import VersionRange
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
 from pipeline.runtime.child import Reply, run_child
-from pipeline.runtime.session import CPU, SessionPlan, build_session, default_plan
+from pipeline.runtime.loading.session import CPU, build_session, default_plan
 from pipeline.spec.models import ModelSpec
 from pipeline.stages import tools
 from pipeline.stages.contract import Plan

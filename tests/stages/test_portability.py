@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import open_bundle
+from pipeline.runtime.loading.bundle_loader import open_bundle
 from tests.stages.elsewhere import Prepared, assert_falls_back, prepare, run_elsewhere
 
 EMULATOR = shutil.which("qemu-x86_64")

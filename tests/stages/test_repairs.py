@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.runtime.session import build_session, default_plan
+from pipeline.runtime.loading.session import build_session, default_plan
 from pipeline.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 from tests import models
 

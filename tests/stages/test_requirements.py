@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import (
-    ComputeCapabilityRange,
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    VersionRange,
-)
+from pipeline.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.runtime.hardware import Gpu, Hardware
 from pipeline.stages.optimize.requirements import derive_requirements, readable_versions, with_options
 

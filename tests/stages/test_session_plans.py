@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.loader_config import ProviderRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionPlan
 from pipeline.errors import StageError
-from pipeline.runtime.session import CPU, CUDA, SessionPlan
+from pipeline.runtime.loading.session import CPU, CUDA
 from pipeline.spec.models import Runtime
 from pipeline.stages.optimize.ladder import Step
 from pipeline.stages.optimize.session_plans import (

@@ -11,10 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import SessionOptionsRecord, VersionRange
+from pipeline.bundle.loader_config import VersionRange
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
 from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.session import CPU, build_session, default_plan
+from pipeline.runtime.loading.session import CPU, build_session, default_plan
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import Context, Plan, TaskId
 from pipeline.stages.optimize.attempt import job_of

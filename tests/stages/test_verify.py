@@ -19,18 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import (
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    TensorSpec,
-    VersionRange,
-)
+from pipeline.bundle.loader_config import Requirements, TensorSpec, VersionRange
 from pipeline.bundle.manifest import SourceRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import SpecError, StageError, VerificationError
 from pipeline.runtime import answers
 from pipeline.runtime.child import Reply
-from pipeline.runtime.session import CPU
+from pipeline.runtime.loading.session import CPU
 from pipeline.runtime.tensors import read_tensors, write_tensors
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import Context, Plan, TaskId, Upstream

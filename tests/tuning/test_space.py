@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import TuningError
 from pipeline.tuning.knobs import restrict
 from pipeline.tuning.space import CUDA, Choice, Setting, Space, apply_settings

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord, Tolerance
+from pipeline.bundle.loader_config import Tolerance
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import (
     ChildError,
     ChildTimeoutError,
@@ -21,7 +22,7 @@ from pipeline.errors import (
     VerificationError,
 )
 from pipeline.runtime.answers import write_answers
-from pipeline.runtime.session import CPU, CUDA, SessionPlan, default_plan
+from pipeline.runtime.loading.session import CPU, CUDA, default_plan
 from pipeline.runtime.tensors import write_tensors
 from pipeline.tuning.choosing import choose
 from pipeline.tuning.objective import Figures, Objective
@@ -66,8 +67,8 @@ def measured(request: TrialRequest, **options: Any) -> Figures:
 
 
 def with_options(request: TrialRequest, **options: Any) -> TrialRequest:
-    record = dataclasses.replace(request.plan.session_options, **options)
-    return dataclasses.replace(request, plan=dataclasses.replace(request.plan, session_options=record))
+    record = request.plan.session_options._replace(**options)
+    return dataclasses.replace(request, plan=request.plan._replace(session_options=record))
 
 
 def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
@@ -75,7 +76,7 @@ def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
     weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     weights[5, 7] += 0.5
     model, _ = write_linear(folder / "linear.onnx", weights)
-    return dataclasses.replace(request, plan=dataclasses.replace(request.plan, model=str(model)))
+    return dataclasses.replace(request, plan=request.plan._replace(model=str(model)))
 
 
 @pytest.mark.parametrize("io_binding", [False, True], ids=["copied", "bound"])

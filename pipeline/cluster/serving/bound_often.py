@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.runtime.binding import BoundRuns
-from pipeline.runtime.session import CUDA
+from pipeline.runtime.loading.session import CUDA
 
 if TYPE_CHECKING:
     import onnxruntime

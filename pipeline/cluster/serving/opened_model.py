@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.cluster.serving.bound_often import BoundOften
 from pipeline.errors import LoadError, PoolError
-from pipeline.runtime.background_import import BackgroundImport, import_onnxruntime
-from pipeline.runtime.deadline import Deadline
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import DigestPolicy
-from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
+from pipeline.runtime.loading.bundle_loader import DigestPolicy, LoadOptions, OpenedBundle, open_folder
+from pipeline.runtime.loading.session import import_onnxruntime
+from pipeline.runtime.loading.sources import locate
+from pipeline.runtime.loading.variant_selection import FASTEST, needs_gpu, select_variant
 from pipeline.runtime.pool.requests import Signature, read_signature
 from pipeline.runtime.pool.session_runner import ByShapes, SessionRunner, open_buckets
 from pipeline.runtime.pool.workplaces import limit_threads
-from pipeline.runtime.selection import FASTEST, needs_gpu, select_variant
-from pipeline.runtime.session import SessionPlan
-from pipeline.runtime.sources import locate
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -77,16 +75,15 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
         return limit_threads(plan, opening.threads, may_spin=opening.may_spin)
 
     on_gpu = opening.device_id is not None
-    wishes = Wishes(
+    options = LoadOptions(
         target=choose_target(root, opening),
         device_id=opening.device_id,
         digests=cast(DigestPolicy, opening.digests),
         check="golden",
-        deadline=Deadline(None, bundle=root),
         adapt=adapt,
         precision=opening.precision,
     )
-    opened = open_bundle(root, wishes, BackgroundImport())
+    opened = open_folder(str(root), options)
     if opening.target is None and needs_gpu(opened.variant.requirements) != on_gpu:
         raise LoadError(
             f"no variant for {'a GPU' if on_gpu else 'the CPU'} here: {root}\n"
@@ -95,7 +92,7 @@ def open_model(name: str, opening: Opening) -> OpenedModel:
             hint=f"devices={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {root}",
         )
     return OpenedModel(
-        name or opened.config.name, opened, open_buckets(opened, wishes) if opening.buckets else ()
+        name or opened.config.name, opened, open_buckets(opened, options) if opening.buckets else ()
     )
 
 
@@ -189,7 +186,7 @@ class OpenedModel:
     @property
     def root(self) -> Path:
         """The bundle's folder."""
-        return self._general.chosen.root
+        return self._general.root
 
     def check(self) -> None:
         """Runs the golden sample of every variant.

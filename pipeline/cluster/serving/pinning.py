@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.runtime.sources import locate
+from pipeline.runtime.loading.sources import locate
 
 
 def pin_bundle(

@@ -31,8 +31,8 @@ from pipeline.cluster.serving.batching import (
 from pipeline.cluster.serving.session_actor import plan_environment
 from pipeline.errors import InvalidRequestError, RunError
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.loading import check_choice
-from pipeline.runtime.selection import FASTEST
+from pipeline.runtime.loading.bundle_loader import check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST
 
 Batch = Mapping[str, Array]
 

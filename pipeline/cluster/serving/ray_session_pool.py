@@ -25,14 +25,14 @@ from pipeline.cluster.serving.scouting import Scout, Terms, field_first
 from pipeline.cluster.serving.steward import Steward
 from pipeline.cluster.serving.survey import Errand
 from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.loading import DigestPolicy, check_choice
+from pipeline.runtime.loading.bundle_loader import DigestPolicy, check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
 from pipeline.runtime.pool.calls import PoolCalls
 from pipeline.runtime.pool.crew import PoolStats, WorkerEvent
 from pipeline.runtime.pool.futures import renew
 from pipeline.runtime.pool.numbers import require_counts, require_positive
 from pipeline.runtime.pool.placement import Placement
 from pipeline.runtime.pool.requests import read_signature
-from pipeline.runtime.selection import FASTEST, PRECISIONS
 
 Bundle = str | os.PathLike[str]
 

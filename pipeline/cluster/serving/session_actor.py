@@ -53,7 +53,7 @@ class SessionActor:
         # Only then: ONNX Runtime looks for GPUs when it is imported.
         from pipeline.bundle.codec import decode, encode
         from pipeline.cluster.serving.opened_model import Opening, open_model
-        from pipeline.runtime.background_import import import_onnxruntime
+        from pipeline.runtime.loading.session import import_onnxruntime
         from pipeline.runtime.memory import private_bytes
 
         import_onnxruntime()

@@ -12,10 +12,10 @@ from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
 from pipeline.errors import PipelineError, error_named
 from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.loading.sources import locate
 from pipeline.runtime.pool.loads import read_load
 from pipeline.runtime.pool.placement import ModelLoad
 from pipeline.runtime.pool.worker import describe_error
-from pipeline.runtime.sources import locate
 
 KINDS = ("cpu", "cuda")
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.bundle.codec import encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.concurrent_models.verdict import (
     SITUATIONS,
@@ -32,7 +33,6 @@ from pipeline.errors import PipelineError
 from pipeline.measuring.comparison import LEAST_ROUNDS
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.session import SessionPlan
 
 _FUNCTION = "pipeline.diagnose.concurrent_models.running:run_models"
 
@@ -99,7 +99,7 @@ def _plan(subject: Subject, model: Model) -> SessionPlan:
     if model.threads is None:
         return plan
     attributes = {**plan.session_options.attributes, "intra_op_num_threads": model.threads}
-    return replace(plan, session_options=replace(plan.session_options, attributes=attributes))
+    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
 
 
 def _measure(models: tuple[Model, ...], loads: Sequence[Load], *, window_s: float) -> Contention:

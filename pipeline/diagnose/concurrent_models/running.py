@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.parallel.barrier import Barrier, values_of
 from pipeline.diagnose.parallel.processes import join
 from pipeline.errors import LoadError
-from pipeline.runtime.background_import import import_onnxruntime
-from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
+from pipeline.runtime.loading.session import build_session, import_onnxruntime, onnxruntime_errors
 from pipeline.runtime.tensors import read_tensors, run_session
 
 _WARM_UP_RUNS = 3

@@ -8,7 +8,7 @@ from pipeline.diagnose.diagnosis import Finding
 from pipeline.diagnose.environment.device_code import compiles_at_start, name_architecture, runs_natively
 from pipeline.diagnose.environment.facts import DeviceCode, Facts, GpuState, PcieLink
 from pipeline.runtime.hardware import Gpu
-from pipeline.runtime.session import CUDA
+from pipeline.runtime.loading.session import CUDA
 from pipeline.versions import parse_version
 
 _LEAST_DRIVERS = {13: "580", 12: "525", 11: "450"}

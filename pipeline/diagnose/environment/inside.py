@@ -15,7 +15,7 @@ from pipeline.diagnose.environment.elf import read_needed
 from pipeline.diagnose.environment.packages import is_known
 from pipeline.errors import PipelineError
 from pipeline.runtime.availability import run_tiny_model
-from pipeline.runtime.session import CUDA
+from pipeline.runtime.loading.session import CUDA
 
 _MAPS = Path("/proc/self/maps")
 _PROVIDER_LIBRARIES = "libonnxruntime_providers_*.so"

@@ -9,7 +9,7 @@ from pipeline.diagnose.diagnosis import Finding, Severity
 from pipeline.diagnose.environment.facts import Facts, Library, Provider, Wheel
 from pipeline.diagnose.environment.packages import DRIVER_LIBRARIES
 from pipeline.diagnose.environment.phrasing import phrase_provider
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 from pipeline.versions import parse_version
 
 OLDEST = (1, 23)

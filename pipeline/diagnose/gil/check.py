@@ -18,7 +18,7 @@ from pipeline.diagnose.turns import CHILD_TIMEOUT_S
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 
 
 def diagnose_gil(

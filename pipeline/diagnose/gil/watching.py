@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.gil.ticking import Call, Ticker
 from pipeline.errors import ProviderError
-from pipeline.runtime.background_import import import_onnxruntime
-from pipeline.runtime.session import CPU, SessionPlan, build_session, default_plan
+from pipeline.runtime.loading.session import CPU, build_session, default_plan, import_onnxruntime
 from pipeline.runtime.tensors import read_tensors, run_session
 
 _REPEATS = 3

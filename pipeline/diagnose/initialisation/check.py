@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pipeline.bundle.codec import encode
 from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
 from pipeline.diagnose.initialisation.advice import Start, find_in_start, saved_by
@@ -20,7 +21,6 @@ from pipeline.measuring.comparison import beats
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.measuring.rounds import order_of_round
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.session import SessionPlan
 
 ROUNDS = 5
 _STEADY_S = 0.2
@@ -109,7 +109,7 @@ def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
 
 def _unpacked(plan: SessionPlan) -> SessionPlan:
     entries = {**plan.session_options.config_entries, _PREPACKING: "1"}
-    return replace(plan, session_options=replace(plan.session_options, config_entries=entries))
+    return plan._replace(session_options=plan.session_options._replace(config_entries=entries))
 
 
 def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str) -> Start:

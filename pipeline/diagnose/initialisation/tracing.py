@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 import time
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.initialisation.log_lines import parse_log
 from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, split_phases
 from pipeline.diagnose.profiling.trace_events import read_events
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import SessionPlan
 
 _TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
@@ -86,8 +85,8 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
     times.append(time.perf_counter())
+    from pipeline.runtime.loading.session import build_session
     from pipeline.runtime.running import run_first
-    from pipeline.runtime.session import build_session
     from pipeline.runtime.tensors import read_tensors, run_session
 
     folder = Path(request["folder"])
@@ -119,9 +118,7 @@ def _logged(plan: SessionPlan, folder: Path) -> SessionPlan:
         "enable_profiling": True,
         "profile_file_prefix": str(folder / "profile"),
     }
-    return dataclasses.replace(
-        plan, session_options=dataclasses.replace(plan.session_options, attributes=attributes)
-    )
+    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
 
 
 @contextmanager

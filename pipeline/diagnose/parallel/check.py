@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline.bundle.codec import encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.diagnosis import Diagnosis, diagnose
 from pipeline.diagnose.environment.wheels import name_installed, read_wheels
@@ -29,7 +30,6 @@ from pipeline.diagnose.turns import take_turns
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.session import SessionPlan
 
 _FUNCTION = "pipeline.diagnose.parallel.making:make_sessions"
 _MOST_ON_CPU = 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.runtime.loading.session import CUDA, with_device
 from pipeline.runtime.pool.devices import Device
 from pipeline.runtime.pool.workplaces import plan_workplaces
-from pipeline.runtime.session import CUDA, SessionPlan, with_device
 
 
 def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:

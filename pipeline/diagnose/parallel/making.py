@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline.bundle.codec import decode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.parallel.barrier import values_of
 from pipeline.diagnose.parallel.processes import join
-from pipeline.runtime.background_import import import_onnxruntime
+from pipeline.runtime.loading.session import build_session, import_onnxruntime
 from pipeline.runtime.memory import private_bytes
-from pipeline.runtime.session import SessionPlan, build_session
 
 _MB = 2**20
 

@@ -9,7 +9,7 @@ from statistics import median
 from pipeline.diagnose.diagnosis import Finding
 from pipeline.diagnose.profiling.trace_events import Event, ProfileEvents
 from pipeline.errors import LoadError
-from pipeline.runtime.session import CPU
+from pipeline.runtime.loading.session import CPU
 
 _MOST_ROWS = 200
 _COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})

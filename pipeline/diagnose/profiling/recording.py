@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
 import time
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.profiling.profile import Profile, summarise_profile
 from pipeline.diagnose.profiling.trace_events import read_events
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import SessionPlan
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -60,8 +59,8 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         LoadError: The session could not be made or run.
     """
+    from pipeline.runtime.loading.session import build_session
     from pipeline.runtime.running import run_first
-    from pipeline.runtime.session import build_session
     from pipeline.runtime.tensors import read_tensors, run_session
 
     plan = _profiled(decode(SessionPlan, request["plan"]), Path(request["folder"]))
@@ -86,8 +85,8 @@ def _profiled(plan: SessionPlan, folder: Path) -> SessionPlan:
     }
     # Versions before 1.25 do not know the entry, and take it without a word.
     entries = {**record.config_entries, **_ASSIGNMENT}
-    changed = dataclasses.replace(record, attributes=attributes, config_entries=entries)
-    return dataclasses.replace(plan, session_options=changed)
+    changed = record._replace(attributes=attributes, config_entries=entries)
+    return plan._replace(session_options=changed)
 
 
 def _assigned(session: onnxruntime.InferenceSession) -> dict[str, int]:

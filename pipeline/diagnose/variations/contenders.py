@@ -12,13 +12,14 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject, plan_of_bundle, plan_on, variant_for
 from pipeline.errors import LoadError, PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.options.external_data import with_external_data
 from pipeline.runtime.child import run_child
+from pipeline.runtime.loading.session import build_session
 from pipeline.runtime.probe import ProbeRequest
-from pipeline.runtime.session import SessionPlan, build_session
 
 STEADY_S = 0.2
 
@@ -152,8 +153,8 @@ def model_bytes(model: Path) -> int:
 def _writing_plan(source: str, device: str, model: Path, *, external: bool) -> SessionPlan:
     entries = {**_NO_PREPACKING, **(with_external_data(model) if external else {})}
     plan = plan_on(source, device, config_entries=entries)
-    options = dataclasses.replace(plan.session_options, attributes={"optimized_model_filepath": str(model)})
-    return dataclasses.replace(plan, session_options=options)
+    options = plan.session_options._replace(attributes={"optimized_model_filepath": str(model)})
+    return plan._replace(session_options=options)
 
 
 def write_optimised(request: Mapping[str, Any]) -> dict[str, Any]:

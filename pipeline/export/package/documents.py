@@ -10,7 +10,7 @@ import pipeline
 from pipeline.bundle.loader_config import Requirements, Variant
 from pipeline.export.exported import ExportedModel
 from pipeline.export.package.settings import PackageSettings
-from pipeline.runtime.selection import needs_gpu
+from pipeline.runtime.loading.variant_selection import needs_gpu
 
 SCHEMA_VERSION = "1.0"
 COMPONENTS = "components"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord, Variant
+from pipeline.bundle.loader_config import Variant
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.export.carrying import LEVEL, Carried, LeftOut, Recorded, recorded_options
 from pipeline.options import NEWEST, format_option, known_attributes, known_session_config
 

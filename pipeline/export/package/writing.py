@@ -29,7 +29,7 @@ from pipeline.export.package.settings import plan_settings
 from pipeline.export.record import check_replaceable, settle_destination, write_export_record
 from pipeline.export.source import Source, read_source
 from pipeline.export.trial import try_model
-from pipeline.runtime.opening import build_plan
+from pipeline.runtime.loading.resolving import build_plan
 
 LAYOUT = "ort-package"
 
@@ -125,8 +125,7 @@ def _write_variant(
     model_file = f"model{PurePosixPath(variant.model).suffix}"
     placed = plan_files(variant, f"{home}/{variant.name}", model=model_file)
     place_files(source.root, variant, placed, folder)
-    plan = dataclasses.replace(
-        build_plan(source.root, variant),
+    plan = build_plan(source.root, variant)._replace(
         model=str((folder / home / variant.name / model_file).absolute()),
         session_options=settings.plan_options,
         providers=settings.plan_providers,

@@ -26,7 +26,7 @@ from pipeline.export.triton.releases import describe_release
 from pipeline.export.triton.settings import TritonSettings, plan_settings
 from pipeline.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
 from pipeline.runtime.golden import read_golden
-from pipeline.runtime.opening import build_plan
+from pipeline.runtime.loading.resolving import build_plan
 from pipeline.runtime.tensors import fit_feeds
 
 LAYOUT = "triton"
@@ -173,8 +173,7 @@ def _find_model(folder: Path, variant: Variant, placed: tuple[Placed, ...]) -> P
 
 
 def _try(source: Source, variant: Variant, settings: TritonSettings, model: Path) -> Trial:
-    plan = dataclasses.replace(
-        build_plan(source.root, variant),
+    plan = build_plan(source.root, variant)._replace(
         model=str(model.absolute()),
         session_options=settings.session_options,
         providers=settings.providers,

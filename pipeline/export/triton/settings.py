@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord, Variant
+from pipeline.bundle.loader_config import Variant
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import ExportError
 from pipeline.export.carrying import LEVEL, Carried, LeftOut, Recorded, recorded_options
 from pipeline.options import OLDEST, format_option, known_provider_options, version_parts
 from pipeline.options.option import NEWEST, Option
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 
 LEVELS = {"ORT_DISABLE_ALL": 2, "ORT_ENABLE_BASIC": -1, "ORT_ENABLE_EXTENDED": 1, "ORT_ENABLE_ALL": 0}
 """`optimization.graph.level` by ONNX Runtime's level; 2 since Triton 24.01, which is the lowest there is."""

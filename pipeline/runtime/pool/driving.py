@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
 from pipeline.errors import PoolClosedError
-from pipeline.runtime.selection import FASTEST
+from pipeline.runtime.loading.variant_selection import FASTEST
 
 if TYPE_CHECKING:
     from pipeline.runtime.pool.crew import PoolStats, WorkerEvent

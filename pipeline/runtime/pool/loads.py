@@ -8,9 +8,9 @@ from pathlib import Path
 from pipeline.bundle.loader_config import Variant, listed_files, read_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, PlanFigures, VariantRecord, read_manifest
 from pipeline.runtime.bucket_choice import find_buckets
+from pipeline.runtime.loading.variant_selection import FASTEST, serves
 from pipeline.runtime.pool.devices import Device
 from pipeline.runtime.pool.placement import ModelLoad, Placement, Room, place_models
-from pipeline.runtime.selection import FASTEST, serves
 
 _MB = 2**20
 _PORTABLE = "portable"

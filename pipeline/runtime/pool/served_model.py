@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import encode
 from pipeline.errors import LoadError, PoolError
-from pipeline.runtime.background_import import BackgroundImport
-from pipeline.runtime.deadline import Deadline
-from pipeline.runtime.opening import OpenedBundle, Wishes, open_bundle
+from pipeline.runtime.loading.bundle_loader import LoadOptions, OpenedBundle, open_folder
+from pipeline.runtime.loading.variant_selection import needs_gpu
 from pipeline.runtime.pool.requests import read_signature
 from pipeline.runtime.pool.served_session import ServedSession, WaitForMemory, Write
 from pipeline.runtime.pool.session_runner import ByShapes, open_buckets
 from pipeline.runtime.pool.tensor_headers import HeaderReader
 from pipeline.runtime.pool.workplaces import limit_threads
-from pipeline.runtime.selection import needs_gpu
 
 if TYPE_CHECKING:
+    from pipeline.bundle.session_record import SessionPlan
     from pipeline.runtime.pool.segments import AttachedSegments
     from pipeline.runtime.pool.wire import Frame, Span
-    from pipeline.runtime.session import SessionPlan
 
 
 def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
@@ -40,16 +37,15 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
     def adapt(plan: SessionPlan) -> SessionPlan:
         return limit_threads(plan, job["threads"], may_spin=job["may_spin"])
 
-    wishes = Wishes(
+    options = LoadOptions(
         target=model["target"],
         device_id=job["device_id"],
         digests=job["digests"],
         check="golden",
-        deadline=Deadline(None, bundle=Path(model["bundle"])),
         adapt=adapt,
         precision=model["precision"],
     )
-    opened = open_bundle(Path(model["bundle"]), wishes, BackgroundImport())
+    opened = open_folder(model["bundle"], options)
     if encode(opened.config) != model["config"]:
         raise LoadError(
             f"bundle was replaced by another build: {model['bundle']}\n"
@@ -63,7 +59,7 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint="SessionPool(…, devices='cpu'), or ortprep check " + model["bundle"],
         )
-    return ServedModel(model["name"], opened, open_buckets(opened, wishes) if model["buckets"] else ())
+    return ServedModel(model["name"], opened, open_buckets(opened, options) if model["buckets"] else ())
 
 
 class ServedModel:

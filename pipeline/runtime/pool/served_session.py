@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.errors import PoolError
 from pipeline.runtime.binding import BoundRuns
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.opening import OpenedBundle
+from pipeline.runtime.loading.bundle_loader import OpenedBundle
 from pipeline.runtime.pool.requests import Signature
 from pipeline.runtime.pool.segments import AttachedSegments, view_tensor
 from pipeline.runtime.pool.session_runner import SessionRunner, Shapes

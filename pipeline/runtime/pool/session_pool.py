@@ -15,7 +15,9 @@ from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading import DigestPolicy, check_choice
+from pipeline.runtime.loading.bundle_loader import DigestPolicy, check_choice
+from pipeline.runtime.loading.sources import locate
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
 from pipeline.runtime.pool.arena import Arena, Segment
 from pipeline.runtime.pool.calls import PoolCalls
 from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
@@ -29,8 +31,6 @@ from pipeline.runtime.pool.requests import IN_PLACE_BYTES, read_signature
 from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
 from pipeline.runtime.pool.supervisor import Rules, Supervisor
 from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
-from pipeline.runtime.selection import FASTEST, PRECISIONS
-from pipeline.runtime.sources import locate
 
 Bundle = str | os.PathLike[str]
 

@@ -13,9 +13,9 @@ from pipeline.runtime.bucket_choice import choose_bucket, find_buckets
 from pipeline.runtime.bucket_opening import open_bucket, with_runnable_buckets
 from pipeline.runtime.element_types import Array, element_type_of
 from pipeline.runtime.golden import check_answers
-from pipeline.runtime.opening import OpenedBundle, Wishes
+from pipeline.runtime.loading.bundle_loader import LoadOptions, OpenedBundle
+from pipeline.runtime.loading.session import onnxruntime_errors
 from pipeline.runtime.pool.requests import Signature
-from pipeline.runtime.session import onnxruntime_errors
 from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SessionRunner:
             BundleError: It cannot be read.
         """
         opened = self._opened
-        check_answers(self.session, opened.config, opened.chosen.root, variant=opened.variant)
+        check_answers(self.session, opened.config, opened.root, variant=opened.variant)
 
     def fit(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Returns a batch in the session's own types, where the variant's are narrower than the model's."""
@@ -160,19 +160,19 @@ class ByShapes(Generic[T]):
         return made
 
 
-def open_buckets(opened: OpenedBundle, wishes: Wishes) -> list[OpenedBundle]:
+def open_buckets(opened: OpenedBundle, options: LoadOptions) -> list[OpenedBundle]:
     """Opens the shape buckets of a bundle that this machine can run.
 
     Args:
         opened: The variant for all shapes.
-        wishes: What it was opened by.
+        options: What it was opened by.
 
     Raises:
         PipelineError: As `pipeline.runtime.load` does.
     """
-    runnable = with_runnable_buckets(opened.chosen, device_id=wishes.device_id)
+    runnable = with_runnable_buckets(opened, device_id=options.device_id)
     found = find_buckets(runnable, opened.variant)
-    return [open_bucket(opened.chosen, bucket, wishes) for bucket in found]
+    return [open_bucket(opened.root, opened.config, bucket, options) for bucket in found]
 
 
 def _is_native(type_name: str) -> bool:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runtime.background_import import import_onnxruntime
+from pipeline.runtime.loading.session import import_onnxruntime
 from pipeline.runtime.pool.wire import (
     FRAME_BYTES,
     Frame,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.runtime.pool.devices import Device
-from pipeline.runtime.session import SessionPlan
 
 _NODES = Path("/sys/devices/system/node")
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
@@ -103,8 +103,8 @@ def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> 
     entries = dict(plan.session_options.config_entries)
     if not may_spin:
         entries.update(dict.fromkeys(_SPINNING, "0"))
-    options = replace(plan.session_options, attributes=attributes, config_entries=entries)
-    return replace(plan, session_options=options)
+    options = plan.session_options._replace(attributes=attributes, config_entries=entries)
+    return plan._replace(session_options=options)
 
 
 def read_numa_nodes() -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import (
     ChildError,
     ChildKilledError,
@@ -22,7 +23,6 @@ from pipeline.errors import (
     StageError,
 )
 from pipeline.runtime.answers import write_answers
-from pipeline.runtime.session import SessionPlan
 from pipeline.spec.conversion import Convert
 from pipeline.stages.accuracy import judge_accuracy
 from pipeline.stages.contract import Context

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import ChildError, ChildTimeoutError, LoadError, SourceError
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import CPU, SessionPlan, build_session
+from pipeline.runtime.loading.session import CPU, build_session
 
 _REFUSALS = (
     (r"No Op registered for (\S+) with domain_version of (\d+)", "unknown operator {0} in opset {1}", None),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from pipeline.bundle.digest import Stamp
+from pipeline.bundle.file_memory import read_stamp
 from pipeline.errors import SourceError
 from pipeline.spec.redaction import redact_url
 from pipeline.stages.fetch.fsspec_file import FsspecFile
@@ -38,13 +38,13 @@ class LocalFile:
         """
         del offset, version
         try:
-            before = Stamp.of(self.path)
+            before = read_stamp(self.path)
             file = self.path.open("rb", buffering=0)
         except OSError as error:
             raise SourceError(f"cannot read {self.name}\n  {error.strerror}") from error
         with file:
-            yield Opened(file, 0, before.size_bytes, None)
-        if Stamp.of(self.path) != before:
+            yield Opened(file, 0, before[2], None)
+        if read_stamp(self.path) != before:
             raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
 
 

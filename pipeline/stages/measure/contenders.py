@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import Requirements
 from pipeline.bundle.onnx_wire import external_locations, read_skeleton
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import CUDA, SessionPlan, build_session
+from pipeline.runtime.loading.session import CUDA, build_session
 from pipeline.stages.contract import PORTABLE, Context, Plan
 from pipeline.stages.measure.decision import DEFAULT
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
@@ -115,7 +115,7 @@ def written_recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Ma
             context.say(f"recipe not measured: {error.message}")
             yield (), {RECIPE: error.message}
             return
-        options = dataclasses.replace(source.plan.session_options, graph_optimization_level="ORT_DISABLE_ALL")
+        options = source.plan.session_options._replace(graph_optimization_level="ORT_DISABLE_ALL")
         plan = SessionPlan(request["model"], options, source.plan.providers)
         yield (Contender(RECIPE, plan, Path(scratch)),), {}
 
@@ -131,8 +131,8 @@ def write_recipe(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     source = decode(SessionPlan, request["source"])
     attributes = {**source.session_options.attributes, "optimized_model_filepath": request["model"]}
-    options = dataclasses.replace(source.session_options, attributes=attributes)
-    build_session(dataclasses.replace(source, session_options=options))
+    options = source.session_options._replace(attributes=attributes)
+    build_session(source._replace(session_options=options))
     written = Path(request["model"])
     if external_locations(read_skeleton(written)):
         from pipeline.stages.graphs.inlining import write_inline

@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import ConversionRecord, computes_with_integers
 from pipeline.bundle.linking import share_model
-from pipeline.bundle.loader_config import ProviderRecord, Requirements, SessionOptionsRecord
+from pipeline.bundle.loader_config import Requirements
 from pipeline.bundle.manifest import Finding, LadderAttempt
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import PORTABLE, Context
 from pipeline.stages.optimize.ladder import Step

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import StageError
 from pipeline.runtime.child import run_child
 from pipeline.runtime.element_types import Array
-from pipeline.runtime.session import SessionPlan, build_session, onnxruntime_errors
+from pipeline.runtime.loading.session import build_session, onnxruntime_errors
 from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.inputs.agreement import shape_sets

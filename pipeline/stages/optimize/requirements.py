@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from pipeline.bundle.loader_config import (
-    ComputeCapabilityRange,
-    ProviderRecord,
-    Requirements,
-    SessionOptionsRecord,
-    VersionRange,
-)
+from pipeline.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.options import (
     Option,
     known_attributes,

@@ -11,7 +11,8 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import Finding
 from pipeline.bundle.onnx_wire import read_skeleton
-from pipeline.runtime.session import SessionPlan, build_session
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.runtime.loading.session import build_session
 from pipeline.stages.optimize.graph_description import GraphDescription, describe_graph
 from pipeline.stages.optimize.lint import Surroundings, lint_graph
 

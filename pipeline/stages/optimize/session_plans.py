@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import StageError
 from pipeline.options import format_option
 from pipeline.options.external_data import with_external_data
-from pipeline.runtime.session import CPU, CUDA, SessionPlan
+from pipeline.runtime.loading.session import CPU, CUDA
 from pipeline.spec.models import Runtime
 from pipeline.stages.optimize.ladder import Step
 
@@ -61,7 +60,7 @@ def without_optimizers(options: SessionOptionsRecord, names: Sequence[str]) -> S
     if disabled:
         # ONNX Runtime's header says commas, but those are ignored without a word.
         entries[_DISABLED_OPTIMIZERS] = ";".join(disabled)
-    return replace(options, config_entries=entries)
+    return options._replace(config_entries=entries)
 
 
 def loading_providers(runtime: Runtime, variant: str) -> tuple[ProviderRecord, ...]:
@@ -104,8 +103,7 @@ def saving_plan(runtime: Runtime, variant: str, step: Step, *, source: Path, mod
     entries |= with_external_data(model)
     return SessionPlan(
         model=str(source),
-        session_options=replace(
-            options,
+        session_options=options._replace(
             attributes={**options.attributes, "optimized_model_filepath": str(model)},
             config_entries=entries,
         ),
@@ -114,4 +112,4 @@ def saving_plan(runtime: Runtime, variant: str, step: Step, *, source: Path, mod
 
 
 def _with_device_only(provider: ProviderRecord) -> ProviderRecord:
-    return replace(provider, options={k: v for k, v in provider.options.items() if k == "device_id"})
+    return provider._replace(options={k: v for k, v in provider.options.items() if k == "device_id"})

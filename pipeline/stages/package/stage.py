@@ -8,12 +8,7 @@ from typing import Any
 
 import pipeline
 from pipeline.bundle.digest import DigestCache, digest_json
-from pipeline.bundle.loader_config import (
-    LOADER_SCHEMA_VERSION,
-    Golden,
-    LoaderConfig,
-    write_loader_config,
-)
+from pipeline.bundle.loader_config import LOADER_SCHEMA_VERSION, Golden, LoaderConfig, write_loader_config
 from pipeline.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Manifest,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from pipeline.errors import SpecError
 from pipeline.measuring.device_lock import measuring, working
 from pipeline.measuring.rounds import order_of_round
-from pipeline.runtime.session import SessionPlan
 from pipeline.stages.contract import Context
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
 from pipeline.stages.tune.record import summarise_figures

@@ -11,11 +11,12 @@ from typing import Any
 
 from pipeline.bundle.atomic import new_folder, write_json_atomic
 from pipeline.bundle.codec import decode, encode, read_json
-from pipeline.bundle.loader_config import SessionOptionsRecord, VersionRange
+from pipeline.bundle.loader_config import VersionRange
+from pipeline.bundle.session_record import SessionOptionsRecord, SessionPlan
 from pipeline.errors import PipelineError, StageError
 from pipeline.options.external_data import with_external_data
 from pipeline.runtime.child import run_child
-from pipeline.runtime.session import SessionPlan, build_session
+from pipeline.runtime.loading.session import build_session
 from pipeline.stages.optimize.attempt import Job, describe_findings, save_and_describe, try_step
 from pipeline.stages.optimize.ladder import plan_ladder
 from pipeline.stages.optimize.lint import errors_of
@@ -171,7 +172,7 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ort_plan(source: Path, model: Path) -> SessionPlan:
-    from pipeline.runtime.session import CPU, default_plan
+    from pipeline.runtime.loading.session import CPU, default_plan
 
     return default_plan(
         str(source),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.bundle.tuning_record import (
     BreakEvenRecord,
     FirstPhaseRecord,
@@ -14,7 +15,6 @@ from pipeline.bundle.tuning_record import (
 )
 from pipeline.errors import PipelineError
 from pipeline.measuring.comparison import summarise
-from pipeline.runtime.session import SessionPlan
 from pipeline.stages.tune.workbench import Workbench
 from pipeline.tuning.choosing import Verdict
 from pipeline.tuning.front import find_break_evens, find_front, points_of

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pipeline.bundle.codec import decode
 from pipeline.bundle.loader_config import Requirements, Tolerance
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import SpecError, StageError
 from pipeline.measuring.staging import StagedBundles
 from pipeline.options import format_option
 from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.memory import available_bytes
-from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec, Tune
 from pipeline.stages.accuracy import gate_of, per_sample
 from pipeline.stages.contract import Context, TaskId

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import ChildTimeoutError, ResourceError, VerificationError
 from pipeline.runtime.answers import Answers, read_answer, write_answers
 from pipeline.runtime.compare import compare_output
-from pipeline.runtime.session import SessionPlan
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import Context
 from pipeline.stages.inputs.samples import Sample

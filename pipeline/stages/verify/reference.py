@@ -13,9 +13,10 @@ from pathlib import Path
 from pipeline.bundle.atomic import write_json_atomic
 from pipeline.bundle.codec import decode, encode, read_json
 from pipeline.bundle.manifest import OutputError
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError, StageError
 from pipeline.runtime.answers import Answers
-from pipeline.runtime.session import CPU, SessionPlan, default_plan
+from pipeline.runtime.loading.session import CPU, default_plan
 from pipeline.stages.contract import PORTABLE, Context, Plan
 from pipeline.stages.inputs.sample_files import fits_interface
 from pipeline.stages.inputs.samples import Sample, make_samples

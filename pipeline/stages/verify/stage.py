@@ -17,11 +17,12 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.bundle.manifest import VerificationRecord
+from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError, StageError, VerificationError
 from pipeline.runtime.answers import Answers, Signature
 from pipeline.runtime.golden import OUTPUT, PART
 from pipeline.runtime.hardware import hardware_fingerprint
-from pipeline.runtime.session import CUDA, SessionPlan
+from pipeline.runtime.loading.session import CUDA
 from pipeline.stages.accuracy import gate_key, judge_accuracy
 from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, samples_key

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import ProviderRecord, read_loader_config, write_loader_config
+from pipeline.bundle.loader_config import read_loader_config, write_loader_config
+from pipeline.bundle.session_record import ProviderRecord
 from pipeline.cluster import OnnxPredictor
 from pipeline.cluster.serving.bound_often import BoundOften
 from pipeline.cluster.serving.opened_model import Opening, choose_target

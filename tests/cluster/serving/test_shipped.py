@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import SessionOptionsRecord
+from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.cluster import OnnxPredictor, RaySessionPool, pin_bundle
 from pipeline.errors import NotPublishedError
 from pipeline.runtime import load

@@ -28,7 +28,7 @@ from pipeline.diagnose.environment.facts import (
 )
 from pipeline.diagnose.environment.runtime import parse_attempt, parse_libraries
 from pipeline.runtime.hardware import Gpu
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 
 GB = 10**9
 SITE = "/opt/venv/lib/python3.11/site-packages"

@@ -7,7 +7,7 @@ import pytest
 from pipeline.diagnose.environment.check import describe
 from pipeline.diagnose.environment.device_code import name_architecture
 from pipeline.diagnose.environment.rules import find
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 from tests.diagnose.environment.planting import (
     HEALTHY,
     RECORDINGS,

@@ -23,7 +23,7 @@ from pipeline.diagnose.environment.facts import (
     Wheel,
 )
 from pipeline.diagnose.environment.rules import find, name_providers
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 from tests.diagnose.environment.planting import GB, HEALTHY, HOPPER, SITE, WITHOUT_GPU, codes, one
 
 TENSORRT = "TensorrtExecutionProvider"

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.diagnose.environment.check import diagnose_environment
 from pipeline.diagnose.environment.runtime import parse_reason, read_runtime, try_providers
-from pipeline.runtime.session import CPU, CUDA
+from pipeline.runtime.loading.session import CPU, CUDA
 from pipeline.versions import installed_onnxruntime
 from tests.diagnose.environment.planting import build_linked_elf, codes, one
 from tests.diagnose.environment.test_wheels import plant_wheel

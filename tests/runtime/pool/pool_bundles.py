@@ -10,13 +10,12 @@ import numpy as np
 from pipeline.bundle.loader_config import (
     Golden,
     LoaderConfig,
-    ProviderRecord,
-    SessionOptionsRecord,
     TensorSpec,
     Tolerance,
     Variant,
     write_loader_config,
 )
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.runtime.element_types import Array
 from pipeline.runtime.tensors import write_tensors
 from tests.runtime.bundles import CPU_ONLY, entry, write_record

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from pipeline.errors import SpecError, StageError
-from pipeline.runtime.session import onnxruntime_errors
+from pipeline.runtime.loading.session import onnxruntime_errors
 from pipeline.stages.convert.passes.external_weights import read_array
 from pipeline.stages.convert.passes.quantize_requests import QuantizeReply
 from pipeline.stages.convert.passes.staging import Staged

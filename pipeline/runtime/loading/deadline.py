@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from pipeline.errors import LoadError, LoadTimeoutError
 
@@ -13,20 +12,20 @@ class Deadline:
 
     Args:
         timeout_s: Seconds from now; None for no deadline.
-        bundle: What is loaded, for messages.
+        subject: What is loaded, for messages.
 
     Raises:
         LoadError: `timeout_s` is below 0 or not a number.
     """
 
-    def __init__(self, timeout_s: float | None, *, bundle: Path) -> None:
+    def __init__(self, timeout_s: float | None, *, subject: str) -> None:
         if timeout_s is not None and not timeout_s >= 0:
             raise LoadError(
                 f"bad argument of load: timeout_s={timeout_s!r}\n  expected seconds, 0 or more",
                 hint="load(…, timeout_s=30), or None for no deadline",
             )
         self._timeout_s = timeout_s
-        self._bundle = bundle
+        self._subject = subject
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
 
     def remaining_s(self) -> float | None:
@@ -40,7 +39,7 @@ class Deadline:
         remaining_s = self._end - time.monotonic()
         if remaining_s <= 0:
             raise LoadTimeoutError(
-                f"load took too long: {self._bundle}\n"
+                f"load took too long: {self._subject}\n"
                 f"  expected a session within {self._timeout_s:g} s, got none",
                 hint=LoadTimeoutError.HINT,
             )

@@ -7,7 +7,6 @@ install 'ortprep[registry]'` brings one.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from pathlib import Path
 
@@ -37,7 +36,9 @@ def locate(
     path = _as_text(bundle)
     if "://" not in path and require_signature is None:
         return Path(path)
-    found = importlib.metadata.entry_points(group=_GROUP, name=_NAME)
+    from importlib import metadata
+
+    found = metadata.entry_points(group=_GROUP, name=_NAME)
     if not found:
         raise MissingExtraError(
             "registries are not installed\n  expected them for bundles in one, and for signatures",

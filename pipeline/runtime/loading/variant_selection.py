@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
 from pipeline.runtime.hardware import Hardware
-from pipeline.runtime.session import CUDA
+from pipeline.runtime.loading.session import CUDA
 from pipeline.versions import parse_version
 
 FASTEST = "fastest-within-gate"

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
-import io
-import logging
-import threading
-import time
+import math
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.loader_config import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import LoadError, LoadTimeoutError, ProviderError
-from pipeline.runtime.background_import import import_onnxruntime
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from pipeline.errors import LoadError, MissingExtraError, ProviderError
+from pipeline.runtime.loading.deadline import Deadline
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from pipeline.runtime.cancellation import Cancellation
-
-log = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -48,19 +44,23 @@ KNOWN_ATTRIBUTES = WRITING_ATTRIBUTES | {
 """Attributes of `onnxruntime.SessionOptions` a plan may set; an enumeration's value is given by its name."""
 
 
-@dataclass(frozen=True)
-class SessionPlan:
-    """How one session is made.
+def import_onnxruntime() -> Any:
+    """Imports ONNX Runtime, without its telemetry, and returns the module.
 
-    Attributes:
-        model: Absolute path of the ONNX file.
-        session_options: Options that differ from ONNX Runtime's defaults.
-        providers: Execution providers in order of preference.
+    Raises:
+        MissingExtraError: It is not installed, or its library cannot be loaded.
     """
+    if "onnxruntime" not in sys.modules:
+        from pipeline.telemetry import disable_telemetry
 
-    model: str
-    session_options: SessionOptionsRecord
-    providers: tuple[ProviderRecord, ...]
+        disable_telemetry()
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError(
+            f"cannot import onnxruntime\n  {error}", hint='pip install "ortprep[gpu]"'
+        ) from error
+    return onnxruntime
 
 
 def default_plan(
@@ -91,12 +91,12 @@ def default_plan(
 def with_device(plan: SessionPlan, device_id: int) -> SessionPlan:
     """Returns the plan for another CUDA device; a plan without CUDA is returned as it is."""
     providers = tuple(
-        replace(provider, options={**provider.options, "device_id": str(device_id)})
+        provider._replace(options={**provider.options, "device_id": str(device_id)})
         if provider.name == CUDA
         else provider
         for provider in plan.providers
     )
-    return replace(plan, providers=providers)
+    return plan._replace(providers=providers)
 
 
 @functools.cache
@@ -115,6 +115,7 @@ def build_session(
     timeout_s: float | None = None,
     cancellation: Cancellation | None = None,
     take_turns: bool = True,
+    base_options: onnxruntime.SessionOptions | None = None,
 ) -> onnxruntime.InferenceSession:
     """Makes the session a plan describes, or says why not; never a session on other providers.
 
@@ -128,6 +129,7 @@ def build_session(
         cancellation: Ends the load when it is asked to, with an error or, close to its end, with a session;
             one that waits, when its turn comes.
         take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
+        base_options: What the plan's options are set on, in place of ONNX Runtime's defaults.
 
     Raises:
         LoadTimeoutError: The deadline passed.
@@ -135,61 +137,60 @@ def build_session(
         LoadError: ONNX Runtime refused the model or an option, or was told to stop.
         MissingExtraError: ONNX Runtime is not installed.
     """
-    onnxruntime = import_onnxruntime()
+    onnxruntime, deadline = import_onnxruntime(), Deadline(timeout_s, subject=plan.model)
     _check_offered(plan, onnxruntime.get_available_providers())
     if any(provider.name == CUDA for provider in plan.providers):
         _preload_cuda()
-    options = _build_options(plan)
+    options = onnxruntime.SessionOptions() if base_options is None else base_options
+    _set_options(options, plan)
     if cancellation is not None:
         cancellation.cover(options)
-    started = time.monotonic()
-    with _alone_on_device(plan, timeout_s) if take_turns else contextlib.nullcontext():
-        session = _create_session(plan, options, timeout_s, started)
+    with _alone_on_device(plan, deadline) if take_turns else contextlib.nullcontext():
+        session = _create_session(plan, options, deadline)
+    deadline.remaining_s()
     _check_obtained(plan, session.get_providers())
     return session
 
 
-def _create_session(
-    plan: SessionPlan, options: Any, timeout_s: float | None, started: float
-) -> onnxruntime.InferenceSession:
-    onnxruntime = import_onnxruntime()
-    # TypeError is what becomes of a path that is not UTF-8.
-    refusals: tuple[type[Exception], ...] = (TypeError, *onnxruntime_errors())
-    remaining_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
+def _create_session(plan: SessionPlan, options: Any, deadline: Deadline) -> onnxruntime.InferenceSession:
+    onnxruntime, remaining_s = import_onnxruntime(), deadline.remaining_s()
     try:
-        with _cancelled_after(options, remaining_s):
-            session = onnxruntime.InferenceSession(
+        with contextlib.nullcontext() if remaining_s is None else _cancelled_after(options, remaining_s):
+            return onnxruntime.InferenceSession(
                 plan.model,
                 options,
                 providers=[(provider.name, dict(provider.options)) for provider in plan.providers],
                 # Without this, a provider that throws is replaced by CPU and a line on stdout.
                 enable_fallback=0,
             )
-    except refusals as error:
-        _check_deadline(plan, timeout_s, started)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        deadline.remaining_s()
         raise LoadError(
             f"ONNX Runtime cannot load {plan.model}\n  {type(error).__name__}: {error}"
         ) from error
-    _check_deadline(plan, timeout_s, started)
-    return session
 
 
-_CREATING: dict[str, threading.Lock] = {}
+def _is_refusal(error: Exception) -> bool:
+    # TypeError is what becomes of a path that is not UTF-8, and of a value of another type.
+    return isinstance(error, (TypeError, *onnxruntime_errors()))
+
+
+_CREATING: dict[str, _thread.LockType] = {}
 """A lock for every device a session was made on."""
 
 
 @contextlib.contextmanager
-def _alone_on_device(plan: SessionPlan, timeout_s: float | None) -> Iterator[None]:
+def _alone_on_device(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
     """Keeps other threads from making a session on the plan's device.
 
     ONNX Runtime promises only that runs are safe beside each other; races between creations are reported
     (https://github.com/microsoft/onnxruntime/issues/27089).
     """
-    lock = _CREATING.setdefault(_device_of(plan), threading.Lock())
-    if timeout_s is None:
-        lock.acquire()
-    elif not lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
-        raise _too_late(plan, timeout_s)
+    lock = _CREATING.setdefault(_device_of(plan), _thread.allocate_lock())
+    while not lock.acquire(timeout=min(deadline.remaining_s() or math.inf, _thread.TIMEOUT_MAX)):
+        pass
     try:
         yield
     finally:
@@ -201,31 +202,31 @@ def _device_of(plan: SessionPlan) -> str:
     return f"{preferred.name}:{preferred.options.get('device_id', '0')}"
 
 
-def _build_options(plan: SessionPlan) -> Any:
-    onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
+def _set_options(options: Any, plan: SessionPlan) -> None:
     record = plan.session_options
-    refusals: tuple[type[Exception], ...] = (TypeError, *onnxruntime_errors())
     options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
     for name, value in record.attributes.items():
         if name not in KNOWN_ATTRIBUTES or not hasattr(options, name):
             raise LoadError(
                 f"unknown session option for {plan.model}\n"
-                f"  expected one of ONNX Runtime {onnxruntime.__version__}, got {name!r}"
+                f"  expected one of ONNX Runtime {import_onnxruntime().__version__}, got {name!r}"
             )
         kind = _ENUMERATIONS.get(name)
         try:
             setattr(options, name, value if kind is None else _enumerated(kind, str(value)))
-        except refusals as error:
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
             raise LoadError(f"bad session option for {plan.model}: {name}={value!r}\n  {error}") from error
     for key, entry in record.config_entries.items():
         try:
             options.add_session_config_entry(key, entry)
-        except refusals as error:
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
             raise LoadError(
                 f"bad session config entry for {plan.model}: {key[:80]!r}={entry[:80]!r}\n  {error}"
             ) from error
-    return options
 
 
 def _enumerated(kind: str, name: str) -> Any:
@@ -241,12 +242,12 @@ def _enumerated(kind: str, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _cancelled_after(options: Any, timeout_s: float | None) -> Iterator[None]:
-    if timeout_s is None:
-        yield
-        return
-    seconds = min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
-    timer = threading.Timer(seconds, options.set_load_cancellation_flag, (True,))
+def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
+    import threading
+
+    timer = threading.Timer(
+        min(timeout_s, threading.TIMEOUT_MAX), options.set_load_cancellation_flag, (True,)
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -254,18 +255,6 @@ def _cancelled_after(options: Any, timeout_s: float | None) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-
-
-def _check_deadline(plan: SessionPlan, timeout_s: float | None, started: float) -> None:
-    if timeout_s is not None and time.monotonic() - started >= timeout_s:
-        raise _too_late(plan, timeout_s)
-
-
-def _too_late(plan: SessionPlan, timeout_s: float) -> LoadTimeoutError:
-    return LoadTimeoutError(
-        f"load took too long: {plan.model}\n  expected a session within {timeout_s:g} s, got none",
-        hint=LoadTimeoutError.HINT,
-    )
 
 
 def _check_offered(plan: SessionPlan, available: list[str]) -> None:
@@ -296,9 +285,12 @@ def _provider_hint(missing: list[str]) -> str | None:
 @functools.cache
 def _preload_cuda() -> None:
     """Loads the CUDA and cuDNN libraries of NVIDIA's wheels, where they are installed, once per process."""
+    import io
+    import logging
+
     onnxruntime = import_onnxruntime()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         onnxruntime.preload_dlls()
     for line in said.getvalue().splitlines():
-        log.warning("preload_dlls: %s", line)
+        logging.getLogger(__name__).warning("preload_dlls: %s", line)

@@ -1,0 +1,87 @@
+"""What is remembered of files between processes: small entries in the user's cache folder, found by inode.
+
+A memory is an optimisation only: where it cannot be read or written, what it would say is computed again. An
+entry that another user wrote or may write to, root aside, is not believed. This module imports nothing but
+`os`, since the quickest load goes through it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, modification and change time of a file: equal as long as it is neither replaced nor
+written to. The change time is part of it because no program can set it back, as it can the other."""
+
+_CLOCK_TICK_NS = 20_000_000
+"""File systems stamp changes with a coarse clock: a file that changed just now may do so again unseen."""
+
+
+def read_stamp(file: str | os.PathLike[str] | int) -> Stamp:
+    """Reads the stamp of a file, given by its path, following links, or as an open descriptor.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    s = os.stat(file)
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def is_settled(stamp: Stamp) -> bool:
+    """Says whether a file of this stamp would show by its stamp that it is written to from now on."""
+    return time.time_ns() - stamp[4] > _CLOCK_TICK_NS
+
+
+def cache_folder() -> str:
+    """Returns where memories are kept: `$ORTPREP_CACHE_DIR`, else `ortprep` in the user's XDG cache folder.
+
+    For a user without home, as containers have them, it is no folder and cannot become one.
+    """
+    named = os.environ.get("ORTPREP_CACHE_DIR")
+    if named:
+        return named
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return f"{os.devnull if caches.startswith('~') else caches}/ortprep"
+
+
+def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
+    """Returns the path of the entry of a file, in one of 256 subfolders."""
+    return f"{folder}/{stamp[1] % 256:02x}/{stamp[0]:x}-{stamp[1]:x}{suffix}"
+
+
+def read_entry(path: str, *, max_bytes: int) -> bytes | None:
+    """Returns the content of an entry; None if there is none, it is longer, or it is not to be believed."""
+    try:
+        # Without waiting for a writer, should it be a FIFO; a folder fails when it is read.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(handle)
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022 or status.st_size > max_bytes:
+            return None
+        return os.read(handle, max_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def write_entry(path: str, content: bytes) -> None:
+    """Writes an entry, so that readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: The folder is read-only or full; an old entry is then untouched.
+    """
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{folder}/.tmp-{os.urandom(8).hex()}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

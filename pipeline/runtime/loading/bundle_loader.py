@@ -1,0 +1,383 @@
+"""What a job calls: `load`.
+
+A bundle is read, a variant of it selected and checked, a session built, and what came out asserted. The first
+three are remembered per machine, so a later process goes straight from the memory to the session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pipeline.errors import IntegrityError, LoadError, PipelineError
+from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.resolved_variant import LOADER_FILE, ResolvedVariant, recall, remember
+from pipeline.runtime.loading.session import build_session, import_onnxruntime, with_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import TypeAlias
+
+    import onnxruntime
+
+    from pipeline.bundle.loader_config import LoaderConfig, Variant
+    from pipeline.bundle.session_record import SessionPlan
+    from pipeline.runtime.cancellation import Cancellation
+    from pipeline.runtime.loading.variant_selection import PassedOver
+
+    SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
+
+DigestPolicy = Literal["changed", "full", "off"]
+"""`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
+every file of the bundle and look for added ones; `off`: trust the disk."""
+
+CheckPolicy = Literal["none", "golden"]
+"""`golden`: run the bundle's golden sample and compare, which is a warm-up run as well."""
+
+PlanChoice = Literal["steady", "first"]
+"""`steady`: the variant's own options, the fastest per run; `first`: those of its first phase, which is
+sooner ready, where it records one."""
+
+
+class LoadOptions(NamedTuple):
+    """What the caller of `load` asked for; its arguments of the same names.
+
+    Attributes:
+        deadline: When the load is given up.
+        adapt: Changes the plan that the bundle records, for whoever shares the machine with others.
+    """
+
+    target: str | None = None
+    device_id: int | None = None
+    digests: DigestPolicy = "changed"
+    check: CheckPolicy = "none"
+    precision: str = "fastest-within-gate"
+    plan: PlanChoice = "steady"
+    deadline: Deadline = Deadline(None, subject="a bundle")
+    session_options: SessionOptions | None = None
+    adapt: Callable[[SessionPlan], SessionPlan] | None = None
+
+
+class OpenedBundle:
+    """A session with what was decided on the way to it.
+
+    Attributes:
+        session: Ready to run.
+        plan: How it was made.
+        resolved: The variant it was made of.
+        options: What was asked for.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        plan: SessionPlan,
+        resolved: ResolvedVariant,
+        options: LoadOptions,
+    ) -> None:
+        self.session = session
+        self.plan = plan
+        self.resolved = resolved
+        self.options = options
+        self._config: LoaderConfig | None = None
+
+    @property
+    def root(self) -> Path:
+        """The bundle's folder, free of links."""
+        from pathlib import Path
+
+        return Path(self.resolved.root)
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The bundle's loader config, read when it is first asked for.
+
+        Raises:
+            LoadError: The bundle was replaced since it was opened.
+        """
+        if self._config is None:
+            self._config = read_config(self.resolved)
+        return self._config
+
+    @property
+    def variant(self) -> Variant:
+        """The variant that was taken; raises as `config` does."""
+        return next(variant for variant in self.config.variants if variant.name == self.resolved.name)
+
+    @property
+    def passed_over(self) -> tuple[PassedOver, ...]:
+        """Those the bundle prefers to it, and why they were not taken."""
+        from pipeline.runtime.loading.variant_selection import PassedOver
+
+        return tuple(PassedOver(name, reasons) for name, reasons in self.resolved.passed_over)
+
+
+def load(
+    bundle: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device_id: int | None = None,
+    digests: DigestPolicy = "changed",
+    check: CheckPolicy = "none",
+    timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
+    precision: str = "fastest-within-gate",
+    session_options: SessionOptions | None = None,
+) -> onnxruntime.InferenceSession:
+    """Opens a bundle as a session on the first variant whose requirements this machine meets.
+
+    A variant that is passed over is logged with its reasons, at WARNING. A variant whose requirements are met
+    and that cannot be loaded all the same is an error, never passed over.
+
+    Args:
+        bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
+            into the local cache first.
+        target: Load only what was prepared for this target (`cpu`, `cuda`), or the variant of this name;
+            None for the bundle's first that fits.
+        device_id: CUDA ordinal of the GPU; None for what the bundle records, else the first.
+        digests: Which files are hashed and compared with their records before they are used.
+        check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
+        timeout_s: Seconds after which the load is given up; pulling comes before.
+        require_signature: A public key's file, or what else `ortprep pull --verify` takes: a bundle that is
+            not signed so is refused.
+        precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was made, of
+            those whose answers are as near to the source's as its spec asks; `fp32`, `fp16`, `bf16`, `mixed`,
+            `int8` or `int4` takes that one.
+        session_options: The application's own, as an `onnxruntime.SessionOptions` or as values by attribute
+            or config key. They win over the bundle's, which adds what they leave at its default; the
+            optimisation level is always the bundle's. What they contradict is logged once.
+
+    Raises:
+        SignatureError: The bundle is not signed as is required.
+        RegistryError: The registry has no such version, or failed.
+        LoadError: No variant fits, ONNX Runtime refused one, or the golden sample was answered wrongly.
+        LoadTimeoutError: The deadline passed.
+        ProviderError: The session did not get its execution provider.
+        BundleError: The bundle cannot be read.
+        IntegrityError: A file is not as it was written, or the bundle asks for what none may.
+        UnsupportedVersionError: The bundle is of a newer format.
+        MissingExtraError: ONNX Runtime is not installed.
+    """
+    return open_bundle(
+        bundle,
+        target=target,
+        device_id=device_id,
+        digests=digests,
+        check=check,
+        timeout_s=timeout_s,
+        require_signature=require_signature,
+        precision=precision,
+        session_options=session_options,
+    ).session
+
+
+def open_bundle(
+    bundle: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device_id: int | None = None,
+    digests: DigestPolicy = "changed",
+    check: CheckPolicy = "none",
+    timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
+    plan: PlanChoice = "steady",
+    precision: str = "fastest-within-gate",
+    session_options: SessionOptions | None = None,
+) -> OpenedBundle:
+    """Does what `load` does, with its arguments and errors, and also returns what was decided.
+
+    With `plan="first"` the session is that of the variant's first phase, where the variant records one.
+    """
+    check_choice("digests", digests, ("changed", "full", "off"))
+    check_choice("check", check, ("none", "golden"))
+    check_choice("plan", plan, ("steady", "first"))
+    _check_number("device_id", device_id, example=0, whole=True)
+    _check_number("timeout_s", timeout_s, example=30)
+    folder = find_folder(bundle, require_signature)
+    deadline = Deadline(timeout_s, subject=folder)
+    options = LoadOptions(target, device_id, digests, check, precision, plan, deadline, session_options)
+    return open_folder(folder, options)
+
+
+def find_folder(bundle: str | os.PathLike[str], require_signature: str | os.PathLike[str] | None) -> str:
+    """Returns the folder of a bundle, pulled first if it is in a registry; raises as `load` does."""
+    path = os.fspath(bundle) if isinstance(bundle, str | os.PathLike) else None
+    if isinstance(path, str) and "://" not in path and "\0" not in path and require_signature is None:
+        return path
+    from pipeline.runtime.loading.sources import locate
+
+    return str(locate(bundle, require_signature=require_signature))
+
+
+def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
+    """Opens the bundle in a folder; one that is replaced meanwhile, once more.
+
+    A session made of files of two builds could answer wrongly, so what came out does not count then, be it a
+    session or an error.
+
+    Raises:
+        PipelineError: As `load` does.
+    """
+    for _ in range(2):
+        before = _identify(folder)
+        try:
+            opened = _open(os.path.realpath(folder), options)
+        except PipelineError:
+            if _identify(folder) == before:
+                raise
+        else:
+            if _identify(folder) == before:
+                return opened
+        _log("info", "%s: replaced by another build while it was loaded", folder)
+    raise LoadError(f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stand still")
+
+
+def _open(root: str, options: LoadOptions) -> OpenedBundle:
+    import_onnxruntime()
+    resolved = recall(root, options)
+    if resolved is None:
+        # Imported here: a process that finds its bundle as another left it needs none of it.
+        from pipeline.runtime.loading.resolving import resolve
+
+        resolved = resolve(root, options)  # reads the bundle, selects a variant, checks it
+        remember(resolved, options)
+    _report(resolved, options)
+    plan, session = make_session(resolved, options)
+    return OpenedBundle(session, plan, resolved, options)
+
+
+def make_session(
+    resolved: ResolvedVariant, options: LoadOptions, *, cancellation: Cancellation | None = None
+) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
+    """Makes a session of a resolved variant, of files that are still those that were checked.
+
+    Args:
+        resolved: The variant.
+        options: What the caller asked for.
+        cancellation: Ends ONNX Runtime's part when asked to.
+
+    Returns:
+        How the session was made, and the session.
+
+    Raises:
+        PipelineError: As `load` does.
+    """
+    first = resolved.first if options.plan == "first" else None
+    plan = resolved.steady if first is None else first
+    if options.device_id is not None:
+        plan = with_device(plan, options.device_id)
+    if options.adapt is not None:
+        plan = options.adapt(plan)
+    timeout_s = options.deadline.remaining_s()
+    if options.session_options is None:
+        session = build_session(plan, timeout_s=timeout_s, cancellation=cancellation)
+    else:
+        from pipeline.runtime.loading.caller_options import build_with_options
+
+        plan, session = build_with_options(
+            plan, options.session_options, timeout_s=timeout_s, cancellation=cancellation
+        )
+    if options.check == "golden":
+        _check_answers(resolved, session)
+    changed = resolved.find_changed()
+    if changed:
+        raise IntegrityError(
+            f"files changed while they were loaded: {resolved.root}\n"
+            f"  expected those that were checked, got other {', '.join(changed)}"
+        )
+    options.deadline.remaining_s()
+    return plan, session
+
+
+def read_config(resolved: ResolvedVariant) -> LoaderConfig:
+    """Reads the loader config of a bundle of which a variant was resolved.
+
+    Raises:
+        LoadError: The bundle was replaced since.
+        BundleError: It cannot be read.
+    """
+    from pathlib import Path
+
+    from pipeline.bundle.loader_config import read_loader_config
+
+    config = read_loader_config(Path(resolved.root))
+    if _identify(resolved.root) != resolved.loader[:4]:
+        raise LoadError(
+            f"bundle was replaced by another build: {resolved.root}\n  expected the one that was opened",
+            hint="load it again",
+        )
+    return config
+
+
+def _check_answers(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
+    from pathlib import Path
+
+    from pipeline.bundle.loader_config import find_variant
+    from pipeline.runtime.golden import check_answers
+
+    config = read_config(resolved)
+    variant = find_variant(config, resolved.name)
+    if variant is not None:
+        check_answers(session, config, Path(resolved.root), variant=variant)
+
+
+def _identify(folder: str) -> tuple[int, ...] | None:
+    """Returns what tells whether a bundle is the same; not the change time, which linking sets."""
+    try:
+        status = os.stat(f"{folder}/{LOADER_FILE}")
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
+    bundle, name = resolved.bundle, resolved.name
+    if options.device_id is not None and not resolved.uses_gpu:
+        _log("warning", "%s: device_id=%d has no effect on variant %s", bundle, options.device_id, name)
+    if resolved.passed_over:
+        reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
+        _log("warning", "%s: taking variant %s; passed over: %s", bundle, name, reasons)
+    else:
+        _log("info", "%s: taking variant %s", bundle, name)
+
+
+def _log(level: str, message: str, *values: object) -> None:
+    # Whoever wants to see what is no warning has imported logging before.
+    if level == "warning" or "logging" in sys.modules:
+        import logging
+
+        getattr(logging.getLogger(__name__), level)(message, *values)
+
+
+def _check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:
+    """Raises unless an argument is None or a number; True and False are none.
+
+    Raises:
+        LoadError: It is neither.
+    """
+    if value is None:
+        return
+    import numbers
+
+    kind = numbers.Integral if whole else (int, float)  # numpy's ordinals are integers too
+    if isinstance(value, bool) or not isinstance(value, kind):
+        expected = "an integer" if whole else "a number"
+        raise LoadError(
+            f"bad argument of load: {name}={value!r}\n  expected {expected} or None",
+            hint=f"load(…, {name}={example})",
+        )
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises unless an argument is one of the choices.
+
+    Raises:
+        LoadError: It is none of them.
+    """
+    if value not in choices:
+        raise LoadError(
+            f"bad argument of load: {name}={value!r}\n  expected one of {', '.join(choices)}",
+            hint=f"load(…, {name}={choices[0]!r}), which is the default",
+        )

@@ -1,0 +1,73 @@
+"""What a bundle may ask of a session: to be made and run, nothing beyond.
+
+Options of ONNX Runtime can write files, read others than the bundle's own, load libraries and call
+addresses. None of that is needed to serve a model, so a bundle sets only what the table of options knows and
+leaves to users (F18 of docs/format.md), whoever wrote it. A build makes its sessions of plans of its own and
+is free to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pipeline.bundle.loader_config import FirstPhase, Variant
+from pipeline.bundle.session_record import ProviderRecord
+
+if TYPE_CHECKING:
+    from pipeline.options import Option
+
+_OF_THE_BUILD = {
+    "optimization.disable_specified_optimizers": r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*",
+    "device_id": r"[0-9]{1,9}",
+}
+"""What builds write into bundles though users do not set it by name, and what its values look like."""
+
+
+def find_invalid_options(variant: Variant) -> tuple[str, ...]:
+    """Returns everything that a variant or its first phase sets and must not, one phrase each.
+
+    That is every option the table does not know or keeps from users, and every value it does not accept:
+    ONNX Runtime takes most junk without a word, but some of it ends the whole process (a word where `mlas.…`
+    entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
+    """
+    ways = (variant,) if variant.first_phase is None else (variant, variant.first_phase)
+    return tuple(dict.fromkeys(problem for way in ways for problem in _problems(way)))
+
+
+def _problems(way: Variant | FirstPhase) -> Iterator[str]:
+    options = way.session_options
+    if options.attributes or options.config_entries or any(provider.options for provider in way.providers):
+        from pipeline.options import NEWEST, known_attributes, known_session_config
+
+        yield from _misfits(options.attributes, known_attributes(NEWEST))
+        yield from _misfits(options.config_entries, known_session_config(NEWEST))
+        for provider in way.providers:
+            yield from _provider_problems(provider)
+
+
+def _provider_problems(provider: ProviderRecord) -> Iterator[str]:
+    from pipeline.options import NEWEST, known_provider_options
+
+    table = known_provider_options(provider.name, NEWEST)
+    for problem in _misfits(provider.options, table):
+        yield f"{provider.name}.{problem}"
+
+
+def _misfits(chosen: Mapping[str, str | int | bool], table: Iterable[Option]) -> Iterator[str]:
+    from pipeline.options import format_option
+
+    known = {option.name: option for option in table}
+    for name, value in chosen.items():
+        option, text = known.get(name), format_option(value)
+        shown = f"{name[:80] if name.isprintable() else ascii(name[:80])}={text[:80]!r}"
+        if option is None:
+            yield f"{shown}, which no version of ONNX Runtime listed here knows"
+        elif name in _OF_THE_BUILD:
+            if re.fullmatch(_OF_THE_BUILD[name], text) is None:
+                yield f"{shown}, where other text is expected"
+        elif option.owner is not None:
+            yield f"{shown}, which is not a bundle's to set"
+        elif not option.accepts(text):
+            yield f"{shown}, where {option.expected} is expected"

@@ -1,0 +1,190 @@
+"""Which variant a load takes and of which files, and remembering that for the next process.
+
+To read a bundle, select a variant and check it takes longer than a small model's session, and comes out the
+same as long as neither the bundle nor the machine changes. So it is remembered, beside the digests: by the
+stamps of `loader.json` and of the variant's files, what the caller asked for, and everything of the machine
+that the selection looks at. Whatever is not the same as it was is decided anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline import __version__
+from pipeline.bundle.file_memory import (
+    Stamp,
+    cache_folder,
+    entry_path,
+    is_settled,
+    read_entry,
+    read_stamp,
+    write_entry,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from pipeline.runtime.cpuid import read_cpuid
+
+if TYPE_CHECKING:
+    from pipeline.runtime.loading.bundle_loader import LoadOptions
+
+LOADER_FILE = "loader.json"
+
+_RULES = 1
+"""Counted up whenever something is refused that was not before."""
+
+_MAX_ENTRY_BYTES = 64 * 1024
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+
+
+class ResolvedVariant(NamedTuple):
+    """A variant that fits this machine, whose files and options were checked.
+
+    Attributes:
+        root: The bundle's folder, free of links.
+        loader: Stamp of its `loader.json`.
+        bundle: Name of the bundle.
+        name: Name of the variant.
+        uses_gpu: Whether it runs on a GPU.
+        steady: The plan that is the fastest per run.
+        first: The plan of its first phase, None where it has none.
+        files: Path, free of links, and stamp of every file that was checked.
+        passed_over: Those the bundle prefers to it, each with what this machine lacks for it.
+        compute_capabilities: Of this machine's GPUs, by CUDA ordinal; None where no variant asks for one.
+    """
+
+    root: str
+    loader: Stamp
+    bundle: str
+    name: str
+    uses_gpu: bool
+    steady: SessionPlan
+    first: SessionPlan | None
+    files: tuple[tuple[str, Stamp], ...]
+    passed_over: tuple[tuple[str, tuple[str, ...]], ...]
+    compute_capabilities: tuple[tuple[int, int], ...] | None
+
+    def find_changed(self) -> tuple[str, ...]:
+        """Returns the names of the files that were replaced or written to since they were checked.
+
+        The change time does not count: a build that shares a file by a hard link sets it.
+        """
+        return tuple(os.path.basename(path) for path, stamp in self.files if _stamp(path)[:4] != stamp[:4])
+
+
+def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
+    """Returns what was decided for the same bundle, request and machine; None if any of it changed.
+
+    Args:
+        root: The bundle's folder, free of links.
+        options: What the caller asked for.
+    """
+    loader = _stamp(f"{root}/{LOADER_FILE}")
+    key = _key(root, options)
+    if key is None or not loader:
+        return None
+    content = read_entry(_entry(loader, options), max_bytes=_MAX_ENTRY_BYTES)
+    if content is None:
+        return None
+    try:
+        remembered, values = ast.literal_eval(content.decode())
+        resolved = _restore(values)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if remembered != key or resolved.loader != loader:
+        return None
+    if any(_stamp(path) != stamp for path, stamp in resolved.files):
+        return None
+    capabilities = resolved.compute_capabilities
+    return resolved if capabilities is None or capabilities == read_compute_capabilities() else None
+
+
+def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
+    """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
+    key = _key(resolved.root, options)
+    if key is None or not all(map(is_settled, (resolved.loader, *(stamp for _, stamp in resolved.files)))):
+        return
+    content = repr((key, _plain(resolved))).encode()
+    if len(content) > _MAX_ENTRY_BYTES:
+        return
+    try:
+        write_entry(_entry(resolved.loader, options), content)
+    except OSError as error:
+        import logging
+
+        logging.getLogger(__name__).debug("cannot remember what was loaded: %s", error)
+
+
+def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
+    """Returns the compute capability of every GPU, by CUDA ordinal."""
+    from pipeline.runtime.hardware import read_hardware
+
+    return tuple(gpu.compute_capability for gpu in read_hardware(gpus=True).gpus)
+
+
+def _stamp(path: str) -> Stamp | tuple[()]:
+    try:
+        return read_stamp(path)
+    except OSError:
+        return ()
+
+
+def _entry(loader: Stamp, options: LoadOptions) -> str:
+    asked = (options.target, options.precision, options.check, options.device_id)
+    return entry_path(f"{cache_folder()}/loads", loader, "".join(f"-{value}" for value in asked))
+
+
+def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
+    """Returns all that a decision depends on beside the files; None if it is not to be remembered."""
+    named = (options.target or "any").replace("-", "").replace("_", "").replace(".", "")
+    if options.digests != "changed" or not (named.isascii() and named.isalnum() and len(named) <= 128):
+        return None
+    machine = _read_machine()
+    if machine is None:
+        return None
+    onnxruntime = sys.modules["onnxruntime"]
+    software = (__version__, _RULES, onnxruntime.__version__, tuple(onnxruntime.get_available_providers()))
+    asked = (options.target, options.precision, options.check, options.device_id)
+    return root, asked, software, machine
+
+
+def _read_machine() -> tuple[Any, ...] | None:
+    """Returns what tells that the processor is the same; None where the system does not say.
+
+    Its features are listed by the kernel, so they stay until the next boot; but an emulator, which has the
+    host's boot number, may show others.
+    """
+    try:
+        handle = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            boot = os.read(handle, 64).decode("ascii").strip()
+        finally:
+            os.close(handle)
+        getauxval = ctypes.CDLL(None).getauxval
+    except (OSError, AttributeError, UnicodeDecodeError):
+        return None
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return boot, os.uname().machine, read_cpuid(), getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
+
+
+def _plain(value: Any) -> Any:
+    """Returns named tuples as tuples and mappings as dictionaries, which Python's literals can say."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return dict(value) if hasattr(value, "keys") else value
+
+
+def _restore(values: Any) -> ResolvedVariant:
+    resolved = ResolvedVariant(*values)
+    first = None if resolved.first is None else _restore_plan(resolved.first)
+    return resolved._replace(steady=_restore_plan(resolved.steady), first=first)
+
+
+def _restore_plan(values: Any) -> SessionPlan:
+    model, options, providers = values
+    return SessionPlan(
+        model, SessionOptionsRecord(*options), tuple(ProviderRecord(*provider) for provider in providers)
+    )

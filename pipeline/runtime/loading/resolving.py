@@ -1,0 +1,140 @@
+"""The first load of a bundle on a machine: read it, select a variant, check everything of that variant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.bundle.file_memory import read_stamp
+from pipeline.bundle.loader_config import LOADER_FILE, LoaderConfig, Variant, read_loader_config
+from pipeline.bundle.paths import resolve_inside
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.errors import IntegrityError, LoadError
+from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.loading.option_policy import find_invalid_options
+from pipeline.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
+from pipeline.runtime.loading.session import import_onnxruntime, with_device
+from pipeline.runtime.loading.variant_files import check_files
+from pipeline.runtime.loading.variant_selection import (
+    FASTEST,
+    PRECISIONS,
+    Selection,
+    needs_gpu,
+    select_variant,
+    serves,
+)
+
+if TYPE_CHECKING:
+    from pipeline.runtime.loading.bundle_loader import LoadOptions, PlanChoice
+
+
+def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
+    """Decides which variant is loaded, and checks its files and its options.
+
+    Args:
+        root: The bundle's folder, free of links.
+        options: What the caller asked for.
+
+    Raises:
+        LoadError: No variant fits, or no such precision is known.
+        LoadTimeoutError: The deadline passed.
+        BundleError: The bundle cannot be read.
+        IntegrityError: A file is not as it was written, or the variant asks for what no bundle may.
+    """
+    folder = Path(root)
+    config = read_loader_config(folder)
+    loader = read_stamp(folder / LOADER_FILE)
+    candidates = [v for v in config.variants if serves(v, options.target, options.precision)]
+    uses_gpus = any(needs_gpu(variant.requirements) for variant in candidates)
+    selection = _select(config, options, gpus=uses_gpus)
+    variant = selection.variant
+    if variant is None:
+        raise _nothing_fits(folder, config, selection, options)
+    _check_options(folder, variant)
+    return ResolvedVariant(
+        root=root,
+        loader=loader,
+        bundle=config.name,
+        name=variant.name,
+        uses_gpu=needs_gpu(variant.requirements),
+        steady=_plan_of(folder, variant, "steady"),
+        first=None if variant.first_phase is None else _plan_of(folder, variant, "first"),
+        files=check_files(folder, config, variant, options),
+        passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
+        compute_capabilities=read_compute_capabilities() if uses_gpus else None,
+    )
+
+
+def build_plan(
+    root: Path, variant: Variant, *, device_id: int | None = None, choice: PlanChoice = "steady"
+) -> SessionPlan:
+    """Returns how a session of a variant is made.
+
+    Args:
+        root: The bundle's folder.
+        variant: One of its variants.
+        device_id: CUDA ordinal that replaces the recorded one; None leaves it.
+        choice: `first` for the variant's first phase, where it records one.
+
+    Raises:
+        IntegrityError: The model lies outside the bundle, or an option is one that no bundle may set, or
+            has a value that ONNX Runtime cannot take.
+    """
+    _check_options(root, variant)
+    plan = _plan_of(root, variant, choice)
+    return plan if device_id is None else with_device(plan, device_id)
+
+
+def _plan_of(root: Path, variant: Variant, choice: PlanChoice) -> SessionPlan:
+    way = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
+    return SessionPlan(
+        str(resolve_inside(root, way.model or variant.model)), way.session_options, way.providers
+    )
+
+
+def _check_options(root: Path, variant: Variant) -> None:
+    invalid = find_invalid_options(variant)
+    if invalid:
+        lines = "\n".join(f"  {problem}" for problem in invalid)
+        raise IntegrityError(
+            f"variant {variant.name!r} of {root} sets what no bundle may\n{lines}",
+            hint="prepare it again; or pip install --upgrade ortprep, if a newer version wrote it",
+        )
+
+
+def _select(config: LoaderConfig, options: LoadOptions, *, gpus: bool) -> Selection:
+    if options.precision not in (FASTEST, *PRECISIONS):
+        raise LoadError(
+            f"bad argument of load: precision={options.precision!r}\n"
+            f"  expected one of {', '.join((FASTEST, *PRECISIONS))}",
+            hint=f"load(…, precision={FASTEST!r}), which is the default",
+        )
+    onnxruntime = import_onnxruntime()
+    return select_variant(
+        config,
+        target=options.target,
+        hardware=read_hardware(gpus=gpus),
+        onnxruntime_version=onnxruntime.__version__,
+        available_providers=onnxruntime.get_available_providers(),
+        device_id=options.device_id,
+        precision=options.precision,
+    )
+
+
+def _nothing_fits(root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions) -> LoadError:
+    target, precision = options.target, options.precision
+    hint = f"ortprep prepare {config.name} --target {target or config.variants[0].target}"
+    if selection.passed_over:
+        lines = "\n".join(f"  {variant}" for variant in selection.passed_over)
+        return LoadError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
+    asked = [] if target is None else [f"target {target!r}"]
+    if precision != FASTEST:
+        asked.append(f"precision {precision!r}")
+        hint = f"convert: {{precision: {precision}}}   # in the spec of {config.name}"
+    targets = ", ".join(dict.fromkeys(variant.target for variant in config.variants))
+    variants = ", ".join(f"{variant.name} ({variant.precision})" for variant in config.variants)
+    return LoadError(
+        f"bundle was not prepared for {' in '.join(asked)}: {root}\n"
+        f"  expected one of the targets {targets} or of the variants {variants}",
+        hint=hint,
+    )

@@ -1,0 +1,110 @@
+"""The files of a variant on their way into a session: read ahead, compared with their records."""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.bundle.digest import DigestCache, digest_file
+from pipeline.bundle.file_memory import Stamp, read_stamp
+from pipeline.bundle.loader_config import LoaderConfig, Variant, golden_of
+from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from pipeline.bundle.paths import is_safe_path, resolve_inside
+from pipeline.bundle.verification import (
+    Difference,
+    compare_bundle,
+    compare_files,
+    compare_kinds,
+    raise_differences,
+)
+from pipeline.errors import IntegrityError
+from pipeline.runtime.page_cache import start_prefetch
+
+if TYPE_CHECKING:
+    from pipeline.runtime.loading.bundle_loader import LoadOptions
+
+_ORT_FORMAT = slice(4, 8), b"ORTM"
+"""Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""
+
+
+def check_files(
+    root: Path, config: LoaderConfig, variant: Variant, options: LoadOptions
+) -> tuple[tuple[str, Stamp], ...]:
+    """Has the files of a variant read ahead, and compares them with their records as the policy says.
+
+    Args:
+        root: The bundle's folder.
+        config: Its loader config.
+        variant: One of its variants.
+        options: Says which files are hashed, whether the golden sample is used too, and until when.
+
+    Returns:
+        Path, free of links, and stamp of every file, as it was before it was looked at.
+
+    Raises:
+        BundleError: The bundle cannot be read.
+        IntegrityError: A path leaves the bundle, its two records contradict each other, a file is not as it
+            was recorded, or a model refers to data that the variant does not list.
+        LoadTimeoutError: The deadline passed.
+    """
+    golden = (golden_of(config, variant).file,) if options.check == "golden" else ()
+    entries = (*variant.files, *golden)
+    paths = tuple(resolve_inside(root, entry.path) for entry in entries)
+    stamps = tuple((str(path), read_stamp(path)) for path in paths if path.exists())
+    start_prefetch(paths)
+    if options.digests == "off":
+        # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
+        differences: Iterable[Difference] = compare_kinds(root, entries)
+    elif options.digests == "full":
+        differences = compare_bundle(
+            root, functools.partial(digest_file, between_blocks=options.deadline.remaining_s)
+        )
+    else:
+        cache = DigestCache(between_blocks=options.deadline.remaining_s)
+        differences = compare_files(root, entries, cache.digest)
+    raise_differences(root, tuple(differences))
+    check_external_data(root, variant)
+    return stamps
+
+
+def check_external_data(root: Path, variant: Variant) -> None:
+    """Raises unless all data that the models of a variant refer to is in files that it lists.
+
+    ONNX Runtime reads whatever file a graph names, before 1.24 outside the model's folder too, and takes
+    some names for addresses in memory.
+
+    Args:
+        root: The bundle's folder.
+        variant: One of its variants, of both of whose phases the models are looked at.
+
+    Raises:
+        IntegrityError: A model refers to something else, or cannot be read.
+    """
+    listed = {entry.path for entry in variant.files}
+    first = variant.first_phase
+    models = {variant.model, *(() if first is None or first.model is None else (first.model,))}
+    for model in sorted(models):
+        folder = posixpath.dirname(model)
+        for location in _locations(resolve_inside(root, model)):
+            path = posixpath.join(folder, location)
+            # A star begins what ONNX Runtime takes for an address.
+            if not is_safe_path(location) or "*" in location or path not in listed:
+                raise IntegrityError(
+                    f"model refers to data that its bundle does not list: {root / model}\n"
+                    f"  expected one of the files of variant {variant.name!r}, got {location[:200]!r}"
+                )
+
+
+def _locations(model: Path) -> tuple[str, ...]:
+    try:
+        with model.open("rb") as file:
+            head = file.read(8)
+        where, magic = _ORT_FORMAT
+        if model.suffix == ".ort" and head[where] == magic:
+            return ()
+        return external_locations(read_skeleton(model))
+    except (OSError, WireError) as error:
+        raise IntegrityError(f"not an ONNX model: {model}\n  {error}") from error
