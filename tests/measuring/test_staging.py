@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +48,7 @@ def stage(staged: StagedBundles, plan: SessionPlan, needs: Requirements = CPU_ON
 
 def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": count})
-    return dataclasses.replace(plan, session_options=options)
+    return plan._replace(session_options=options)
 
 
 def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(

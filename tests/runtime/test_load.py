@@ -692,7 +692,7 @@ import numpy, onnxruntime
 before = set(sys.modules)
 from pipeline.runtime import load
 load(sys.argv[1]).run(None, {"x": numpy.zeros((2, 8), numpy.float32)})
-print(*sorted(set(sys.modules) - before))
+print(*sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
 """
 
 LOADS_MODULES = [
