@@ -157,6 +157,11 @@ class PlanFigures:
     peak_mb: Summary
     gpu_mb: Summary | None = None
 
+    @property
+    def result_ms(self) -> Summary:
+        """When the first result was there: `ready_ms`, or `first_result_ms` where a manifest has no other."""
+        return self.ready_ms or self.first_result_ms
+
 
 @dataclass(frozen=True)
 class MeasurementRecord:
@@ -183,7 +188,7 @@ class Decision:
 
     Attributes:
         shipped: Name of the plan.
-        faster: Whether it is faster to first result than the default beyond the noise.
+        faster: Whether it is ready sooner than the default beyond the noise.
         reason: One sentence with the figures.
     """
 

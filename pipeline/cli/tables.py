@@ -17,6 +17,8 @@ from pipeline.bundle.manifest import (
 from pipeline.bundle.summary import Summary
 from pipeline.bundle.tuning_record import FirstPhaseRecord
 from pipeline.measuring.shipped import shipped_figures
+from pipeline.report.trials import describe_choice
+from pipeline.report.wording import count_of, format_ratio
 
 
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
@@ -24,9 +26,9 @@ def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
     table = Table(title=f"{title}, {measurement.cache} cache, {measurement.shapes}")
     table.add_column("plan")
     for heading in (
+        "ready ms",
         "init ms",
         "first run ms",
-        "first result ms",
         "steady ms",
         "private MB",
         "peak MB",
@@ -41,11 +43,11 @@ def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
 
 
 def _figures_row(plan: PlanFigures, default: PlanFigures | None) -> tuple[str, ...]:
-    sooner = f"{default.first_result_ms.median / plan.first_result_ms.median:.1f}×" if default else ""
+    sooner = format_ratio(default.result_ms.median / plan.result_ms.median) if default else ""
     summaries = (
+        plan.ready_ms,
         plan.init_ms,
         plan.first_ms,
-        plan.first_result_ms,
         plan.steady_ms,
         plan.private_mb,
         plan.peak_mb,
@@ -86,8 +88,8 @@ def build_variants_table(manifest: Manifest) -> Table:
         "SNR dB",
         "cosine",
         "top-1",
+        "ready ms",
         "init ms",
-        "first run ms",
         "steady ms",
         "private MB",
     ):
@@ -106,7 +108,7 @@ def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
     costs = (
         (None, None, None, None)
         if figures is None
-        else (figures.init_ms, figures.first_ms, figures.steady_ms, figures.private_mb)
+        else (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
     )
     return (
         variant.name,
@@ -153,7 +155,12 @@ def describe_variant(variant: VariantRecord) -> list[str]:
         lines.append(_describe_verification(verification))
     if variant.tuning is not None:
         tuning = variant.tuning
-        lines.append(f"  tuned: {len(tuning.trials)} plans tried; {tuning.reason}")
+        # How it compares with the default is the decision's to say: one comparison, of what is shipped.
+        choice = next((trial for trial in tuning.trials if trial.number == tuning.chosen), None)
+        told = f": {describe_choice(tuning, choice)}" if choice else ""
+        lines.append(
+            f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{told}"
+        )
         if tuning.first_phase is not None:
             lines.append(f"  {describe_first_phase(tuning.first_phase)}")
     if variant.decision is not None:

@@ -15,7 +15,7 @@ def build_trials_table(record: TuningRecord, *, title: str) -> Table:
     table = Table(title=f"{title}, cost at {record.runs_per_load} runs per load")
     table.add_column("trial", justify="right")
     table.add_column("plan", overflow="fold")
-    for heading in ("init ms", "first result ms", "steady ms", "private MB", "cost of default's"):
+    for heading in ("ready ms", "init ms", "steady ms", "private MB", "cost of default's"):
         table.add_column(heading, justify="right")
     table.add_column("", overflow="fold")
     for trial in sorted(record.trials, key=_rank):
@@ -34,7 +34,7 @@ def _rank(trial: TrialRecord) -> tuple[bool, float, int]:
 def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
     if figures is None:
         return ("–",) * 5
-    summaries = (figures.init_ms, figures.first_result_ms, figures.steady_ms, figures.private_mb)
+    summaries = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
     return (*(format_summary(one) for one in summaries), f"{figures.cost_ratio.median:.3f}×")
 
 
@@ -73,7 +73,7 @@ def build_again_table(trial: TrialRecord, again: Again, *, title: str) -> Table:
     """Returns a trial's figures then and now, and default ONNX Runtime's now."""
     table = Table(title=f"{title}, trial {trial.number}")
     table.add_column("")
-    for heading in ("init ms", "first result ms", "steady ms", "private MB", "cost of default's"):
+    for heading in ("ready ms", "init ms", "steady ms", "private MB", "cost of default's"):
         table.add_column(heading, justify="right")
     table.add_row("recorded", *_cells(figures_of(trial)))
     table.add_row("now", *_cells(again.figures))

@@ -106,7 +106,11 @@ def _losses(old: Candidate, candidates: Sequence[Candidate], max_regression: flo
     if after is None:
         yield f"{old.name}: not measured, and what is served now is"
         return
-    pairs = (("init", before.init_ms, after.init_ms), ("steady run", before.steady_ms, after.steady_ms))
+    if before.ready_ms is None or after.ready_ms is None:  # a manifest before 1.4
+        start = ("first result", before.first_result_ms, after.first_result_ms)
+    else:
+        start = ("getting ready", before.ready_ms, after.ready_ms)
+    pairs = (start, ("steady run", before.steady_ms, after.steady_ms))
     for what, was, now in pairs:
         if not now.median <= was.median * max_regression:
             yield (

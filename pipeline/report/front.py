@@ -26,13 +26,13 @@ class _Spot:
 
 
 def build_front_charts(record: TuningRecord) -> tuple[Chart, ...]:
-    """Returns the plans by init and by first result against steady runs, and costs by runs per load."""
+    """Returns the plans by init and by readiness against steady runs, and costs by runs per load."""
     spots = _spots(record, lambda figures: figures.init_ms.median)
     if not spots:
         return ()
     charts = [_init_chart(record, spots)]
     if record.front:
-        charts += [_first_result_chart(record), _cost_chart(record)]
+        charts += [_ready_chart(record), _cost_chart(record)]
     return tuple(charts)
 
 
@@ -66,7 +66,7 @@ def _init_chart(record: TuningRecord, spots: Sequence[_Spot]) -> Chart:
     )
 
 
-def _first_result_chart(record: TuningRecord) -> Chart:
+def _ready_chart(record: TuningRecord) -> Chart:
     trials = {trial.number: trial for trial in record.trials}
     placed = {
         point.trial: _Spot(trials[point.trial], point.first_result_ms, point.steady_ms)
@@ -75,14 +75,14 @@ def _first_result_chart(record: TuningRecord) -> Chart:
     }
     spots = [
         placed.get(spot.trial.number, spot)
-        for spot in _spots(record, lambda figures: figures.first_result_ms.median)
+        for spot in _spots(record, lambda figures: figures.result_ms.median)
     ]
     return _chart(
         record,
         spots,
         tuple(placed.values()),
-        title="First result against steady run: the front of the search",
-        axis="first result, ms",
+        title="Ready against steady run: the front of the search",
+        axis="ready, ms",
         text=f"{_front_text(tuple(placed.values()))}. Plans of the front are placed by their ratio to the "
         "plan compared with, in the same rounds; the others as measured.",
     )
@@ -191,7 +191,7 @@ def _cost_chart(record: TuningRecord) -> Chart:
 def _default_point(record: TuningRecord) -> tuple[float, float] | None:
     default = next((trial for trial in record.trials if trial.choice.get("plan") == "default"), None)
     figures = figures_of(default) if default is not None else None
-    return (figures.first_result_ms.median, figures.steady_ms.median) if figures else None
+    return (figures.result_ms.median, figures.steady_ms.median) if figures else None
 
 
 def _cost_rows(lines: Mapping[str, tuple[float, float]]) -> Iterator[Mapping[str, Any]]:

@@ -25,8 +25,9 @@ TONES: dict[Certainty, Tone] = {
 }
 
 HOW_SURE = (
+    "“Ready” is the time from the start of a process to its first result, imports and checks included. "
     "“Beyond the noise” is the verdict of the measurement itself: plans take turns, one fresh process each; "
-    "the quartile ranges of their first results do not overlap, and the prepared plan was sooner in at least "
+    "the quartile ranges of when they are ready do not overlap, and the prepared plan was sooner in at least "
     "80\u00a0% of the rounds. Ranges go from quartile to quartile; ± is half their distance."
 )
 
@@ -62,23 +63,23 @@ class Gain:
         shipped: The plan that is shipped.
         certainty: Whether it is sooner.
         rounds: Fresh processes per plan.
-        first_result: Default's time by the shipped plan's: how many times sooner.
+        ready: Default's time by the shipped plan's: how many times sooner.
         init: Likewise.
         steady: The shipped plan's time per run by the default's.
         private: Likewise for private memory.
-        default_first: The default's figures, None where it could not be measured.
-        shipped_first: The shipped plan's.
+        default_ready: The default's figures, None where it could not be measured.
+        shipped_ready: The shipped plan's.
     """
 
     shipped: str
     certainty: Certainty
     rounds: int
-    first_result: Ratio | None
+    ready: Ratio | None
     init: Ratio | None
     steady: Ratio | None
     private: Ratio | None
-    default_first: Summary | None
-    shipped_first: Summary | None
+    default_ready: Summary | None
+    shipped_ready: Summary | None
 
 
 def compare(above: Summary, below: Summary) -> Ratio | None:
@@ -110,18 +111,18 @@ def find_gain(variant: VariantRecord) -> Gain | None:
     default = find_plan(measurement, DEFAULT)
     certainty = _certainty(variant, measurement)
     if shipped is None or default is None:
-        firsts = [plan.first_result_ms if plan else None for plan in (default, shipped)]
-        return Gain(variant.decision.shipped, certainty, measurement.rounds, None, None, None, None, *firsts)
+        both = [plan.result_ms if plan else None for plan in (default, shipped)]
+        return Gain(variant.decision.shipped, certainty, measurement.rounds, None, None, None, None, *both)
     return Gain(
         variant.decision.shipped,
         certainty,
         measurement.rounds,
-        first_result=compare(default.first_result_ms, shipped.first_result_ms),
+        ready=compare(default.result_ms, shipped.result_ms),
         init=compare(default.init_ms, shipped.init_ms),
         steady=compare(shipped.steady_ms, default.steady_ms),
         private=compare(shipped.private_mb, default.private_mb),
-        default_first=default.first_result_ms,
-        shipped_first=shipped.first_result_ms,
+        default_ready=default.result_ms,
+        shipped_ready=shipped.result_ms,
     )
 
 
@@ -144,9 +145,9 @@ def describe_gain(gain: Gain | None) -> str:
         return "not measured"
     if gain.certainty == "default shipped":
         return "not sooner; default ONNX Runtime is shipped"
-    if gain.first_result is None:
+    if gain.ready is None:
         return f"ships {gain.shipped}, not compared with default ONNX Runtime"
-    return f"first result {format_ratio(gain.first_result.value)} sooner, {gain.certainty}"
+    return f"ready {format_ratio(gain.ready.value)} sooner, {gain.certainty}"
 
 
 def build_gain_facts(gain: Gain | None) -> tuple[Fact, ...]:
@@ -154,7 +155,7 @@ def build_gain_facts(gain: Gain | None) -> tuple[Fact, ...]:
     if gain is None:
         return ()
     sure = f"{gain.certainty}, {count_of(gain.rounds, 'round')}"
-    facts = [_first_result_fact(gain, sure)]
+    facts = [_ready_fact(gain, sure)]
     named = (
         ("init sooner", gain.init, "good"),
         ("time per run, of default’s", gain.steady, "plain"),
@@ -168,14 +169,14 @@ def build_gain_facts(gain: Gain | None) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _first_result_fact(gain: Gain, sure: str) -> Fact:
+def _ready_fact(gain: Gain, sure: str) -> Fact:
     tone = TONES[gain.certainty]
-    if gain.first_result is None:
-        return Fact("–", "first result sooner", sure, tone)
+    if gain.ready is None:
+        return Fact("–", "ready sooner", sure, tone)
     return Fact(
-        format_ratio(gain.first_result.value),
-        "first result sooner",
-        f"{_bracket(gain.first_result)}, {sure}",
+        format_ratio(gain.ready.value),
+        "ready sooner",
+        f"{_bracket(gain.ready)}, {sure}",
         tone,
     )
 
@@ -184,9 +185,9 @@ def _bracket(ratio: Ratio) -> str:
     return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
 
 
-def describe_first_results(gain: Gain) -> str:
-    """Returns both first results, `231 ± 3.0 → 44 ± 1.0 ms`."""
-    shown = [format_spread(one) if one else "–" for one in (gain.default_first, gain.shipped_first)]
+def describe_readiness(gain: Gain) -> str:
+    """Returns when both are ready, `231 ± 3.0 → 44 ± 1.0 ms`."""
+    shown = [format_spread(one) if one else "–" for one in (gain.default_ready, gain.shipped_ready)]
     return f"{shown[0]} → {shown[1]} ms"
 
 

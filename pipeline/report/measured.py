@@ -1,4 +1,4 @@
-"""What a measurement says: the phases of a load, first results, steady runs and memory, per plan. Pure."""
+"""What a measurement says: when plans are ready, by phases, steady runs and memory, per plan. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _section(measurement: MeasurementRecord, *, shipped: str) -> Section:
     if told:
         notes.append(f"{'; '.join(told)}.")
     spreads = (
-        _spread_chart(measurement, f"First result, {cache}", "ms", lambda plan: plan.first_result_ms),
+        _spread_chart(measurement, f"Ready, {cache}", "ms", lambda plan: plan.ready_ms),
         _spread_chart(measurement, f"Steady run, {cache}", "ms", lambda plan: plan.steady_ms),
         _spread_chart(measurement, f"Private memory, {cache}", "MB", lambda plan: plan.private_mb),
         _spread_chart(measurement, f"Peak memory, {cache}", "MB", lambda plan: plan.peak_mb),
@@ -170,12 +170,12 @@ def _statistics(summary: Summary) -> tuple[float, ...]:
 
 def _plans_table(measurement: MeasurementRecord, cache: str, shipped: str) -> Table:
     headings = (
-        "init ms", "first run ms", "first result ms", "steady ms", "private MB", "peak MB", "GPU MB",
+        "ready ms", "init ms", "first run ms", "steady ms", "private MB", "peak MB", "GPU MB",
     )  # fmt: skip
     columns = (
         Column("plan"),
         *(Column(heading, numeric=True) for heading in headings),
-        Column("first result sooner", numeric=True),
+        Column("ready sooner", numeric=True),
     )
     default = find_plan(measurement, DEFAULT)
     rows = tuple(
@@ -191,9 +191,9 @@ def _plans_table(measurement: MeasurementRecord, cache: str, shipped: str) -> Ta
 
 def _figures(plan: PlanFigures) -> tuple[Summary | None, ...]:
     return (
+        plan.ready_ms,
         plan.init_ms,
         plan.first_ms,
-        plan.first_result_ms,
         plan.steady_ms,
         plan.private_mb,
         plan.peak_mb,
@@ -204,7 +204,7 @@ def _figures(plan: PlanFigures) -> tuple[Summary | None, ...]:
 def _sooner_cell(default: PlanFigures | None, plan: PlanFigures) -> Cell:
     if default is None or plan is default:
         return ratio_cell(None)
-    ratio = compare(default.first_result_ms, plan.first_result_ms)
+    ratio = compare(default.result_ms, plan.result_ms)
     if ratio is None:
         return ratio_cell(None)
     return Cell(

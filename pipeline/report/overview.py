@@ -66,7 +66,7 @@ def build_overall_facts(newest: Sequence[Manifest]) -> tuple[Fact, ...]:
     tone: Tone = "good" if sure == len(gains) else "warning"
     counted = Fact(f"{sure} of {len(gains)}", "sooner beyond the noise", "variants that were measured", tone)
     named = (
-        ([gain.first_result for gain in gains], "first result sooner"),
+        ([gain.ready for gain in gains], "ready sooner"),
         ([gain.init for gain in gains], "init sooner"),
         ([gain.steady for gain in gains], "time per run, of default’s"),
         ([gain.private for gain in gains], "private memory, of default’s"),
@@ -97,13 +97,13 @@ def build_overview(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> Se
 
 
 def _gains_chart(gains: Sequence[_Gained]) -> Chart:
-    found = [(one, one.gain.first_result) for one in gains if one.gain.first_result is not None]
+    found = [(one, one.gain.ready) for one in gains if one.gain.ready is not None]
     drawn = sorted(
         ((one, ratio) for one, ratio in found if ratio is not None), key=lambda pair: -pair[1].value
     )
     return Chart(
         kind="gains",
-        title="First result: how many times sooner than default ONNX Runtime",
+        title="Ready: how many times sooner than default ONNX Runtime",
         text=_gains_text(drawn),
         values=tuple(_gain_row(one, ratio) for one, ratio in drawn),
         table=_gains_table(drawn),
@@ -128,14 +128,14 @@ def _gain_row(one: _Gained, ratio: Ratio) -> Mapping[str, Any]:
         "low": rounded(ratio.low),
         "high": rounded(ratio.high),
         "sure": one.gain.certainty,
-        "told": f"{one.row}: first result {ratio} sooner, {one.gain.certainty}",
+        "told": f"{one.row}: ready {ratio} sooner, {one.gain.certainty}",
     }
 
 
 def _gains_table(drawn: Sequence[tuple[_Gained, Ratio]]) -> Table:
     columns = (
         Column("model and variant"),
-        Column("first result sooner", numeric=True),
+        Column("ready sooner", numeric=True),
         Column("with the nearer quartiles", numeric=True),
         Column("with the further ones", numeric=True),
         Column("how sure"),
@@ -148,12 +148,12 @@ def _gains_table(drawn: Sequence[tuple[_Gained, Ratio]]) -> Table:
         )
         for one, ratio in drawn
     )
-    return Table("First result sooner", columns, rows)
+    return Table("Ready sooner", columns, rows)
 
 
 def _models_table(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> Table:
     numbers = (
-        "first result sooner",
+        "ready sooner",
         "default’s, ms",
         "shipped, ms",
         "init sooner",
@@ -186,15 +186,15 @@ def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -
     gain = find_gain(variant) if variant else None
     worst = worst_error(variant) if variant else None
     certainty = gain.certainty if gain else "not compared"
-    ratios = (gain.first_result, gain.init, gain.steady, gain.private) if gain else (None,) * 4
+    ratios = (gain.ready, gain.init, gain.steady, gain.private) if gain else (None,) * 4
     first, *others = (ratio_cell(ratio.value if ratio else None) for ratio in ratios)
     return (
         text_cell(manifest.name, link=anchor),
         text_cell(variant.name if variant else ""),
         text_cell(certainty, TONES[certainty]),
         first,
-        spread_cell(gain.default_first if gain else None),
-        spread_cell(gain.shipped_first if gain else None),
+        spread_cell(gain.default_ready if gain else None),
+        spread_cell(gain.shipped_ready if gain else None),
         *others,
         number_cell(worst, None if worst is None else f"{worst:.2g}"),
         number_cell(sum(entry.size_bytes for entry in manifest.files) / 2**20),

@@ -28,7 +28,7 @@ def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
 
 def build_trials_table(record: TuningRecord) -> Table:
     """Returns one row per trial, cheapest first; what failed comes last."""
-    headings = ("init ms", "first result ms", "steady ms", "private MB", "cost, of default’s")
+    headings = ("ready ms", "init ms", "steady ms", "private MB", "cost, of default’s")
     columns = (
         Column("trial", numeric=True),
         Column("plan", wide=True),
@@ -60,7 +60,7 @@ def _row(record: TuningRecord, trial: TrialRecord) -> tuple[Cell, ...]:
 def _figures(figures: TrialFigures | None) -> tuple[Cell, ...]:
     if figures is None:
         return (Cell(ABSENT),) * 5
-    spreads = (figures.init_ms, figures.first_result_ms, figures.steady_ms, figures.private_mb)
+    spreads = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
     cost = figures.cost_ratio.median
     return (*(spread_cell(one) for one in spreads), number_cell(cost, format_cost(cost)))
 

@@ -26,8 +26,8 @@ from pipeline.report.wording import (
     text_cell,
 )
 
-FIGURES: tuple[tuple[str, str, Callable[[PlanFigures], Summary]], ...] = (
-    ("first result", "ms", lambda plan: plan.first_result_ms),
+FIGURES: tuple[tuple[str, str, Callable[[PlanFigures], Summary | None]], ...] = (
+    ("ready", "ms", lambda plan: plan.ready_ms),
     ("steady run", "ms", lambda plan: plan.steady_ms),
     ("private memory", "MB", lambda plan: plan.private_mb),
 )
@@ -97,13 +97,13 @@ def _hardware_digest(manifest: Manifest) -> str:
 
 
 def _trend(
-    versions: Sequence[_Version], name: str, unit: str, figure: Callable[[PlanFigures], Summary]
+    versions: Sequence[_Version], name: str, unit: str, figure: Callable[[PlanFigures], Summary | None]
 ) -> Chart | None:
     found = {
-        (one.number, series): figure(plan)
+        (one.number, series): summary
         for one in versions
         for series, plan in (("shipped", one.shipped), (DEFAULT, one.default))
-        if plan is not None
+        if plan is not None and (summary := figure(plan)) is not None
     }
     if not found:
         return None
@@ -175,7 +175,7 @@ def _versions_table(versions: Sequence[_Version]) -> Table:
     columns = (
         Column("version", numeric=True),
         Column("prepared"),
-        Column("first result ms", numeric=True),
+        Column("ready ms", numeric=True),
         Column("sooner than default", numeric=True),
         Column("of the version before’s", numeric=True),
         Column("steady ms", numeric=True),
@@ -196,15 +196,15 @@ def _version_row(one: _Version, before: _Version | None) -> tuple[Cell, ...]:
     gain = find_gain(one.variant) if one.variant else None
     worst = worst_error(one.variant) if one.variant else None
     change = (
-        compare(plan.first_result_ms, before.shipped.first_result_ms)
-        if plan and before and before.shipped
+        compare(plan.ready_ms, before.shipped.ready_ms)
+        if plan and plan.ready_ms and before and before.shipped and before.shipped.ready_ms
         else None
     )
     return (
         Cell(str(one.number), one.number),
         text_cell(format_instant(manifest.created_at)),
-        spread_cell(plan.first_result_ms if plan else None),
-        ratio_cell(gain.first_result.value if gain and gain.first_result else None),
+        spread_cell(plan.ready_ms if plan else None),
+        ratio_cell(gain.ready.value if gain and gain.ready else None),
         ratio_cell(change.value if change else None),
         spread_cell(plan.steady_ms if plan else None),
         spread_cell(plan.private_mb if plan else None),

@@ -244,4 +244,4 @@ def _nothing_better(space: Space, objective: Objective, found: Found, own: Final
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
     told = _figures(own[best], anchor, objective, name)
-    return f"nothing beat {name}: the best, {space.describe(best)}, has {told}{why}"
+    return f"nothing beat {name} beyond the noise: the best, {space.describe(best)}, has {told}{why}"

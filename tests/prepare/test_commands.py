@@ -45,7 +45,7 @@ def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build: Built) -> 
     assert (outcome.code, outcome.err) == (0, "")
     for word in ("net", "cpu: level", "portable: level", "verified", "default", "recipe", "prepared"):
         assert word in outcome.out
-    for heading in ("init", "first result", "steady", "private"):
+    for heading in ("ready", "init", "steady", "private"):
         assert heading in outcome.out
 
 

@@ -59,7 +59,7 @@ class Made:
         name: Of the variant.
         needs: What it requires.
         weights: Content of its weights.
-        init_ms: Median of its init, None for not measured.
+        init_ms: Median of its init and of when it is ready, None for not measured.
         steady_ms: Median of its steady run.
         error: Largest error of an output, in units of its tolerance.
         golden: Content of its own golden sample, None for the bundle's.
@@ -181,7 +181,8 @@ def _record(made: Made) -> VariantRecord:
 
 def _figures(plan: str, init_ms: float, steady_ms: float) -> PlanFigures:
     init, steady = summary(init_ms), summary(steady_ms)
-    return PlanFigures(plan, summary(1.0), init, steady, summary(init_ms + steady_ms), steady, init, init)
+    first = summary(init_ms + steady_ms)
+    return PlanFigures(plan, summary(1.0), init, steady, first, steady, init, init, ready_ms=init)
 
 
 def summary(median: float) -> Summary:

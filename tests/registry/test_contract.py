@@ -218,7 +218,7 @@ def test_promoting_twice_is_recorded_once(catalogue: Catalogue, model: str, tmp_
     ("made", "objection"),
     [
         (Made("portable", error=2.0), "verification failed"),
-        (Made("portable", init_ms=12.0), r"init takes 12 ms instead of 10 ms, 1.20×"),
+        (Made("portable", init_ms=12.0), r"getting ready takes 12 ms instead of 10 ms, 1.20×"),
         (Made("portable", steady_ms=6.0), "steady run takes 6 ms instead of 5 ms"),
         (Made("portable", init_ms=None), "not measured"),
         (Made("cuda", on_gpu(9, 0)), "nothing for target cpu"),

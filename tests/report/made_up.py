@@ -193,7 +193,7 @@ def tuning(*, trials: int = 12, seed: int = 0) -> TuningRecord:
         trials=tuple(found),
         chosen=CHOSEN,
         beats_default=True,
-        reason="cost 0.86×, first result 0.12×, steady run 0.97× of the default's at 100 runs per load",
+        reason="cost 0.86×, ready 0.12×, steady run 0.97× of the default's at 100 runs per load",
         ended="no gain was predicted any more",
         noise=0.031,
         elapsed_s=212.5,
@@ -246,7 +246,7 @@ def manifest(story: Story | None = None, **changes: object) -> Manifest:
             measurement(sooner=story.sooner, skipped={"recipe-2": "the child died"}),
             measurement(cache="cold", sooner=story.sooner),
         ),
-        decision=Decision(shipped, story.faster, "prepared gives its first result sooner than default"),
+        decision=Decision(shipped, story.faster, "prepared is ready sooner than default"),
         tuning=tuning(trials=story.trials, seed=story.seed) if story.trials else None,
     )
     portable = VariantRecord(

@@ -153,8 +153,8 @@ def test_where_the_default_is_shipped_nothing_is_claimed() -> None:
     gain = find_gain(cpu_of(manifest(faster=False)))
     assert gain is not None
     assert gain.certainty == "default shipped"
-    assert gain.first_result is not None
-    assert (gain.first_result.low, gain.first_result.value, gain.first_result.high) == (1.0, 1.0, 1.0)
+    assert gain.ready is not None
+    assert (gain.ready.low, gain.ready.value, gain.ready.high) == (1.0, 1.0, 1.0)
     assert "sooner" not in describe_gain(gain).replace("not sooner", "")
 
 
@@ -165,7 +165,7 @@ def test_without_figures_of_the_default_nothing_is_compared() -> None:
     gain = find_gain(replace(variant, measurements=(alone,)))
     assert gain is not None
     assert gain.certainty == "not compared"
-    assert gain.first_result is None
+    assert gain.ready is None
 
 
 def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range() -> None:
@@ -384,7 +384,15 @@ def zeroed(made: Manifest) -> Manifest:
     variant = cpu_of(made)
     (warm, _) = variant.measurements
     plans = tuple(
-        replace(plan, init_ms=zero, first_ms=zero, first_result_ms=zero, steady_ms=zero, private_mb=zero)
+        replace(
+            plan,
+            ready_ms=zero,
+            init_ms=zero,
+            first_ms=zero,
+            first_result_ms=zero,
+            steady_ms=zero,
+            private_mb=zero,
+        )
         for plan in warm.plans
     )
     return replace(made, variants=(replace(variant, measurements=(replace(warm, plans=plans),)),))

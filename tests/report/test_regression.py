@@ -36,6 +36,7 @@ from pipeline.report.regression.limits import FIGURES, Limits, parse_limits
 
 HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
 FIELDS = {
+    "ready": "ready_ms",
     "init": "init_ms",
     "first-run": "first_ms",
     "first-result": "first_result_ms",
@@ -110,8 +111,9 @@ positive = st.floats(1e-3, 1e6)
 summaries = st.lists(positive, min_size=1, max_size=9).map(summarise)
 anything = summaries | st.sampled_from([exactly(math.nan), exactly(math.inf), exactly(0.0), exactly(-1.0)])
 plans = st.builds(
-    PlanFigures, plan=st.sampled_from(["prepared", "default"]), import_ms=anything, init_ms=anything,
-    first_ms=anything, first_result_ms=anything, steady_ms=anything, private_mb=anything, peak_mb=anything,
+    PlanFigures, plan=st.sampled_from(["prepared", "default"]), ready_ms=st.none() | anything,
+    import_ms=anything, init_ms=anything, first_ms=anything, first_result_ms=anything, steady_ms=anything,
+    private_mb=anything, peak_mb=anything,
     gpu_mb=st.none() | anything,
 )  # fmt: skip
 measurements = st.builds(
@@ -228,7 +230,7 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
     warm, both = manifest(variant()), manifest(variant(measurements=(*measured(), *cold)))
     assert compare(warm, both).outcome == "ok"
     (failure,) = compare(both, warm).variants[0].failures
-    assert failure.startswith("not known any more, cold cache: init, first-run")
+    assert failure.startswith("not known any more, cold cache: ready, init, first-run")
 
 
 def test_it_is_said_why_a_target_is_missing() -> None:

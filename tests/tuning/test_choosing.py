@@ -202,7 +202,9 @@ def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     )
     finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
     reason = choose(SPACE, Objective(1, max_private_mb=600), found(finals)).reason
-    assert reason.startswith("nothing beat the default: the best, the base plan, has cost 2×, ready 2×")
+    assert reason.startswith(
+        "nothing beat the default beyond the noise: the best, the base plan, has cost 2×, ready 2×"
+    )
     assert reason.endswith("beyond its limits (private memory 700 MB, allowed 600)")
 
 

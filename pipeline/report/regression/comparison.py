@@ -26,7 +26,7 @@ Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
 _CACHES = ("warm", "cold")
 _DEFAULT = "default"
-_CONTROLS = ("init", "first-result", "steady")
+_CONTROLS = ("ready", "init", "first-result", "steady")
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,7 @@ def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Summary]:
     if figures is None:
         return {}
     found = {
+        "ready": figures.ready_ms,
         "init": figures.init_ms,
         "first-run": figures.first_ms,
         "first-result": figures.first_result_ms,

@@ -13,6 +13,7 @@ DEFAULT_LIMIT = 0.10
 VERIFICATION = "verification"
 
 FIGURES: Mapping[str, str] = {
+    "ready": "ms",
     "init": "ms",
     "first-run": "ms",
     "first-result": "ms",

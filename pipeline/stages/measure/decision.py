@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.bundle.manifest import Decision
 from pipeline.bundle.summary import Summary
 from pipeline.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
+from pipeline.report.wording import format_ratio
 from pipeline.runtime.probe import ProbeResult
 from pipeline.tuning.objective import Figures, Objective, describe_memory
 
@@ -30,7 +31,7 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
     """Chooses the plan to ship.
 
     The first candidate is shipped that keeps the limits and is better than the default beyond the noise:
-    faster to its first result and not slower in steady state (slower means by more than 3 %, and beyond the
+    ready sooner and not slower in steady state (slower means by more than 3 %, and beyond the
     noise or by more than 10 %), or cheaper over all the runs of a session. If there is none, the default is
     shipped: a user then has what plain ONNX Runtime would have given. A default that exceeds a limit is no
     way out: the first candidate that keeps them is shipped instead.
@@ -105,7 +106,7 @@ def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
     ]
     reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
     default = samples.get(DEFAULT)
-    faster = default is not None and separated(_firsts(prepared), _firsts(default))
+    faster = default is not None and separated(_readies(prepared), _readies(default))
     return Decision(_PREPARED, faster=faster, reason=reason)
 
 
@@ -113,7 +114,7 @@ def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
     return [objective.cost_ms(one) for one in figures]
 
 
-def _firsts(figures: Sequence[Figures]) -> list[float]:
+def _readies(figures: Sequence[Figures]) -> list[float]:
     return [one.ready_ms for one in figures]
 
 
@@ -122,7 +123,7 @@ def _steadies(figures: Sequence[Figures]) -> list[float]:
 
 
 def _is_faster(shipped: str, samples: Samples) -> bool:
-    return shipped != DEFAULT and separated(_firsts(samples[shipped]), _firsts(samples[DEFAULT]))
+    return shipped != DEFAULT and separated(_readies(samples[shipped]), _readies(samples[DEFAULT]))
 
 
 def _objection(candidate: Sequence[Figures], default: Sequence[Figures], objective: Objective) -> str | None:
@@ -131,8 +132,8 @@ def _objection(candidate: Sequence[Figures], default: Sequence[Figures], objecti
     costs = [objective.cost_ms(one) for one in candidate], [objective.cost_ms(one) for one in default]
     if separated(*costs):
         return None
-    if not separated(_firsts(candidate), _firsts(default)):
-        return "is not faster to its first result beyond the noise"
+    if not separated(_readies(candidate), _readies(default)):
+        return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
     ratio = paired_ratio(*steady)
     if ratio > STEADY_ALLOWANCE and (separated(*reversed(steady)) or ratio > FAR):
@@ -150,10 +151,10 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
             f"the bundle ships the source's graph ({_figures(default)}); {why}"
         )
     chosen = samples[shipped]
-    sooner = ratio_of_medians(_firsts(default), _firsts(chosen))
+    sooner = ratio_of_medians(_readies(default), _readies(chosen))
     steady = ratio_of_medians(_steadies(chosen), _steadies(default))
     sentence = (
-        f"{shipped} gives its first result {sooner:.1f}× sooner than default ONNX Runtime at {steady:.2f}× "
+        f"{shipped} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, at {steady:.2f}× "
         f"its time per run ({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
@@ -165,8 +166,8 @@ def _without_default(shipped: str, samples: Samples) -> str:
 
 
 def _figures(figures: Sequence[Figures]) -> str:
-    first, steady = summarise(_firsts(figures)), summarise(_steadies(figures))
-    return f"first result {_spread(first)} ms, steady {_spread(steady)} ms"
+    ready, steady = summarise(_readies(figures)), summarise(_steadies(figures))
+    return f"ready {_spread(ready)} ms, steady {_spread(steady)} ms"
 
 
 def _spread(summary: Summary) -> str:

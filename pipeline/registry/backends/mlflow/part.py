@@ -17,7 +17,7 @@ from pipeline.registry.records import PartRecord
 log = logging.getLogger(__name__)
 
 DEFAULT_PLAN = "default"
-FIGURES = ("init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
+FIGURES = ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
 
 _MOST_METRICS = 1000
 _MOST_TEXT = 5000
@@ -103,6 +103,6 @@ def _figures_of(variant: VariantRecord, measurement: MeasurementRecord) -> Itera
         if plan.plan not in (DEFAULT_PLAN, shipped):
             continue
         for figure in FIGURES:
-            value = getattr(plan, figure).median
-            if math.isfinite(value):
-                yield f"{variant.name}.{plan.plan}.{figure}", value
+            summary = getattr(plan, figure)
+            if summary is not None and math.isfinite(summary.median):
+                yield f"{variant.name}.{plan.plan}.{figure}", summary.median
