@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 
-_DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
+_GPU_WHEEL = "onnxruntime-gpu"
+_DISTRIBUTIONS = (_GPU_WHEEL, "onnxruntime")
 
 # Bounded, so that a hostile file cannot ask for numbers of thousands of digits.
 _NUMBERS = re.compile(r"[0-9]{1,9}+(?![0-9])(?:\.[0-9]{1,9}+(?![0-9])){0,9}")
@@ -26,14 +29,41 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 
 @functools.cache
-def installed_onnxruntime() -> str | None:
-    """Returns the version of the installed ONNX Runtime without importing it, None if there is none."""
+def _installed() -> Mapping[str, str]:
+    """Returns the version of every installed distribution of ONNX Runtime, by name."""
     # Imported here: a job that loads from a folder has no use for it, and it takes milliseconds.
     from importlib import metadata
 
+    found = {}
     for name in _DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def installed_onnxruntime() -> str | None:
+    """Returns the version of the installed ONNX Runtime without importing it, None if there is none."""
+    return next(iter(_installed().values()), None)
+
+
+def hint_to_install(*extras: str) -> str:
+    """Returns the command that installs extras of ortprep, and ONNX Runtime where it is missing or broken.
+
+    Its two wheels own the same files, so the one that is not installed is never proposed beside the other.
+
+    Args:
+        extras: `build`, say; `cuda`, which needs the GPU wheel; none where ONNX Runtime cannot be imported.
+    """
+    wheels = _installed()
+    if not wheels:
+        return _pip(*(extras if "cuda" in extras else (*extras, "gpu")))
+    if len(wheels) > 1 or ("cuda" in extras and _GPU_WHEEL not in wheels):
+        return f"pip uninstall -y {' '.join(wheels)} && {_pip(*extras or ('gpu',))}"
+    if extras:
+        return _pip(*extras)
+    ((name, version),) = wheels.items()
+    return f"pip install --force-reinstall --no-deps {name}=={version}"
+
+
+def _pip(*extras: str) -> str:
+    return f'pip install "ortprep[{",".join(extras)}]"'

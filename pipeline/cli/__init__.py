@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from pipeline.telemetry import disable_telemetry
+from pipeline.versions import hint_to_install
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
         sys.stderr.write(
             "error: the ortprep command needs the build's dependencies\n"
             f"  expected module {error.name}, got none\n\n"
-            'hint: pip install "ortprep[build,gpu]"\n'
+            f"hint: {hint_to_install('build')}\n"
         )
         sys.exit(1)
     sys.exit(run())

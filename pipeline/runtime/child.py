@@ -36,7 +36,7 @@ from pipeline.errors import (
     error_named,
 )
 from pipeline.runtime.memory import peak_rss_bytes
-from pipeline.telemetry import TELEMETRY_VARIABLE
+from pipeline.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _spawn(
     # -P, so that a file of the working folder is never taken for a module.
     command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
     own = {_PARENT_VARIABLE: str(os.getpid())}
-    variables = {TELEMETRY_VARIABLE: "1", **os.environ, **(environment or {}), **own}
+    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **(environment or {}), **own}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(

@@ -11,6 +11,8 @@ CODES: Mapping[str, str] = {
     "onnxruntime-shadowed": "an installed ONNX Runtime hides another that is installed elsewhere",
     "onnxruntime-version-differs": "what is imported is not the version of the installed wheel",
     "onnxruntime-too-old": "older than the oldest version that bundles are loaded with",
+    "usage-data-off": "ONNX Runtime sends no usage data to its maker from what ortprep starts",
+    "usage-data-sent": "ONNX Runtime sends usage data, because of `ORT_DISABLE_TELEMETRY`",
     "provider-usable": "a session on this provider was made and run",
     "provider-unusable": "the wheel has this provider, and no session on it can be made",
     "provider-not-in-wheel": "a provider was asked for that the wheel has no code for",

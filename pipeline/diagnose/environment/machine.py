@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.diagnose.environment.cgroups import read_grant
 from pipeline.diagnose.environment.facts import Limits, Processor, Room
 from pipeline.runtime.hardware import KERNEL_FEATURES, Hardware
+from pipeline.telemetry import TELEMETRY_VARIABLE
 
 _ROOT = Path("/")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -24,8 +25,9 @@ VARIABLES = (
     "CUDA_PATH",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
+    TELEMETRY_VARIABLE,
 )
-"""Environment variables that change which libraries are loaded, which GPUs are seen, or what is compiled."""
+"""Environment variables that change which libraries are loaded, what is seen, compiled or sent."""
 
 
 def describe_processor(hardware: Hardware) -> Processor:

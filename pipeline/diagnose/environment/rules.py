@@ -18,6 +18,7 @@ def find(facts: Facts, *, expected: Sequence[str] = ()) -> tuple[Finding, ...]:
     """
     return (
         *runtime_rules.find_of_wheels(facts),
+        *runtime_rules.find_of_telemetry(facts),
         *runtime_rules.find_of_providers(facts, expected),
         *gpu_rules.find_of_access(facts, expected),
         *gpu_rules.find_of_driver(facts),

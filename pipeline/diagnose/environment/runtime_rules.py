@@ -10,6 +10,7 @@ from pipeline.diagnose.environment.facts import Facts, Library, Provider, Wheel
 from pipeline.diagnose.environment.packages import DRIVER_LIBRARIES
 from pipeline.diagnose.environment.phrasing import phrase_provider
 from pipeline.runtime.loading.session import CPU, CUDA
+from pipeline.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
 from pipeline.versions import parse_version
 
 OLDEST = (1, 23)
@@ -43,6 +44,23 @@ def find_of_wheels(facts: Facts) -> Iterator[Finding]:
             f"ONNX Runtime {version} is older than {'.'.join(map(str, OLDEST))}, the oldest supported",
             f"pip install --upgrade {_wheel_for(facts)}",
         )
+
+
+def find_of_telemetry(facts: Facts) -> Iterator[Finding]:
+    """Yields whether ONNX Runtime sends usage data to its maker."""
+    if (parse_version(facts.runtime.version) or ()) < TELEMETRY_SINCE:
+        return
+    value = facts.variables.get(TELEMETRY_VARIABLE, TELEMETRY_OFF)
+    if is_telemetry_off(value):
+        text = f"ONNX Runtime sends no usage data: {TELEMETRY_VARIABLE}={value} in every process of ortprep"
+        yield Finding("usage-data-off", "good", text)
+        return
+    text = (
+        f"ONNX Runtime {facts.runtime.version} sends usage data to its maker, with names of model files and "
+        f"hashes of weights, since {TELEMETRY_VARIABLE} is {value!r}"
+    )
+    hint = f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}   (or unset it: ortprep sets it then)"
+    yield Finding("usage-data-sent", "advice", text, hint)
 
 
 def find_of_providers(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:

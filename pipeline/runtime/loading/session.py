@@ -57,9 +57,9 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise MissingExtraError(
-            f"cannot import onnxruntime\n  {error}", hint='pip install "ortprep[gpu]"'
-        ) from error
+        from pipeline.versions import hint_to_install
+
+        raise MissingExtraError(f"cannot import onnxruntime\n  {error}", hint=hint_to_install()) from error
     return onnxruntime
 
 
@@ -279,7 +279,11 @@ def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
 
 
 def _provider_hint(missing: list[str]) -> str | None:
-    return 'pip install "ortprep[cuda]"  (and check that nvidia-smi lists a GPU)' if CUDA in missing else None
+    if CUDA not in missing:
+        return None
+    from pipeline.versions import hint_to_install
+
+    return f"{hint_to_install('cuda')}  (and check that nvidia-smi lists a GPU)"
 
 
 @functools.cache

@@ -1,0 +1,65 @@
+"""What to install where ONNX Runtime, or what a command needs, is missing: never a second wheel of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.prepare.project import REPOSITORY
+
+CPU, GPU = "onnxruntime", "onnxruntime-gpu"
+BARE = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry]
+"""
+COMMAND = BARE + "from pipeline.cli import main; main()"
+IMPORT = BARE + "from pipeline.runtime.loading.session import import_onnxruntime; import_onnxruntime()"
+CUDA = (
+    BARE + "from pipeline.versions import hint_to_install\n"
+    "print('hint:', hint_to_install('cuda'), file=sys.stderr)"
+)
+
+HINTS = {
+    ("a command", ()): 'pip install "ortprep[build,gpu]"',
+    ("a command", (CPU,)): 'pip install "ortprep[build]"',
+    ("a command", (GPU,)): 'pip install "ortprep[build]"',
+    ("the import", ()): 'pip install "ortprep[gpu]"',
+    ("the import", (CPU,)): f"pip install --force-reinstall --no-deps {CPU}==VERSION",
+    ("the import", (GPU,)): f"pip install --force-reinstall --no-deps {GPU}==VERSION",
+    ("the import", (GPU, CPU)): f'pip uninstall -y {GPU} {CPU} && pip install "ortprep[gpu]"',
+    ("CUDA", ()): 'pip install "ortprep[cuda]"',
+    ("CUDA", (CPU,)): f'pip uninstall -y {CPU} && pip install "ortprep[cuda]"',
+    ("CUDA", (GPU,)): 'pip install "ortprep[cuda]"',
+}
+SCRIPTS = {"a command": COMMAND, "the import": IMPORT, "CUDA": CUDA}
+
+
+@pytest.fixture
+def installed() -> metadata.Distribution:
+    """The distribution of ONNX Runtime that this environment has."""
+    return next(one for name in (GPU, CPU) for one in metadata.distributions(name=name))
+
+
+@pytest.mark.parametrize(("case", "hint"), HINTS.items(), ids=str)
+def test_the_hint_fits_the_wheel_that_is_installed(
+    tmp_path: Path, installed: metadata.Distribution, case: tuple[str, tuple[str, ...]], hint: str
+) -> None:
+    needed_by, wheels = case
+    real, version = installed.read_text("METADATA") or "", installed.version
+    for wheel in wheels:
+        folder = tmp_path / f"{wheel.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(real.replace(f"Name: {installed.name}", f"Name: {wheel}", 1))
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", SCRIPTS[needed_by]],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stderr.splitlines()[-1] == f"hint: {hint.replace('VERSION', version)}"
