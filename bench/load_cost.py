@@ -226,11 +226,11 @@ def compare_with_manifest(bundle: Path, results: Results) -> dict[str, Any]:
     warm = next((one for one in record.measurements if one.cache == "warm"), None)
     if warm is None or record.decision is None or LOAD not in results:
         return {}
-    stated: dict[str, Any] = {figures.plan: getattr(figures, "ready_ms", None) for figures in warm.plans}
+    stated = {figures.plan: figures.ready_ms for figures in warm.plans}
     found = {}
     for arm, plan in ((PLAIN, "default"), (LOAD, record.decision.shipped)):
-        if stated.get(plan) is not None:
-            inside, outside = stated[plan], summarise([start.ready_ms for start in results[arm]])
+        inside, outside = stated.get(plan), summarise([start.ready_ms for start in results[arm]])
+        if inside is not None:
             agree = inside.p25 <= outside.p75 and outside.p25 <= inside.p75
             found[arm] = {"manifest_ms": encode(inside), "outside_ms": encode(outside), "agree": agree}
     return found
