@@ -59,9 +59,6 @@ SPECS = {
 }
 """What a spec says besides its name and its demo source, by name of both."""
 
-REPORTED = ("resnet50", "densenet121", "vgg19", "inception-v2", "squeezenet", "bert-base")
-"""The models whose mean is reported and has goals; with others it would not compare with earlier results."""
-
 
 @dataclass(frozen=True)
 class PreparedModel:
@@ -78,19 +75,6 @@ class PreparedModel:
     source: Path
     bundle: Path
     sample: Path
-
-
-def prepare_models(names: Sequence[str], artifacts: Path) -> tuple[PreparedModel, ...]:
-    """Builds bundles of demo models, without a search; does nothing for those that are up to date.
-
-    Args:
-        names: Keys of `SPECS`.
-        artifacts: Folder of bundles; kept between runs. Specs are written below it.
-
-    Raises:
-        StageError: The command failed; it has said why.
-    """
-    return prepare_specs(demo_specs(names), artifacts, defaults=DEFAULTS)
 
 
 def prepare_specs(
