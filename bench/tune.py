@@ -168,7 +168,8 @@ def _opened(bench: Bench) -> Iterator[Workbench]:
         folder = Path(name)
         context = open_context(task, folder, folder / "kept", lambda line: print(line, file=sys.stderr))
         context.kept.mkdir()
-        yield build_workbench(context, {DEFAULT: source_contender(context)})
+        (folder / "staged").mkdir()
+        yield build_workbench(context, {DEFAULT: source_contender(context)}, folder / "staged")
 
 
 Table = Mapping[Choice, tuple[Figures, Figures]]
