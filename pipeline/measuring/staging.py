@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.digest import DigestCache, digest_bytes
+from pipeline.bundle.codec import encode
+from pipeline.bundle.digest import DigestCache, digest_bytes, digest_json
+from pipeline.bundle.file_memory import Stamp, read_stamp
 from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
@@ -30,7 +32,7 @@ _NO_GOLDEN = Golden(FileEntry("golden.npz", 0, digest_bytes(b"")), Tolerance(0.0
 
 
 class StagedBundles:
-    """Bundles of one variant, one for every model file; another plan for it replaces its `loader.json`."""
+    """Bundles of one variant, one for every plan."""
 
     def __init__(self, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         """Begins without any.
@@ -41,52 +43,55 @@ class StagedBundles:
             outputs: Likewise.
         """
         self._folder, self._inputs, self._outputs = folder, inputs, outputs
-        self._files: dict[Path, tuple[FileEntry, ...]] = {}
-        self._staged: dict[Path, Variant] = {}
+        self._remembered: dict[Path, tuple[Stamp, ...]] = {}
 
     def stage(
         self, plan: SessionPlan, requirements: Requirements, *, io_binding: bool, timeout_s: float
     ) -> Path:
         """Returns the folder of a bundle that records a plan.
 
-        A model's bundle is loaded once before it is returned first, in a process that is not measured: what
-        `load` remembers of files is then there, as it is from a job's second start on.
+        It is loaded once in a process that is not measured, and again when a link for another plan has
+        changed its files' stamps: what `load` remembers is then there, as it is from a job's second start on.
 
         Args:
             plan: How its session is made.
             requirements: What a machine needs for it, which `load` compares with this one.
             io_binding: Whether runs bind inputs and outputs.
-            timeout_s: Deadline of that first load.
+            timeout_s: Deadline of that load.
 
         Raises:
             PipelineError: It cannot be loaded.
             OSError: The disk is full.
         """
+        bundle = self._folder / digest_json(encode([plan, requirements, io_binding]))[-16:]
+        if not bundle.exists():
+            self._write(bundle, plan, requirements, io_binding=io_binding)
+        stamps = tuple(read_stamp(path) for path in sorted(bundle.rglob("*")) if path.is_file())
+        if self._remembered.get(bundle) != stamps:
+            run_child(f"{__name__}:load_once", {"bundle": str(bundle)}, timeout_s=timeout_s)
+            self._remembered[bundle] = stamps
+        return bundle
+
+    def _write(
+        self, bundle: Path, plan: SessionPlan, requirements: Requirements, *, io_binding: bool
+    ) -> None:
         model = Path(plan.model)
-        bundle = self._folder / digest_bytes(plan.model.encode())[-16:]
-        if bundle not in self._files:
-            share_model(model, bundle / _NAME / model.name)
-            files = describe_files(bundle / _NAME, DigestCache().digest)
-            self._files[bundle] = tuple(replace(one, path=f"{_NAME}/{one.path}") for one in files)
+        share_model(model, bundle / _NAME / model.name)
+        files = describe_files(bundle / _NAME, DigestCache().digest)
         variant = Variant(
             name=_NAME,
             target="cuda" if any(one.name == CUDA for one in plan.providers) else "cpu",
             model=f"{_NAME}/{model.name}",
-            files=self._files[bundle],
+            files=tuple(replace(one, path=f"{_NAME}/{one.path}") for one in files),
             session_options=plan.session_options,
             providers=plan.providers,
             requirements=requirements,
             io_binding=io_binding,
         )
-        if self._staged.get(bundle) != variant:
-            config = LoaderConfig(
-                LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (variant,)
-            )
-            write_loader_config(bundle, config)
-            if bundle not in self._staged:
-                run_child(f"{__name__}:load_once", {"bundle": str(bundle)}, timeout_s=timeout_s)
-            self._staged[bundle] = variant
-        return bundle
+        config = LoaderConfig(
+            LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (variant,)
+        )
+        write_loader_config(bundle, config)
 
 
 def load_once(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,24 +61,24 @@ def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(
     assert Path(opened.plan.model).samefile(plan.model)
 
 
-def test_another_plan_of_a_model_takes_the_place_of_the_one_before(
-    staged: StagedBundles, plan: SessionPlan
-) -> None:
-    stage(staged, plan)
-    for count in (1, 2, 1):
-        wanted = with_threads(plan, count)
-        assert open_bundle(stage(staged, wanted)).plan.session_options == wanted.session_options
+def test_every_plan_of_a_model_has_a_bundle_of_its_own(staged: StagedBundles, plan: SessionPlan) -> None:
+    wanted = [with_threads(plan, count) for count in (1, 2, 1)]
+    bundles = [stage(staged, one) for one in wanted]
+    assert bundles[0] == bundles[2] != bundles[1]
+    for bundle, one in zip(bundles, wanted, strict=True):
+        assert open_bundle(bundle).plan.session_options == one.session_options
 
 
-def test_what_load_remembers_of_files_is_there_before_it_is_measured(
+def test_what_load_remembers_is_there_before_it_is_measured(
     staged: StagedBundles, plan: SessionPlan, cache: Path
 ) -> None:
-    bundle = stage(staged, plan)
-    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
-    assert before
-    code = f"from pipeline.runtime import load; load({str(bundle)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+    for count in (1, 2, 1):
+        bundle = stage(staged, with_threads(plan, count))
+        before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+        assert before
+        code = f"from pipeline.runtime import load; load({str(bundle)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
 
 
 def test_a_plan_is_measured_through_load_of_its_bundle(
