@@ -151,11 +151,10 @@ def _search_section(variant: VariantRecord) -> Iterator[Section]:
     record = variant.tuning
     if record is None:
         return
-    better = "beyond the noise" if record.beats_default else "not beyond the noise"
     notes = [
         f"{count_of(len(record.trials), 'plan')} of {count_of(record.combinations, 'combination')} tried in "
         f"{format_duration(record.elapsed_s)}, until {record.ended}; noise {record.noise:.1%}.",
-        f"Chosen: trial {record.chosen}, better than the default {better}: {record.reason}.",
+        f"Chosen: trial {record.chosen}: {record.reason}.",
     ]
     if record.limits:
         limits = ", ".join(f"{name} {value:g}" for name, value in record.limits.items())
