@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a file for reading, and nothing else: a FIFO would make its reader wait for ever.
 
     Raises:

@@ -41,6 +41,10 @@ PlanChoice = Literal["steady", "first"]
 sooner ready, where it records one."""
 
 
+_LARGE_BYTES = 4 * 1024 * 1024
+"""Files up to this size are read sooner than a thread starts that would read them ahead."""
+
+
 class LoadOptions(NamedTuple):
     """What the caller of `load` asked for; its arguments of the same names.
 
@@ -243,9 +247,22 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
 
         resolved = resolve(root, options)  # reads the bundle, selects a variant, checks it
         remember(resolved, options)
+    else:
+        _prefetch(resolved)
     _report(resolved, options)
     plan, session = make_session(resolved, options)
     return OpenedBundle(session, plan, resolved, options)
+
+
+def _prefetch(resolved: ResolvedVariant) -> None:
+    """Has large files that are on disk only read ahead, while ONNX Runtime begins with the first of them."""
+    large = [(path, stamp[2]) for path, stamp in resolved.files if stamp[2] > _LARGE_BYTES]
+    if large:
+        from pipeline.runtime.page_cache import is_cached, start_prefetch
+
+        cold = [path for path, size_bytes in large if not is_cached(path, size_bytes)]
+        if cold:
+            start_prefetch(cold)
 
 
 def make_session(
