@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -684,51 +682,3 @@ def test_errors_of_a_load_survive_a_manifest_rewritten_by_hand(bundle: Path) -> 
         load(bundle, digests="full")
     write_record(bundle)
     assert load(bundle, digests="full")
-
-
-SCRIPT = """
-import sys
-import numpy, onnxruntime
-before = set(sys.modules)
-from pipeline.runtime import load
-load(sys.argv[1]).run(None, {"x": numpy.zeros((2, 8), numpy.float32)})
-print(*sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
-"""
-
-LOADS_MODULES = [
-    f"pipeline{name}"
-    for name in (
-        "",
-        ".bundle",
-        ".bundle.file_memory",
-        ".bundle.session_record",
-        ".errors",
-        ".runtime",
-        ".runtime.cpuid",
-        ".runtime.loading",
-        ".runtime.loading.bundle_loader",
-        ".runtime.loading.deadline",
-        ".runtime.loading.resolved_variant",
-        ".runtime.loading.session",
-    )
-]
-"""All that `load` brings in beside what numpy and ONNX Runtime do; each takes 0.1 to 0.6 ms."""
-
-
-def modules_of_a_load(bundle: Path) -> list[str]:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(bundle)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle: Path) -> None:
-    time.sleep(0.05)  # what changed just now is not remembered
-    assert "pipeline.bundle.loader_config" in modules_of_a_load(bundle)
-    assert modules_of_a_load(bundle) == LOADS_MODULES

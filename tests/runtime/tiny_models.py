@@ -118,3 +118,32 @@ def operator_model(
     """
     nodes = [_node(kind, names, output) for output, (kind, names) in operators.items()]
     return _model(nodes, [], inputs, outputs, types)
+
+
+def refer_to(location: str, place: str) -> bytes:
+    """Returns a model that answers `y = x @ w`, and somewhere refers to a file of external data.
+
+    Args:
+        location: What it names.
+        place: `weights`: w itself; or, in what no run needs, a `constant`, a `subgraph` or a `function`.
+    """
+    weights = np.zeros((8, 4), np.float32)
+    outside = _external_tensor("outside", weights, location, 0)
+    hidden = _field(5, _field(1, "value") + _field(5, outside) + _field(20, 4))
+    constant = _node("Constant", (), "unused") + hidden
+    branch = _field(1, constant) + _field(2, "branch") + _field(12, _value("unused", (8, 4)))
+    branches = b"".join(
+        _field(5, _field(1, name) + _field(6, branch) + _field(20, 5))
+        for name in ("then_branch", "else_branch")
+    )
+    choice = _node("If", ("yes",), "chosen") + branches
+    nodes = [_node("MatMul", ("x", "w"), "y"), *{"constant": [constant], "subgraph": [choice]}.get(place, [])]
+    inputs: dict[str, Sequence[int | str]] = {"x": ("batch", 8)}
+    if place == "subgraph":
+        inputs["yes"] = ()
+    tensor = _external_tensor("w", weights, location, 0) if place == "weights" else _tensor("w", weights)
+    model = _model(nodes, [tensor], inputs, {"y": ("batch", 4)}, {"yes": 9})
+    if place != "function":
+        return model
+    body = _field(1, "Unused") + _field(5, "unused") + _field(7, constant) + _field(10, "local")
+    return model + _field(25, body + _field(9, _field(1, "") + _field(2, OPSET)))

@@ -28,7 +28,7 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
     Args:
         model: `name`, `bundle`, `target`, `precision`, `buckets`, whether to open those too, and `config`,
             the loader config as the pool read it.
-        job: `device`, `device_id`, `threads`, `may_spin`, `digests`.
+        job: `device`, `device_id`, `threads`, `may_spin`, `digests`, `session_options`.
 
     Raises:
         PipelineError: As `pipeline.runtime.load` does; or the bundle is another than the pool's.
@@ -41,6 +41,7 @@ def open_model(model: Mapping[str, Any], job: Mapping[str, Any]) -> ServedModel:
         target=model["target"],
         device_id=job["device_id"],
         digests=job["digests"],
+        session_options=job["session_options"],
         check="golden",
         adapt=adapt,
         precision=model["precision"],

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from pipeline.runtime.pool.requests import IN_PLACE_BYTES, read_signature
 from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
 from pipeline.runtime.pool.supervisor import Rules, Supervisor
 from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
+
+if TYPE_CHECKING:
+    from pipeline.runtime.loading.bundle_loader import SessionOptions
 
 Bundle = str | os.PathLike[str]
 
@@ -67,6 +70,8 @@ class SessionPool(PoolCalls):
         buckets: Whether workers also load the variants for batches of certain sizes, which then take those
             batches. All are loaded before a worker is ready, and each needs memory of its own.
         require_signature: As `load` takes it, of every bundle.
+        session_options: As `load` takes them, of every session; of an object, its attributes and the entries
+            that the table of options knows. They also win over the share of a worker (`threads`).
         start_method: How processes are made.
         observer: Called with everything that happens to workers, on a thread of the pool.
         worker: The function that workers run, `module:function`.
@@ -96,6 +101,7 @@ class SessionPool(PoolCalls):
         precision: str = FASTEST,
         buckets: bool = True,
         require_signature: str | os.PathLike[str] | None = None,
+        session_options: SessionOptions | None = None,
         start_method: StartMethod = "spawn",
         observer: Callable[[WorkerEvent], None] | None = None,
         worker: str = _WORKER,
@@ -133,7 +139,12 @@ class SessionPool(PoolCalls):
             return Exchange(self._signatures, arena, wires, max_pending)
 
         rules = Rules(
-            job={"entry": worker, "prefix": prefix, "digests": digests},
+            job={
+                "entry": worker,
+                "prefix": prefix,
+                "digests": digests,
+                "session_options": None if session_options is None else _collect_options(session_options),
+            },
             models={
                 name: {
                     "name": name,
@@ -251,6 +262,14 @@ def _name_bundles(
         }
     path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
     return {read_loader_config(path).name: path}
+
+
+def _collect_options(session_options: SessionOptions) -> dict[str, str | int | bool]:
+    """Returns an application's session options as a worker is told them."""
+    from pipeline.runtime.loading.caller_options import split_options
+
+    attributes, entries = split_options(session_options)
+    return {**attributes, **entries}
 
 
 def _make_members(

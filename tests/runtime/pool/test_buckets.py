@@ -87,6 +87,7 @@ def opened(bundle: Path, **changes: Any) -> ServedModel:
     config = encode(read_loader_config(bundle))
     model = {"name": "m", "bundle": str(bundle), "target": None, "precision": "fp32", "buckets": True}
     job = {"device": "cpu", "device_id": None, "threads": 1, "may_spin": False, "digests": "off"}
+    job["session_options"] = None
     return open_model({**model, "config": config, **changes}, job)
 
 

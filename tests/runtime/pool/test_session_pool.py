@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.errors import (
     InvalidRequestError,
+    LoadError,
     PoolClosedError,
     PoolError,
     RequestTimeoutError,
@@ -47,6 +48,17 @@ def test_a_pool_answers_as_its_model_does(bundle: Path, method: StartMethod) -> 
             assert worker.start_s is not None
             assert worker.variants == {"doubling": "cpu"}
     assert [worker.state for worker in pool.stats().workers] == ["stopped", "stopped"]
+
+
+def test_workers_take_the_callers_session_options(bundle: Path, tmp_path: Path) -> None:
+    chosen = {"enable_profiling": True, "profile_file_prefix": str(tmp_path / "trace")}
+    with SessionPool(bundle, devices="cpu", session_options=chosen) as pool:
+        pool.run(batch())
+        assert list(tmp_path.glob("trace*.json"))
+    with pytest.raises(LoadError, match="intra_op_num_threads='many'"):
+        SessionPool(bundle, devices="cpu", session_options={"intra_op_num_threads": "many"})
+    with pytest.raises(LoadError, match="session_options has 'no_such'"):
+        SessionPool(bundle, devices="cpu", session_options={"no_such": 1})
 
 
 def test_requests_of_many_threads_get_their_own_answers(bundle: Path) -> None:
