@@ -30,7 +30,8 @@ def share_model(model: Path, destination: Path) -> None:
     Raises:
         OSError: The disk is full or read-only, or a file of that name is there.
     """
-    alone = unlinkable_files(model)
+    models = {model, *model.parent.rglob("*.onnx")}
+    alone = {one.parent.relative_to(model.parent) / name for one in models for name in unlinkable_files(one)}
     for path in sorted(model.parent.rglob("*")):
         if path.is_file():
             name = path.relative_to(model.parent)

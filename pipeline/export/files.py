@@ -34,6 +34,8 @@ class Placed:
 def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[Placed, ...]:
     """Returns where a variant's files go; what lies beside the model keeps its name, which the model says.
 
+    The files of a first phase, which exports leave out, are passed over where it has any of its own.
+
     Args:
         variant: The variant.
         folder: Relative POSIX path of the new folder.
@@ -43,9 +45,13 @@ def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[Placed, ..
         ExportError: A file does not lie beside the model, or has the model's new name.
     """
     home = PurePosixPath(variant.model).parent
+    first = variant.first_phase
+    others = None if first is None or first.model is None else PurePosixPath(first.model).parent
     placed = []
     for entry in variant.files:
         path = PurePosixPath(entry.path)
+        if others not in (None, home) and path.is_relative_to(others):
+            continue
         if not path.is_relative_to(home):
             raise ExportError(
                 f"cannot lay out variant {variant.name!r}\n  expected its files in {home}, got {entry.path}"

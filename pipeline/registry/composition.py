@@ -182,9 +182,13 @@ def _place_variant(candidate: Candidate) -> Variant:
     if golden is not None:
         file = dataclasses.replace(golden.file, path=_place(candidate, golden.file.path))
         golden = dataclasses.replace(golden, file=file)
+    first = variant.first_phase
+    if first is not None and first.model is not None:
+        first = dataclasses.replace(first, model=_place(candidate, first.model))
     return dataclasses.replace(
         variant,
         golden=golden,
+        first_phase=first,
         name=candidate.name,
         model=_place(candidate, variant.model),
         files=tuple(

@@ -105,12 +105,13 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Of `tune`. Files: those of the chosen plan.
+    """Of `tune`. Files: those of the chosen plan, and of the one that serves first if it has its own.
 
     Attributes:
         prepared: What jobs load, in the form `optimize` hands it on.
         record: For the manifest.
-        first_phase: What may serve until that is ready, None for nothing.
+        first_phase: What may serve until that is ready, its model a path in the stage's folder; None for
+            nothing.
         io_binding: Whether jobs have to bind inputs and outputs.
     """
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from pipeline.errors import TuningError
 from pipeline.measuring.comparison import LEAST_ROUNDS, is_below, paired_ratio
-from pipeline.tuning.final import ALIKE, Finals, rank
-from pipeline.tuning.objective import Figures, Objective, describe_memory
+from pipeline.tuning.final import rank
+from pipeline.tuning.objective import Figures, Finals, Objective, describe_memory
+from pipeline.tuning.phases import (
+    ALIKE,
+    find_first,
+    find_soonest,
+    is_less,
+    overlap_mb,
+    pair_costs,
+    ratio,
+    ready_ms,
+    steady_ms,
+)
 from pipeline.tuning.search import Found
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
-
-AS_SOON = 1.03
-"""First results this close, and not apart beyond the noise, come as soon."""
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
 
 STEADY_ALLOWANCE = 1.02
 """How much longer a run may be where a plan is adopted for its first result alone."""
 
-WORTH_A_PHASE = 0.8
-"""A first plan has to give its first result in this part of the steady plan's time."""
-
-Reader = Callable[[Figures], float]
+Costs = Mapping[Choice, Sequence[float]]
+"""What plans cost in ms, round by round."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Verdict:
             limit or costs more, the cheapest that does not.
         beats_default: Whether it costs less than default ONNX Runtime beyond the noise.
         reason: One sentence with the figures.
-        first_phase: A plan over the same files with a sooner first result, None if there is none.
+        first_phase: The plan that serves until the choice is ready, None if none is worth it.
         overlap_mb: Private memory of both sessions, once both are ready, in MB of 2**20 bytes.
     """
 
@@ -49,8 +55,9 @@ def choose(space: Space, objective: Objective, found: Found) -> Verdict:
     """Chooses among the plans that were compared afresh.
 
     A plan is adopted only if it beats the anchor beyond the noise: it costs less, or its first result comes
-    sooner and it does not cost more. Of the plans that cost as little as the cheapest, one with the soonest
-    first result is taken, and of several such the one that changes least.
+    sooner and it does not cost more. Of those, a plan costs what a job pays that begins on the one that
+    serves before it, if there is one. Of the plans that cost as little as the cheapest, the one that is ready
+    soonest is taken, and of several such the one that changes least.
 
     Args:
         space: What could be chosen.
@@ -66,22 +73,37 @@ def choose(space: Space, objective: Objective, found: Found) -> Verdict:
     allowed = {c: f for c, f in own.items() if not objective.violations(f, anchor or f)}
     # Who left was behind, and has few rounds to be lucky in.
     stayed = _stayed(allowed)
+    costs = _find_costs(stayed, objective)
     adopted = {
-        c: f for c, f in stayed.items() if c == found.anchor or (anchor and beats(f, anchor, objective))
+        choice: costs[choice]
+        for choice, figures in stayed.items()
+        if choice == found.anchor or (anchor and beats(figures, anchor, objective))
     }
-    if not adopted:
-        choice = _unadopted(space, objective, found, own, allowed)
-        return Verdict(choice, beats_default=False, reason=_nothing_better(space, objective, found, own))
-    cheapest = _find_cheapest(adopted, objective)
-    level = {c: f for c, f in adopted.items() if _is_level(f, adopted[cheapest], objective)}
-    best = _plainest(space, _soonest(level), objective)
-    first, overlap_mb = _first_phase(space, objective, own, best)
-    return Verdict(
-        choice=best,
-        beats_default=found.anchor == DEFAULT,
-        reason=f"{space.describe(best)}: {_figures(adopted[best], anchor, objective, _name(found.anchor))}",
+    if adopted:
+        cheapest = rank(adopted).leader
+        level = [choice for choice in adopted if _is_level(adopted[choice], adopted[cheapest])]
+        best = _plainest(space, find_soonest(finals, level), adopted)
+        told = _figures(finals[best], anchor, objective, _name(found.anchor))
+        reason = f"{space.describe(best)}: {told}"
+    else:
+        best = _unadopted(space, objective, found, own, costs)
+        reason = _nothing_better(space, objective, found, own)
+    verdict = Verdict(best, beats_default=bool(adopted) and found.anchor == DEFAULT, reason=reason)
+    return _with_first(verdict, space, objective, _stayed(own))
+
+
+def _with_first(verdict: Verdict, space: Space, objective: Objective, own: Finals) -> Verdict:
+    """Returns the verdict with the plan that serves first, if one is worth it."""
+    second = verdict.choice
+    first = find_first(own, second, objective) if second in own else second
+    if first == second:
+        return verdict
+    sooner = ratio(own[first], own[second], ready_ms)
+    return replace(
+        verdict,
+        reason=f"{verdict.reason}; {space.describe(first)} serves first, ready in {sooner:.3g}× of its time",
         first_phase=first,
-        overlap_mb=overlap_mb,
+        overlap_mb=overlap_mb(own, first, second),
     )
 
 
@@ -96,41 +118,17 @@ def beats(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Obje
         anchor: Of the anchor; further rounds are passed over.
         objective: What a plan costs.
     """
-    if _is_below(figures, anchor, objective.cost_ms):
+    if is_less(figures, anchor, objective.cost_ms):
         return True
-    longer = _ratio(figures, anchor, _steady_ms) > STEADY_ALLOWANCE
-    dearer = _ratio(figures, anchor, objective.cost_ms) > ALIKE
-    return _is_below(figures, anchor, _ready_ms) and not longer and not dearer
+    longer = ratio(figures, anchor, steady_ms) > STEADY_ALLOWANCE
+    dearer = ratio(figures, anchor, objective.cost_ms) > ALIKE
+    return is_less(figures, anchor, ready_ms) and not longer and not dearer
 
 
-def _ready_ms(figures: Figures) -> float:
-    return figures.ready_ms
-
-
-def _steady_ms(figures: Figures) -> float:
-    return figures.steady_ms
-
-
-def _values(
-    figures: Sequence[Figures], others: Sequence[Figures], read: Reader
-) -> tuple[list[float], list[float]]:
-    """Returns a figure of two plans, of the rounds that both were in."""
-    rounds = min(len(figures), len(others))
-    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
-
-
-def _ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> float:
-    return paired_ratio(*_values(figures, others, read))
-
-
-def _is_below(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
-    return is_below(*_values(figures, others, read))
-
-
-def _find_cheapest(plans: Finals, objective: Objective) -> Choice:
-    """Returns the plan that costs least of those that stayed to the end."""
-    costs = {c: [objective.cost_ms(one) for one in f] for c, f in _stayed(plans).items()}
-    return rank(costs).leader
+def _find_costs(plans: Finals, objective: Objective) -> Costs:
+    """Returns what the plans cost that stayed to the end, each with the one that serves before it."""
+    stayed = _stayed(plans)
+    return {c: pair_costs(stayed, find_first(stayed, c, objective), c, objective) for c in stayed}
 
 
 def _stayed(plans: Finals) -> Finals:
@@ -139,12 +137,12 @@ def _stayed(plans: Finals) -> Finals:
     return {choice: figures for choice, figures in plans.items() if len(figures) == most}
 
 
-def _unadopted(space: Space, objective: Objective, found: Found, own: Finals, allowed: Finals) -> Choice:
+def _unadopted(space: Space, objective: Objective, found: Found, own: Finals, costs: Costs) -> Choice:
     """Returns what is prepared where nothing beat the default."""
-    if allowed:
-        cheapest = _find_cheapest(allowed, objective)
-        base = allowed.get(space.base)
-        return space.base if base and _is_level(base, allowed[cheapest], objective) else cheapest
+    if costs:
+        cheapest = rank(costs).leader
+        is_level = space.base in costs and _is_level(costs[space.base], costs[cheapest])
+        return space.base if is_level else cheapest
     trials = {trial.choice: trial for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)}
     working = [
         choice for choice, trial in trials.items() if choice not in own and objective.keeps_limits(trial)
@@ -168,54 +166,13 @@ def _beyond_limits(space: Space, objective: Objective, own: Finals, anchor: Sequ
     )
 
 
-def _is_level(figures: Sequence[Figures], cheapest: Sequence[Figures], objective: Objective) -> bool:
-    dearer = _is_below(cheapest, figures, objective.cost_ms)
-    return not dearer and _ratio(figures, cheapest, objective.cost_ms) <= ALIKE
+def _is_level(costs: Sequence[float], cheapest: Sequence[float]) -> bool:
+    return not is_below(cheapest, costs) and paired_ratio(costs, cheapest) <= ALIKE
 
 
-def _soonest(level: Finals) -> Finals:
-    soonest = min(level, key=lambda choice: median([one.ready_ms for one in level[choice]]))
-    return {
-        choice: figures
-        for choice, figures in level.items()
-        if choice == soonest
-        or (
-            not _is_below(level[soonest], figures, _ready_ms)
-            and _ratio(figures, level[soonest], _ready_ms) <= AS_SOON
-        )
-    }
-
-
-def _plainest(space: Space, level: Finals, objective: Objective) -> Choice:
+def _plainest(space: Space, level: Iterable[Choice], costs: Costs) -> Choice:
     base = set(space.base.values)
-
-    def cost_ms(choice: Choice) -> float:
-        return median([objective.cost_ms(one) for one in level[choice]])
-
-    return min(level, key=lambda choice: (len(set(choice.values) - base), cost_ms(choice)))
-
-
-def _first_phase(
-    space: Space, objective: Objective, finals: Finals, best: Choice
-) -> tuple[Choice | None, float | None]:
-    """Returns the twin of the chosen plan with the soonest first result, and both sessions' memory.
-
-    How long the twin's runs are is no matter: it serves for a moment.
-    """
-    twins = [twin for twin in find_twins(space, best) if twin in finals]
-    if not twins:
-        return None, None
-    twin = min(twins, key=lambda choice: _ratio(finals[choice], finals[best], _ready_ms))
-    sooner = _is_below(finals[twin], finals[best], _ready_ms)
-    if not sooner or _ratio(finals[twin], finals[best], _ready_ms) > WORTH_A_PHASE:
-        return None, None
-    # Interpreter and libraries are counted twice: the true figure is below.
-    overlap_mb = sum(median([one.private_mb for one in finals[choice]]) for choice in (best, twin))
-    gpu_mb = sum(median([one.gpu_mb or 0.0 for one in finals[choice]]) for choice in (best, twin))
-    limits = ((overlap_mb, objective.max_private_mb), (gpu_mb, objective.max_gpu_mb))
-    if any(limit is not None and value > limit for value, limit in limits):
-        return None, None
-    return twin, overlap_mb
+    return min(level, key=lambda choice: (len(set(choice.values) - base), median(costs[choice])))
 
 
 def _name(anchor: Choice) -> str:
@@ -224,9 +181,9 @@ def _name(anchor: Choice) -> str:
 
 def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective, name: str) -> str:
     ratios = {
-        "cost": _ratio(figures, anchor, objective.cost_ms),
-        "ready": _ratio(figures, anchor, _ready_ms),
-        "steady run": _ratio(figures, anchor, _steady_ms),
+        "cost": ratio(figures, anchor, objective.cost_ms),
+        "ready": ratio(figures, anchor, ready_ms),
+        "steady run": ratio(figures, anchor, steady_ms),
     }
     told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
     runs = objective.runs_per_load
@@ -240,7 +197,7 @@ def _nothing_better(space: Space, objective: Objective, found: Found, own: Final
         return f"nothing beat {name}: it failed in the last comparison"
     if not own:
         return f"nothing beat {name}: no other plan could be compared with it"
-    best = _find_cheapest(own, objective)
+    best = rank(_find_costs(own, objective)).leader
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
     told = _figures(own[best], anchor, objective, name)

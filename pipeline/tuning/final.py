@@ -15,18 +15,12 @@ from statistics import median
 from pipeline.errors import PipelineError
 from pipeline.measuring.comparison import FROM_MAD, LEAST_ROUNDS, PRECISION, centre, is_below, paired_ratio
 from pipeline.measuring.rounds import order_of_round
-from pipeline.tuning.objective import Figures, Objective
+from pipeline.tuning.objective import Figures, Finals, Objective
+from pipeline.tuning.phases import ALIKE, find_first, pair_costs
 from pipeline.tuning.space import DEFAULT, Choice
-
-ALIKE = 1.01
-"""Plans whose costs are this close cost the same."""
 
 CONFIDENCE = 2.5
 """Standard errors that a plan has to be behind before it leaves."""
-
-Finals = Mapping[Choice, tuple[Figures, ...]]
-"""Figures by plan, the k-th of each from the same round; a plan that left has those of the rounds it was
-in."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +90,31 @@ class Lanes:
     Attributes:
         anchor: The plan all others are compared with; it stays to the end.
         contenders: Plans one of which is chosen.
-        witnesses: Plans of which only the first result matters: they leave after the least rounds.
+        firsts: Plans one of which may serve before that: the others leave after the least rounds.
     """
 
     anchor: Choice
     contenders: tuple[Choice, ...]
-    witnesses: tuple[Choice, ...] = ()
+    firsts: tuple[Choice, ...] = ()
 
     @property
     def all(self) -> tuple[Choice, ...]:
         """Everyone, once."""
-        return tuple(dict.fromkeys((self.anchor, *self.contenders, *self.witnesses)))
+        return tuple(dict.fromkeys((self.anchor, *self.contenders, *self.firsts)))
 
 
-def pick_lanes(anchor: Choice, contenders: Sequence[Choice], twins: Sequence[Choice], *, most: int) -> Lanes:
-    """Returns who takes part where there is time for `most` plans; two contenders and a twin in any case.
+def pick_lanes(anchor: Choice, contenders: Sequence[Choice], firsts: Sequence[Choice], *, most: int) -> Lanes:
+    """Returns who takes part where there is time for `most` plans; two contenders and a first in any case.
 
     Args:
         anchor: The plan all others are compared with.
         contenders: Plans one of which is chosen, dearest to lose first.
-        twins: Plans that may serve before a contender, likewise.
+        firsts: Plans that may serve before a contender, soonest ready first.
         most: Plans, the anchor included.
     """
     chosen = tuple(dict.fromkeys(contenders))[: max(2, most - 1)]
-    witnesses = tuple(twin for twin in dict.fromkeys(twins) if twin not in chosen)
-    return Lanes(anchor, chosen, witnesses[: max(1, most - 1 - len(chosen))])
+    others = tuple(choice for choice in dict.fromkeys(firsts) if choice not in chosen)
+    return Lanes(anchor, chosen, others[: max(1, most - 1 - len(chosen))])
 
 
 def compare_afresh(
@@ -177,29 +171,34 @@ def measure_leniently(measure: Callable[[Choice], Figures], choice: Choice) -> F
     return measure(choice)
 
 
-def _costs(
-    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
-) -> dict[Choice, list[float]]:
-    """Returns what the contenders cost that are still in the race."""
-    anchor = figures[lanes.anchor]
+def _find_firsts(
+    lanes: Lanes, objective: Objective, figures: Finals, running: Sequence[Choice]
+) -> dict[Choice, Choice]:
+    """Returns the contenders that are still in the race, each with the plan that serves before it."""
+    finals = {choice: figures[choice] for choice in running}
     wanted = [choice for choice in running if choice in lanes.contenders]
-    allowed = [choice for choice in wanted if not objective.violations(figures[choice], anchor)]
-    return {choice: [objective.cost_ms(one) for one in figures[choice]] for choice in allowed or wanted}
+    allowed = [c for c in wanted if not objective.violations(finals[c], finals[lanes.anchor])]
+    return {choice: find_first(finals, choice, objective) for choice in allowed or wanted}
+
+
+def _costs(
+    firsts: Mapping[Choice, Choice], objective: Objective, figures: Finals
+) -> dict[Choice, list[float]]:
+    return {second: pair_costs(figures, first, second, objective) for second, first in firsts.items()}
 
 
 def _still_running(
-    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
+    lanes: Lanes, objective: Objective, figures: Finals, running: Sequence[Choice]
 ) -> list[Choice]:
-    costs = _costs(lanes, objective, figures, running)
-    stay = {lanes.anchor, *(rank(costs).contenders() if costs else ())}
+    firsts = _find_firsts(lanes, objective, figures, running)
+    left = rank(_costs(firsts, objective, figures)).contenders() if firsts else ()
+    stay = {lanes.anchor, *left, *(firsts[choice] for choice in left)}
     return [choice for choice in running if choice in stay]
 
 
-def _is_open(
-    lanes: Lanes, objective: Objective, figures: Mapping[Choice, Sequence[Figures]], running: Sequence[Choice]
-) -> bool:
+def _is_open(lanes: Lanes, objective: Objective, figures: Finals, running: Sequence[Choice]) -> bool:
     """Says whether it is not clear yet which plan costs least, or whether that beats the anchor."""
-    costs = _costs(lanes, objective, figures, running)
+    costs = _costs(_find_firsts(lanes, objective, figures, running), objective, figures)
     if not costs:
         return False
     standing = rank(costs)
@@ -207,6 +206,5 @@ def _is_open(
         return True
     if standing.leader == lanes.anchor:
         return False
-    anchor = [objective.cost_ms(one) for one in figures[lanes.anchor]]
-    own = costs[standing.leader]
+    anchor, own = ([objective.cost_ms(one) for one in figures[c]] for c in (lanes.anchor, standing.leader))
     return not is_below(own, anchor) and not is_below(anchor, own)

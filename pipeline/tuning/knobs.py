@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.errors import TuningError
 from pipeline.options import NEWEST, known_provider_options, known_session_config
-from pipeline.tuning.space import CUDA, Knob, Rule, Setting, Space
+from pipeline.tuning.space import CUDA, Choice, Knob, Rule, Setting, Space
 
 FORM, LEVEL, PREPACKING = "form", "level", "prepacking"
 THREADS, SPINNING, EXECUTION = "threads", "spinning", "execution"
@@ -125,7 +125,6 @@ _RULES = (
 def _on_cpu(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
     others = [] if conditions.levels == (SOURCE,) else [*_inline_forms(traits), *_prepacked_form(conditions)]
     yield Knob(FORM, (Setting(MAPPED), *others), "How weights are stored.", shapes_file=True)
-    yield _level(conditions)
     yield Knob(
         PREPACKING,
         (
@@ -134,8 +133,8 @@ def _on_cpu(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
             *_parallel_prepacking(conditions),
         ),
         "Whether weights are rearranged for this processor's kernels at every load.",
-        changes_phase=True,
     )
+    yield _level(conditions)
     yield Knob(THREADS, tuple(_thread_counts(conditions)), "Threads that share the work of one operator.")
     if conditions.has_helpers:
         yield _switch(SPINNING, "session.intra_op.allow_spinning", "Whether idle threads spin.", first=ON)
@@ -258,7 +257,6 @@ def _convolution_knobs(traits: ModelTraits, conditions: Conditions) -> Iterator[
         "convolution_search",
         "cudnn_conv_algo_search",
         "How a convolution's plan is found in the first run of a shape.",
-        phase=True,
         exhaustive="",
         heuristic="HEURISTIC",
         **slow,
@@ -272,12 +270,12 @@ def _convolution_knobs(traits: ModelTraits, conditions: Conditions) -> Iterator[
         yield _cuda("pad_1d", "cudnn_conv1d_pad_to_nc1d", "How 1-D convolutions are padded.", off="", on="1")
 
 
-def _cuda(name: str, option: str, effect: str, *, phase: bool = False, **values: str) -> Knob:
+def _cuda(name: str, option: str, effect: str, **values: str) -> Knob:
     """Returns a knob of one provider option; an empty text leaves the option as it is."""
     settings = tuple(
         Setting(value, provider_options={option: text} if text else {}) for value, text in values.items()
     )
-    return Knob(name, settings, effect, changes_phase=phase)
+    return Knob(name, settings, effect)
 
 
 def _known_options(conditions: Conditions) -> frozenset[str]:
@@ -300,7 +298,22 @@ def _without_unknown(knob: Knob, known: Collection[str], fixed: Collection[str])
             return None
         if not is_fixed and {*setting.config_entries, *setting.provider_options} <= set(known):
             settings.append(setting)
-    return Knob(knob.name, tuple(settings), knob.effect, knob.shapes_file, knob.changes_phase)
+    return replace(knob, settings=tuple(settings))
+
+
+def needs_binding(choice: Choice) -> bool:
+    """Says whether a plan is run with inputs and outputs bound."""
+    return choice.as_dict().get(IO_BINDING) == ON
+
+
+def shares_files(first: Choice, second: Choice) -> bool:
+    """Says whether one plan can be loaded from the files of another, which has no need of its own then."""
+    own, other = first.as_dict(), second.as_dict()
+    if own.get(LEVEL) != other.get(LEVEL):
+        return False
+    # Without prepacking a file's arranged copies are not looked at.
+    unpacked = own.get(FORM) == MAPPED and own.get(PREPACKING) == OFF
+    return own.get(FORM) == other.get(FORM) or (unpacked and other.get(FORM) == PREPACKED)
 
 
 def restrict(space: Space, wanted: Mapping[str, tuple[str, ...]]) -> Space:

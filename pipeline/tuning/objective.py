@@ -48,6 +48,11 @@ class Figures:
         return self.init_ms + self.first_ms
 
 
+Finals = Mapping[Choice, Sequence[Figures]]
+"""Figures by plan, the k-th of each from the same round; a plan that left has those of the rounds it was
+in."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One plan that was tried.
@@ -80,16 +85,27 @@ class Objective:
         max_private_mb: Most private memory after the runs, in MB of 2**20 bytes.
         max_gpu_mb: Most GPU memory, likewise.
         max_steady_ratio: Longest later run, relative to default ONNX Runtime.
+        two_phases: Whether one plan may serve until the session of another is made.
     """
 
     runs_per_load: int
     max_private_mb: float | None = None
     max_gpu_mb: float | None = None
     max_steady_ratio: float | None = None
+    two_phases: bool = True
 
     def cost_ms(self, figures: Figures) -> float:
         """Returns what a job costs from the start of its process to its last run."""
-        return figures.ready_ms + (self.runs_per_load - 1) * figures.steady_ms
+        return self.pair_cost_ms(figures, figures)
+
+    def pair_cost_ms(self, first: Figures, second: Figures) -> float:
+        """Returns what a job costs that begins on one plan and goes on with another.
+
+        The first plan serves while the second session is made; the runs after that are the second plan's.
+        """
+        later = self.runs_per_load - 1
+        meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
+        return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
     def violations(
         self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
@@ -153,7 +169,13 @@ def describe_memory(figures: Sequence[Figures], anchors: Sequence[Figures]) -> s
 
 def objective_of(tune: Tune) -> Objective:
     """Returns what a spec asks for."""
-    return Objective(tune.runs_per_load, tune.max_private_mb, tune.max_gpu_mb, tune.max_steady_ratio)
+    return Objective(
+        runs_per_load=tune.runs_per_load,
+        max_private_mb=tune.max_private_mb,
+        max_gpu_mb=tune.max_gpu_mb,
+        max_steady_ratio=tune.max_steady_ratio,
+        two_phases=tune.first_phase,
+    )
 
 
 def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:

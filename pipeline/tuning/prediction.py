@@ -89,6 +89,15 @@ class Predictor:
         first, steady = self.anchor.ready_ms, self.anchor.steady_ms
         return (ratios.first_result * first + runs * ratios.steady * steady) / (first + runs * steady)
 
+    def simplify(self, space: Space, choice: Choice, objective: Objective, factor: float) -> Choice:
+        """Returns the plan without those changes of the base whose loss keeps its cost within a factor."""
+        base, limit = space.base, self.cost(choice, objective) * factor
+        for knob in space.knobs:
+            plainer = space.canonical(choice.but(knob.name, base[knob.name]))
+            if plainer != choice and self.cost(plainer, objective) <= limit:
+                choice = plainer
+        return choice
+
 
 def fit(space: Space, trials: Iterable[Trial]) -> Predictor | None:
     """Learns from trials; None as long as none of them gave figures.

@@ -1,6 +1,7 @@
 """The search for a plan: which plans are tried, how often, and when it is enough. No clock, disk or process.
 
-The order: the default, the plain recipe and the base; every single change of the base; what the factors of
+The order: the default, the plain recipe, the base, and the base without prepacking, which is what is ready
+soonest of most models and may serve first; every single change of the base; what the factors of
 these predict to be best, as long as that is better than what is predicted of those seen; every single change
 of the best plan, since two changes may come to more or less than their factors; at last a sampler. Plans of
 one batch race: every round measures the anchor (the default) and each of them once, in a changing order, and
@@ -10,6 +11,7 @@ a plan that is far behind after its first round is not measured again. The best 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +21,13 @@ from statistics import median
 from pipeline.errors import PipelineError, TuningError
 from pipeline.measuring.comparison import LEAST_ROUNDS
 from pipeline.measuring.rounds import order_of_round
-from pipeline.tuning.final import Finals, compare_afresh, measure_leniently, pick_lanes
-from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.final import compare_afresh, measure_leniently, pick_lanes
+from pipeline.tuning.knobs import OFF, PREPACKING, shares_files
+from pipeline.tuning.objective import Figures, Finals, Objective, Trial
+from pipeline.tuning.phases import rank_firsts, until_ready
 from pipeline.tuning.prediction import Predictor, descend, fit
 from pipeline.tuning.race import Race
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space, find_twins
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
 
 HOPELESS = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""
@@ -173,7 +177,7 @@ class _Search:
             self._effects.say(f"default not measured: {self._trials[DEFAULT].failure}")
             self._anchor = base
         if self._anchor == DEFAULT:
-            self._try([base, RECIPE], "base")
+            self._try([base, RECIPE, *self._known_firsts()], "screening")
         else:
             self._try([base], "base")
         failure = self._trials[self._anchor].failure
@@ -182,6 +186,11 @@ class _Search:
         known = [_process_s(self._trials[choice]) for choice in (DEFAULT, base) if self._works(choice)]
         self._deadline_s = max(LEAST_DEADLINE_S, PATIENT * max(known))
         self._try([RECIPE], "recipe")
+
+    def _known_firsts(self) -> list[Choice]:
+        """Returns the change of the base that is ready soonest of most models, and may serve first."""
+        changed = self._space.neighbours(self._space.base) if self._objective.two_phases else ()
+        return [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
 
     def _take_up_the_rest(self) -> None:
         """Counts what an earlier run tried and this one, ended sooner, did not come to."""
@@ -320,7 +329,7 @@ class _Search:
         if predictor is None or not self._allowed():
             return []
         cost = predictor.cost
-        new = (choice for choice in self._reachable(predictor) if choice not in self._trials)
+        new = (choice for choice in self._reachable(predictor, self._objective) if choice not in self._trials)
         nearest = heapq.nsmallest(BATCH - 1, new, key=lambda choice: cost(choice, self._objective))
         seen = min(cost(trial.choice, self._objective) for trial in self._allowed())
         return [choice for choice in nearest if cost(choice, self._objective) < seen * 0.999]
@@ -338,12 +347,12 @@ class _Search:
         }
         return sorted((choice for choice, cost in costs.items() if cost < limit), key=lambda c: costs[c])
 
-    def _reachable(self, predictor: Predictor) -> Iterable[Choice]:
+    def _reachable(self, predictor: Predictor, objective: Objective) -> Iterable[Choice]:
         if self._space.combinations <= MOST_ENUMERATED:
             self._enumerated = self._enumerated or tuple(self._space.choices())
             return self._enumerated
-        start = min(self._allowed(), key=self._objective.score).choice
-        return descend(self._space, start, lambda choice: predictor.cost(choice, self._objective))
+        start = min(self._allowed(), key=objective.score).choice
+        return descend(self._space, start, lambda choice: predictor.cost(choice, objective))
 
     def _sampled(self) -> list[Choice]:
         batch: list[Choice] = []
@@ -360,21 +369,18 @@ class _Search:
         return batch
 
     def _compare_finalists(self) -> Finals:
-        """Compares the best plans afresh, with those over the same files that differ in how they begin."""
+        """Compares the best plans afresh, with those that are ready soonest and may serve before them."""
         allowed = sorted(self._allowed(), key=self._objective.score)
         strict = [trial.choice for trial in allowed if self._objective.keeps_limits(trial)]
         ranked = list(dict.fromkeys([*(trial.choice for trial in allowed[:1]), *strict]))
-        plain = self._without_idle_changes(ranked[0]) if ranked else self._space.base
-        twins = [
-            twin for choice in dict.fromkeys([plain, *ranked[:1]]) for twin in find_twins(self._space, choice)
-        ]
+        plain = self._without_idle_changes(ranked[0], self._objective) if ranked else self._space.base
         if self._has_room_for_more():
-            self._try([plain, *twins], "final")
+            self._try([plain, *self._predicted_firsts(plain)], "final")
         lanes = pick_lanes(
             self._anchor,
             # The best comes first, and what there is no time for is left out from the end.
             [one for one in (*ranked[:1], plain, self._space.base, *ranked[1:FINALISTS]) if self._works(one)],
-            [twin for twin in twins if self._works(twin)],
+            rank_firsts(self._trials.values(), plain, self._objective),
             most=self._affordable(),
         )
         self._effects.say(f"{len(self._trials)} plans tried; comparing {len(lanes.all)} of them afresh")
@@ -385,6 +391,17 @@ class _Search:
         return compare_afresh(
             lanes, self._objective, most_rounds=self._limits.rounds, measure=self._measure, has_time=has_time
         )
+
+    def _predicted_firsts(self, second: Choice) -> list[Choice]:
+        """Returns the plan that is predicted to be ready soonest, and the one that needs no further files."""
+        predictor = fit(self._space, self._trials.values())
+        if predictor is None or not self._allowed() or not self._objective.two_phases:
+            return []
+        sooner = until_ready(self._objective)
+        every = sorted(self._reachable(predictor, sooner), key=lambda choice: predictor.cost(choice, sooner))
+        alike = (choice for choice in every if shares_files(choice, second))
+        found = (*every[:1], *itertools.islice(alike, 1))
+        return [self._without_idle_changes(choice, sooner) for choice in found]
 
     def _works(self, choice: Choice) -> bool:
         return choice in self._trials and self._trials[choice].failure is None
@@ -399,17 +416,11 @@ class _Search:
         each_s = LEAST_ROUNDS * self._process_s()
         return len(self._trials) if left_s >= len(self._trials) * each_s else int(left_s / each_s)
 
-    def _without_idle_changes(self, choice: Choice) -> Choice:
+    def _without_idle_changes(self, choice: Choice, objective: Objective) -> Choice:
         """Returns the plan without the changes that, by what was learnt, gain nothing beyond the noise."""
         predictor = fit(self._space, self._trials.values())
-        if predictor is None:
-            return choice
-        base, limit = self._space.base, predictor.cost(choice, self._objective) * max(IDLE, 1 + self._noise())
-        for knob in self._space.knobs:
-            plainer = self._space.canonical(choice.but(knob.name, base[knob.name]))
-            if plainer != choice and predictor.cost(plainer, self._objective) <= limit:
-                choice = plainer
-        return choice
+        factor = max(IDLE, 1 + self._noise())
+        return choice if predictor is None else predictor.simplify(self._space, choice, objective, factor)
 
 
 def _process_s(trial: Trial) -> float:

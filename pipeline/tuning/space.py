@@ -71,14 +71,12 @@ class Knob:
         settings: Its values; the first is what is done without a search.
         effect: What it decides, in a sentence.
         shapes_file: Whether it decides what is written, not only how that is loaded.
-        changes_phase: Whether a first plan and a steady one over the same files may differ in it.
     """
 
     name: str
     settings: tuple[Setting, ...]
     effect: str
     shapes_file: bool = False
-    changes_phase: bool = False
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -186,19 +184,6 @@ class Space:
         if missing:
             raise TuningError(f"choice without {', '.join(missing)}: {choice}")
         return tuple(knob.setting(values[knob.name]) for knob in self.knobs)
-
-
-def find_twins(space: Space, choice: Choice) -> tuple[Choice, ...]:
-    """Returns the plans over the same files that differ in how a session begins, not in how it is run."""
-    changed = (
-        space.canonical(choice.but(knob.name, value))
-        for knob in space.knobs
-        if knob.changes_phase
-        for value in knob.values
-    )
-    files = [knob.name for knob in space.knobs if knob.shapes_file]
-    same = (twin for twin in changed if all(twin[name] == choice[name] for name in files))
-    return tuple(twin for twin in dict.fromkeys(same) if twin != choice)
 
 
 def apply_settings(

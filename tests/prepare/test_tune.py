@@ -18,7 +18,7 @@ from pipeline.bundle.codec import encode
 from pipeline.bundle.manifest import VariantRecord, read_manifest
 from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.graph.receipts import KEPT_PREFIX
-from pipeline.runtime import load
+from pipeline.runtime import load, load_progressive
 from pipeline.runtime.probe import ProbeRequest, ProbeResult
 from tests.models import build_model, tensor, value
 from tests.prepare.project import (
@@ -210,16 +210,21 @@ def test_a_second_build_searches_nothing(tuned: Project) -> None:
 
 
 def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
-    """Stands for `measure_plan`: a prepared graph loads ten times sooner, whatever else is asked."""
+    """Stands for `measure_plan`: what is prepared less loads sooner and runs longer, the source apart."""
     assert request.plan is not None
-    is_source = request.plan.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
-    init_ms = 100.0 if is_source else 10.0
+    options = request.plan.session_options
+    is_source = options.graph_optimization_level == "ORT_ENABLE_ALL"
+    init_ms, steady_ms = (1000.0 if is_source else 100.0), 1.0
+    if options.config_entries.get("session.disable_prepacking") == "1":
+        init_ms, steady_ms = 0.5 * init_ms, 2 * steady_ms
+    if "-extended/" in request.plan.model:
+        init_ms, steady_ms = 0.4 * init_ms, 1.5 * steady_ms
     return ProbeResult(
         ready_ms=init_ms + 92.0,
         import_ms=50.0,
         init_ms=init_ms,
         first_ms=2.0,
-        steady_ms=1.0,
+        steady_ms=steady_ms,
         steady_p25_ms=1.0,
         steady_p75_ms=1.0,
         steady_p99_ms=1.0,
@@ -228,7 +233,7 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
         peak_mb=100.0,
         gpu_mb=None,
         onnxruntime="1.31.1",
-        more_steady_ms=(1.0,) * len(request.more_samples),
+        more_steady_ms=(steady_ms,) * len(request.more_samples),
     )
 
 
@@ -278,6 +283,51 @@ def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(
     assert kept(verified) == []
 
 
+def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tuned: Project) -> None:
+    space = {
+        "form": ["prepacked", "mapped"],
+        "level": ["all", "extended"],
+        "threads": ["all"],
+        "spinning": ["on"],
+        "memory_arena": ["on"],
+        "device_allocator": ["off"],
+    }
+    outcome = prepare_with_given_figures(tuned, max_trials=20, space=space)
+    assert outcome.code == 0, outcome.err
+    record = tuning(tuned)
+    assert record.first_phase is not None
+    chosen, first = (record.trials[number].choice for number in (record.chosen, record.first_phase.trial))
+    assert (chosen["form"], chosen["level"]) == ("prepacked", "all")
+    assert (first["form"], first["level"], first["prepacking"]) == ("mapped", "extended", "off")
+    config = json.loads((tuned.bundle() / "loader.json").read_text())["variants"][0]
+    assert config["first_phase"]["model"] == "cpu/first/net_optimized.onnx"
+    assert config["first_phase"]["session_options"] == encode(
+        record.trials[record.first_phase.trial].session_options
+    )
+    assert tuned.run("check", "artifacts/net").code == 0
+    with load_progressive(tuned.bundle(), check="golden") as session:
+        early = answers(session, FEEDS)["y"]
+        session.wait_steady(60)
+        late = answers(session, FEEDS)["y"]
+    expected = source_answers(tuned.models / "net.onnx", FEEDS)["y"]
+    for got in (early, late):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned: Project) -> None:
+    space = {"form": ["prepacked", "mapped"], "level": ["all"], "threads": ["all"], "spinning": ["on"]}
+    assert prepare_with_given_figures(tuned, space=space).code == 0
+    config = json.loads((tuned.bundle() / "loader.json").read_text())["variants"][0]
+    assert config["first_phase"]["model"] is None
+    assert config["first_phase"]["session_options"]["config_entries"]["session.disable_prepacking"] == "1"
+    assert {path.name for path in (tuned.bundle() / "cpu").iterdir()} == FORMS["prepacked", "all"]
+    assert tuned.run("check", "artifacts/net").code == 0
+    with load_progressive(tuned.bundle(), check="golden") as session:
+        assert session.phase == "first"
+        session.wait_steady(60)
+    assert_answers_as_the_source(tuned)
+
+
 def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned: Project) -> None:
     files = stamps(tuned.work() / "optimize-cpu")
     write_spec(tuned, runs_per_load=1)
@@ -324,7 +374,7 @@ def test_options_of_the_spec_reach_every_session_and_are_not_searched(tuned: Pro
 WRONG = {
     "an unknown knob": (
         {"space": {"banana": ["on"]}},
-        "tune.space: unknown knob 'banana'; expected one of form, level, prepacking",
+        "tune.space: unknown knob 'banana'; expected one of form, prepacking, level",
     ),
     "an unknown value": (
         {"space": {"form": ["zip"]}},

@@ -126,13 +126,13 @@ def test_the_best_plan_hardly_ever_leaves(noise: float) -> None:
     assert sum(rounds[PLANS[0]] < rounds[DEFAULT] for rounds in runs) <= 0.06 * len(runs)
 
 
-def test_there_is_always_room_for_two_contenders_and_a_twin() -> None:
+def test_there_is_always_room_for_two_contenders_and_a_first() -> None:
     for most in range(8):
         lanes = pick_lanes(DEFAULT, PLANS[:3], PLANS[2:], most=most)
         assert (lanes.anchor, lanes.contenders[:2]) == (DEFAULT, PLANS[:2])
-        assert len(lanes.witnesses) >= 1
-        assert len(lanes.all) <= max(most, len((DEFAULT, *PLANS[:2])) + 1) or len(lanes.witnesses) == 1
-        assert len(lanes.all) == len({*lanes.contenders, *lanes.witnesses}) + 1
+        assert len(lanes.firsts) >= 1
+        assert len(lanes.all) <= max(most, len((DEFAULT, *PLANS[:2])) + 1) or len(lanes.firsts) == 1
+        assert len(lanes.all) == len({*lanes.contenders, *lanes.firsts}) + 1
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0.1, 10))

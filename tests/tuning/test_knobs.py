@@ -225,7 +225,7 @@ def test_the_first_level_is_the_one_that_was_verified() -> None:
 def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
     problems = find_space_problems({"banana": ("on",), "form": ("mapped", "zip"), "spinning": ("off",)})
     assert len(problems) == 2
-    assert problems[0].startswith("unknown knob 'banana'; expected one of form, level, ")
+    assert problems[0].startswith("unknown knob 'banana'; expected one of form, prepacking, level, ")
     assert problems[1] == "unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.bundle.codec import decode
 from pipeline.bundle.digest import DigestCache
 from pipeline.bundle.linking import link_or_copy, share_model
-from pipeline.bundle.loader_config import FileEntry, Golden, Requirements, Tolerance, Variant
+from pipeline.bundle.loader_config import FileEntry, FirstPhase, Golden, Requirements, Tolerance, Variant
 from pipeline.bundle.verification import describe_files
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.contract import PORTABLE, Context, TaskId
@@ -45,7 +45,7 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
         session_options=optimized.session_options,
         providers=optimized.providers,
         requirements=optimized.requirements,
-        first_phase=prepared.tuned.first_phase if prepared.tuned else None,
+        first_phase=_first_phase(prepared),
         io_binding=prepared.tuned.io_binding if prepared.tuned else False,
         precision=prepared.precision,
         binding=prepared.plan.binding,
@@ -53,6 +53,13 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
         half_io=_takes_half(context.spec, prepared.precision),
         golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )
+
+
+def _first_phase(prepared: PreparedVariant) -> FirstPhase | None:
+    first = prepared.tuned.first_phase if prepared.tuned else None
+    if first is None or first.model is None:
+        return first
+    return dataclasses.replace(first, model=f"{prepared.name}/{first.model}")
 
 
 def _takes_half(spec: ModelSpec, precision: str) -> bool:

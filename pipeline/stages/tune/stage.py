@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.linking import share_model
-from pipeline.bundle.loader_config import FirstPhase
+from pipeline.bundle.loader_config import FirstPhase, Requirements
 from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import StageError, VerificationError
 from pipeline.measuring.device_lock import measuring, working
@@ -22,22 +22,26 @@ from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
 from pipeline.stages.accuracy import gate_key, judge_accuracy
 from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
+from pipeline.stages.optimize.requirements import needs_of_both
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.results import TuneResult
 from pipeline.stages.sources import FETCH, source_task
 from pipeline.stages.tools import runtime_versions
 from pipeline.stages.tune.record import build_record
-from pipeline.stages.tune.workbench import Workbench, build_workbench, needs_binding
+from pipeline.stages.tune.workbench import Workbench, build_workbench
 from pipeline.stages.verify.comparing import ask, describe
 from pipeline.stages.verify.reference import reference_variant
 from pipeline.tuning.choosing import Verdict, choose
 from pipeline.tuning.journal import Journal
-from pipeline.tuning.knobs import FORM, LEVEL
+from pipeline.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
 from pipeline.tuning.objective import Figures
 from pipeline.tuning.search import Effects, Found, Limits, search
 from pipeline.tuning.space import DEFAULT, RECIPE, Choice
 
 JOURNAL = "journal.log"
+
+FIRST_FOLDER = "first"
+"""Where the files of a plan that serves first lie, if it has any of its own."""
 
 
 class Tune:
@@ -93,7 +97,7 @@ class Tune:
             staged = stack.enter_context(tempfile.TemporaryDirectory(prefix="staged-", dir=context.kept))
             workbench = build_workbench(context, others, Path(staged))
             found = _search(workbench, device_of([default]))
-            verdict = _with_phases(workbench, choose(workbench.space, workbench.objective, found))
+            verdict = choose(workbench.space, workbench.objective, found)
             with working():
                 _require_gate(workbench, verdict)
                 record = build_record(workbench, found, verdict)
@@ -186,29 +190,40 @@ class _Waiting:
             yield
 
 
-def _with_phases(workbench: Workbench, verdict: Verdict) -> Verdict:
-    """Returns the verdict without a first phase where none is wanted, or none could be made use of."""
-    # A binding stays with the session it was made of, so a job that binds would never see the second one.
-    if workbench.tune.first_phase and not needs_binding(verdict.choice):
-        return verdict
-    return dataclasses.replace(verdict, first_phase=None, overlap_mb=None)
-
-
 def _hand_on(workbench: Workbench, verdict: Verdict, record: TuningRecord) -> TuneResult:
     choice = verdict.choice
     artefact = workbench.artefacts.get(choice[FORM], choice[LEVEL])
     share_model(artefact.path, workbench.context.folder / artefact.model)
     plan = workbench.plan_on(artefact.path, choice)
-    first = None
+    needs, first = workbench.requirements_of(choice, plan), None
     if verdict.first_phase is not None:
-        fast = workbench.plan_on(artefact.path, verdict.first_phase)
-        first = FirstPhase(fast.session_options, fast.providers)
+        owner = choice if shares_files(verdict.first_phase, choice) else verdict.first_phase
+        first, own_needs = _place_first(workbench, verdict.first_phase, owner)
+        needs = needs_of_both(needs, own_needs)
     prepared = dataclasses.replace(
         workbench.optimized,
         model=artefact.model,
         step=choice[LEVEL],
         session_options=plan.session_options,
         providers=plan.providers,
-        requirements=workbench.requirements_of(choice, plan),
+        requirements=needs,
     )
     return TuneResult(prepared, record, first, needs_binding(choice))
+
+
+def _place_first(workbench: Workbench, first: Choice, owner: Choice) -> tuple[FirstPhase, Requirements]:
+    """Returns how the plan is loaded that serves first, and what it needs.
+
+    Args:
+        workbench: What was searched.
+        first: The plan.
+        owner: The plan whose files it is loaded from; if those are its own, they are put in place.
+    """
+    artefact = workbench.artefacts.get(owner[FORM], owner[LEVEL])
+    plan = workbench.plan_on(artefact.path, first)
+    model = None
+    if owner == first:
+        model = f"{FIRST_FOLDER}/{artefact.model}"
+        share_model(artefact.path, workbench.context.folder / model)
+    needs = workbench.requirements_of(owner, plan)
+    return FirstPhase(plan.session_options, plan.providers, model), needs

@@ -24,17 +24,16 @@ from pipeline.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
 from pipeline.stages.results import OptimizeResult
 from pipeline.stages.sources import read_source
-from pipeline.stages.tune.artefacts import Artefact, Artefacts, readable_by
+from pipeline.stages.tune.artefacts import Artefacts, readable_by
 from pipeline.stages.tune.traits import read_traits
 from pipeline.stages.verify.reference import Reference, fitting, read_reference, reference_variant
 from pipeline.tuning.knobs import (
     FORM,
-    IO_BINDING,
     LEVEL,
-    ON,
     Conditions,
     ModelTraits,
     build_space,
+    needs_binding,
     restrict,
 )
 from pipeline.tuning.objective import Figures, Objective, objective_of
@@ -131,12 +130,8 @@ class Workbench:
     def requirements_of(self, choice: Choice, plan: SessionPlan) -> Requirements:
         """Returns what a machine needs for a choice by the plan that it came to."""
         artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
-        return _requirements(self.context, artefact, plan)
-
-
-def needs_binding(choice: Choice) -> bool:
-    """Says whether a plan is run with inputs and outputs bound."""
-    return choice.as_dict().get(IO_BINDING) == ON
+        needs = requirements_of(job_of(self.context), artefact.saved, plan.session_options, plan.providers)
+        return dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime))
 
 
 def build_workbench(context: Context, others: Mapping[Choice, Contender], staged: Path) -> Workbench:
@@ -239,8 +234,3 @@ def tolerances_of(spec: ModelSpec) -> dict[str, Tolerance]:
     verify = spec.verify
     own = {name: Tolerance(one.rtol, one.atol) for name, one in verify.outputs.items()}
     return {"": Tolerance(verify.rtol, verify.atol), **own}
-
-
-def _requirements(context: Context, artefact: Artefact, plan: SessionPlan) -> Requirements:
-    needs = requirements_of(job_of(context), artefact.saved, plan.session_options, plan.providers)
-    return dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime))

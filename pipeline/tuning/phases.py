@@ -1,0 +1,139 @@
+"""Which plan serves until another is ready, and what both cost a job together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from pipeline.measuring.comparison import LEAST_ROUNDS, is_below, paired_ratio
+from pipeline.tuning.knobs import needs_binding, shares_files
+from pipeline.tuning.objective import Figures, Finals, Objective, Trial
+from pipeline.tuning.space import DEFAULT, RECIPE, Choice
+
+AS_SOON = 1.03
+"""Plans that are ready within this factor, and not apart beyond the noise, are ready as soon."""
+
+ALIKE = 1.01
+"""Plans whose costs are this close cost the same."""
+
+WORTH_A_PHASE = 0.95
+"""A first plan is ready in this part of the second plan's time, or sooner; one that needs files of its own,
+in this part of the time of the best one that does not."""
+
+Reader = Callable[[Figures], float]
+
+
+def find_first(finals: Finals, second: Choice, objective: Objective) -> Choice:
+    """Returns the plan that serves until `second` is ready: `second` itself where no other is worth it.
+
+    It is ready clearly sooner, beyond the noise; both sessions together keep the limits of memory; and the
+    two cost a job no more than either of them alone.
+
+    Args:
+        finals: Figures of every plan that may serve.
+        second: One of them, with three rounds at least.
+        objective: Runs of a session, and limits.
+    """
+    first = second
+    if not objective.two_phases or needs_binding(second):
+        # A binding stays with the session it was made of, so a job that binds would never see another.
+        return first
+    others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
+    for group in ([choice for choice in others if shares_files(choice, second)], others):
+        for choice in find_soonest(finals, group)[:1]:
+            sooner = is_less(finals[choice], finals[first], ready_ms)
+            if sooner and ratio(finals[choice], finals[first], ready_ms) <= WORTH_A_PHASE:
+                first = choice
+    return first
+
+
+def _may_serve_before(finals: Finals, first: Choice, second: Choice, objective: Objective) -> bool:
+    if first in (second, DEFAULT, RECIPE) or needs_binding(first) or len(finals[first]) < LEAST_ROUNDS:
+        return False
+    gpu_mb = sum(_median(finals[choice], lambda one: one.gpu_mb or 0.0) for choice in (first, second))
+    limits = (
+        (overlap_mb(finals, first, second), objective.max_private_mb),
+        (gpu_mb, objective.max_gpu_mb),
+    )
+    if any(limit is not None and value > limit for value, limit in limits):
+        return False
+    both, alone = (median(pair_costs(finals, choice, second, objective)) for choice in (first, second))
+    # Where a job is over before the second session is made, there is no use in one.
+    return both <= ALIKE * alone and both < median(pair_costs(finals, first, first, objective))
+
+
+def until_ready(objective: Objective) -> Objective:
+    """Returns what a plan pays that serves until another is ready: how long its runs take is no matter."""
+    return replace(objective, runs_per_load=1, max_steady_ratio=None)
+
+
+def rank_firsts(trials: Iterable[Trial], second: Choice, objective: Objective) -> tuple[Choice, ...]:
+    """Returns the plans to compare that may serve before `second`, of those that were tried.
+
+    The two that were ready soonest, and the one that was soonest of those that need no further files.
+    """
+    if not objective.two_phases:
+        return ()
+    sooner = until_ready(objective)
+    own = (trial for trial in trials if trial.choice not in (DEFAULT, RECIPE) and sooner.is_allowed(trial))
+    ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
+    alike = [choice for choice in ranked if shares_files(choice, second)]
+    return tuple(dict.fromkeys([*ranked[:1], *alike[:1], *ranked[1:2]]))
+
+
+def find_soonest(finals: Finals, choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Returns the plans that are ready soonest, or as soon, those with the shortest runs first."""
+    ready = {choice: _median(finals[choice], ready_ms) for choice in choices}
+    if not ready:
+        return ()
+    soonest = finals[min(ready, key=lambda choice: ready[choice])]
+    level = [
+        choice
+        for choice in ready
+        if not is_less(soonest, finals[choice], ready_ms)
+        and ratio(finals[choice], soonest, ready_ms) <= AS_SOON
+    ]
+    return tuple(sorted(level, key=lambda choice: _median(finals[choice], steady_ms)))
+
+
+def pair_costs(finals: Finals, first: Choice, second: Choice, objective: Objective) -> list[float]:
+    """Returns what two plans cost together, in the rounds that both were in; a plan alone, given twice."""
+    pairs = zip(finals[first], finals[second], strict=False)
+    return [objective.pair_cost_ms(one, other) for one, other in pairs]
+
+
+def overlap_mb(finals: Finals, first: Choice, second: Choice) -> float:
+    """Returns the private memory of both sessions; interpreter and libraries count twice."""
+    return sum(_median(finals[choice], lambda one: one.private_mb) for choice in (first, second))
+
+
+def ready_ms(figures: Figures) -> float:
+    """Reads the time from the start of the process to the first result."""
+    return figures.ready_ms
+
+
+def steady_ms(figures: Figures) -> float:
+    """Reads the time of a later run."""
+    return figures.steady_ms
+
+
+def ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> float:
+    """Returns how many times larger a figure of one plan is, by the rounds that both were in."""
+    return paired_ratio(*_values(figures, others, read))
+
+
+def is_less(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
+    """Says whether a figure of one plan is smaller beyond the noise, by the rounds that both were in."""
+    return is_below(*_values(figures, others, read))
+
+
+def _median(figures: Sequence[Figures], read: Reader) -> float:
+    return median([read(one) for one in figures])
+
+
+def _values(
+    figures: Sequence[Figures], others: Sequence[Figures], read: Reader
+) -> tuple[list[float], list[float]]:
+    rounds = min(len(figures), len(others))
+    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
