@@ -60,6 +60,10 @@ class VerificationError(StageError):
     """A prepared model does not answer as its source does."""
 
 
+class RunFailedError(StageError):
+    """A model loads, and does not run on what it is fed."""
+
+
 class ResourceError(StageError):
     """A machine lacked the memory or the time for some work, which says nothing of the work itself."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests import models
 from tests.models import point_outside, write_external_model, write_model
@@ -180,3 +181,32 @@ def test_what_explain_says_of_a_missing_model_is_what_prepare_will_say(built: Pr
     (reason,) = built.explain()["fetch"]
     assert reason.startswith("it would fail: source model missing")
     assert reason.partition("\n")[0].removeprefix("it would fail: ") in built.call("prepare").err
+
+
+def reshaping_net() -> onnx.ModelProto:
+    """`y` is `x` in the shape that `to` names: few values of `to` will do."""
+    return models.build_model(
+        [helper.make_node("Reshape", ["x", "to"], ["y"])],
+        inputs=[
+            models.value("x", TensorProto.FLOAT, [1, 64]),
+            models.value("to", TensorProto.INT64, [2]),
+        ],
+        outputs=[models.value("y", TensorProto.FLOAT, ["a", "b"])],
+        initializers=[],
+    )
+
+
+def test_a_model_that_does_not_run_on_made_up_values_says_so_first(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.add(reshaping_net(), inputs={"to": {"range": [3, 60]}})
+    outcome = project.run("prepare")
+    assert outcome.code == 1
+    failed = outcome.err[outcome.err.index("FAILED") :]
+    assert "the model does not run on the inputs it is tried with: net\n" in failed
+    assert re.search(r"  x: float32 \[1, 64\], values made up: \S+, \S+, \S+, \S+, …\n", failed)
+    assert re.search(r"  to: int64 \[2\], range as declared: \d+, \d+\n", failed)
+    assert "hint: inputs: {NAME: {values: […]}}, or samples: FILES.npz, in net.yaml" in failed
+    assert "does not hold" not in outcome.err, "no step of the ladder is to blame"
+    assert failed.count("FAILED") == len(re.findall(r"FAILED optimize:", failed))
+    project.write_spec(inputs={"to": {"values": [8]}})
+    assert project.run("prepare").code == 0

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import StageError
+from pipeline.errors import RunFailedError
 from pipeline.runtime.child import run_child
-from pipeline.runtime.element_types import Array
+from pipeline.runtime.element_types import Array, dtype_name
 from pipeline.runtime.loading.session import build_session, onnxruntime_errors
 from pipeline.runtime.tensors import fit_feeds, half_inputs, run_session
-from pipeline.spec.models import ModelSpec
+from pipeline.spec.models import Input, ModelSpec
 from pipeline.stages.inputs.agreement import shape_sets
 from pipeline.stages.inputs.feeds import build_feeds
 from pipeline.stages.inputs.sample_files import find_sample_files, fits_interface, fits_shape
@@ -22,6 +22,9 @@ from pipeline.stages.results import ModelInterface
 
 _SEED = 0
 """Not the spec's: another seed is a reason to verify again, not to optimise again."""
+
+_SHOWN = 4
+"""How many values of an input an error shows."""
 
 
 def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
@@ -37,7 +40,7 @@ def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) ->
 
     Raises:
         LoadError: It does not load.
-        StageError: It does not run.
+        RunFailedError: It does not run; the message has what it was fed.
         SpecError: There is nothing to feed it with.
         ChildError: The process died, or took longer than the spec's deadline.
     """
@@ -55,28 +58,47 @@ def reload(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         LoadError: The model does not load.
-        StageError: It does not run.
+        RunFailedError: It does not run; the message has what it was fed.
         SpecError: There is nothing to feed it with.
     """
     plan = decode(SessionPlan, request["plan"])
     spec = ModelSpec.model_validate(request["spec"]).located_in(Path(request["location"]))
     session = build_session(plan)
-    feeds = fit_feeds(_choose_feeds(spec, decode(ModelInterface, request["interface"])), half_inputs(session))
+    chosen, origin = _choose_feeds(spec, decode(ModelInterface, request["interface"]))
     try:
-        run_session(session, feeds)
+        run_session(session, fit_feeds(chosen, half_inputs(session)))
     except onnxruntime_errors() as error:
-        raise StageError(
-            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}"
+        fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
+        raise RunFailedError(
+            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
         ) from error
     return {}
 
 
-def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> dict[str, Array]:
-    """Takes the user's first sample that fits, or makes an input of the first declared shapes that do."""
+def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str, Array], Path | None]:
+    """Takes the user's first sample that fits, or makes an input of the first declared shapes that do.
+
+    Returns:
+        Arrays by input name, and the sample's file; None for an input that was made.
+    """
     for sample in find_sample_files(spec):
         if fits_interface(sample, interface):
-            return read_sample(sample, interface)
+            return read_sample(sample, interface), sample
     sets = shape_sets(spec, interface)
     # A model that is bound to some shapes takes no others; where none is declared, the run says so.
     fitting = [one for one in sets if all(fits_shape(item, one[item.name]) for item in interface.inputs)]
-    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED)
+    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
+
+
+def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | None) -> Iterator[str]:
+    for name, array in feeds.items():
+        declared = spec.inputs.get(name, Input())
+        if origin is not None:
+            source = f"from {origin}"
+        elif declared.values is not None or declared.range is not None:
+            source = "values as declared" if declared.values is not None else "range as declared"
+        else:
+            source = "values made up"
+        shown = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
+        more = ", …" if array.size > _SHOWN else ""
+        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {shown}{more}"

@@ -13,8 +13,9 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import LadderAttempt
-from pipeline.errors import StageError
+from pipeline.errors import ChildError, LoadError, RunFailedError, StageError
 from pipeline.runtime.hardware import hardware_fingerprint
+from pipeline.runtime.loading.session import CPU, default_plan
 from pipeline.stages.contract import Context, Plan, TaskId, target_of
 from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
 from pipeline.stages.optimize.attempt import (
@@ -28,6 +29,7 @@ from pipeline.stages.optimize.attempt import (
 )
 from pipeline.stages.optimize.ladder import SOURCE, Step, plan_ladder
 from pipeline.stages.optimize.lint import errors_of
+from pipeline.stages.optimize.reloading import run_reload
 from pipeline.stages.optimize.room import require_room
 from pipeline.stages.optimize.saving import Saved
 from pipeline.stages.optimize.session_plans import loading_providers, runtime_key, step_options
@@ -69,8 +71,8 @@ class Optimize:
         """Goes down the ladder until a file is written that lints clean, loads and runs.
 
         Raises:
-            StageError: Not even the source loads and runs (the message has every step's reason), or the
-                disk is full.
+            StageError: Not even the source loads and runs (the message has every step's reason, or what the
+                source was fed), or the disk is full.
             SpecError: The spec does not fit the model.
         """
         job = job_of(context)
@@ -85,6 +87,8 @@ class Optimize:
             attempts.append(attempt)
             if saved is not None:
                 return dict(encode(_result_of(job, step, saved, tuple(attempts))))
+            if len(attempts) == 1 and job.conversion is None:
+                _require_running_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
             require_room(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
             context.say(f"step {step.name!r} does not hold: {attempt.outcome.splitlines()[0]}")
@@ -103,6 +107,25 @@ class Optimize:
         if outcome.step != SOURCE and errors_of(taken.findings):
             raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(taken.findings))}")
         _check_files(context, outcome)
+
+
+def _require_running_source(job: Job) -> None:
+    """Tells a model that does not run on these inputs from one that a step of the ladder broke.
+
+    Raises:
+        StageError: The source does not run on the CPU, as `verify` would run it.
+    """
+    plan = default_plan(str(job.source), CPU, level="ORT_DISABLE_ALL")
+    try:
+        run_reload(plan, job.spec, job.fetched.interface)
+    except RunFailedError as error:
+        _, _, reason = error.message.partition("\n")
+        raise StageError(
+            f"the model does not run on the inputs it is tried with: {job.spec.name}\n{reason}",
+            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {job.spec.name}.yaml",
+        ) from error
+    except (LoadError, ChildError):
+        return  # the ladder ends with the source, and says so
 
 
 def _check_files(context: Context, outcome: OptimizeResult) -> None:
