@@ -6,9 +6,11 @@ import dataclasses
 
 from hypothesis import given
 
-from pipeline.bundle.loader_config import FirstPhase, Variant
+from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.loader_config import FileEntry, FirstPhase, Variant
 from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.export.carrying import recorded_options
+from pipeline.export.files import plan_files
 from pipeline.export.package.documents import compatibility_string
 from pipeline.export.package.settings import FORBIDDEN, PATHS, plan_settings
 from tests.export.variants import CUDA, any_variant, make_variant
@@ -57,6 +59,16 @@ def test_a_first_phase_is_in_the_list() -> None:
     first = FirstPhase(SessionOptionsRecord("ORT_ENABLE_ALL"), variant.providers)
     settings = plan_settings(dataclasses.replace(variant, first_phase=first))
     assert [one.what for one in settings.left_out] == ["first phase"]
+
+
+def test_the_files_of_a_first_phase_stay_behind() -> None:
+    variant = make_variant()
+    own = [FileEntry(f"v/first/{name}", 1, digest_bytes(b"f")) for name in ("f.onnx", "f.onnx.data")]
+    first = FirstPhase(SessionOptionsRecord("ORT_DISABLE_ALL"), variant.providers, "v/first/f.onnx")
+    both = dataclasses.replace(variant, files=(*variant.files, *own), first_phase=first)
+    assert plan_files(both, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
+    shared = dataclasses.replace(variant, first_phase=dataclasses.replace(first, model="v/m.onnx"))
+    assert plan_files(shared, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
 
 
 def test_a_compatibility_string_says_every_requirement() -> None:
