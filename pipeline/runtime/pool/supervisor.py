@@ -506,14 +506,15 @@ class Supervisor:
 
     def _has_checked(self, member: Member, number: int, content: Mapping[str, Any]) -> None:
         error = _error_of(content) if content else None
+        if error is not None:
+            # Before anyone hears of it: who does then asks again, and this one must not answer.
+            log.error("%s answers wrongly: %s; replacing it", member.name, error.message)
+            self._kill(member, error, is_blamed=False)
         with self._lock:
             for check in self._checks:
                 if check.number == number:
                     check.hear(member.number, None if error is None else str(error))
             self._checks = [check for check in self._checks if not check.done.is_set()]
-        if error is not None:
-            log.error("%s answers wrongly: %s; replacing it", member.name, error.message)
-            self._kill(member, error, is_blamed=False)
 
     def _read_errors(self, member: Member, life: Life) -> None:
         data = _read(life.channels.errors)
