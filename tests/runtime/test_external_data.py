@@ -49,7 +49,7 @@ def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("digests", ["changed", "full", "off"])
-def test_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxruntime_sees_it(
+def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxruntime_sees_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, place: str, digests: str
 ) -> None:
     bundle = bundle_that_refers_to(location, place, tmp_path / "b")
@@ -67,7 +67,7 @@ def test_a_model_may_refer_to_what_is_listed(tmp_path: Path, place: str) -> None
     load(bundle_that_refers_to(DATA, place, tmp_path / "b"), digests="full")
 
 
-def test_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path: Path) -> None:
+def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path: Path) -> None:
     bundle = bundle_that_refers_to(TAG, "weights", tmp_path / "b")
     (bundle / "cpu" / TAG).parent.mkdir(parents=True)
     (bundle / "cpu" / DATA).rename(bundle / "cpu" / TAG)
