@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import LoadError
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 _OWNER = "_ortprep_session"
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """An input or output of a model, with the attributes of `onnxruntime.NodeArg`.
 
     ONNX Runtime's own keep their session alive, and with it the first session's memory.
@@ -32,8 +30,7 @@ class TensorInfo:
     shape: list[int | str | None]
 
 
-@dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(NamedTuple):
     """What a model says of itself, with the attributes of `onnxruntime.ModelMetadata`, which are ONNX's."""
 
     producer_name: str

@@ -9,16 +9,16 @@ from __future__ import annotations
 import _thread
 import atexit
 import copy
-import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from pipeline.errors import LoadError, LoadTimeoutError, PipelineError
 from pipeline.runtime.cancellation import Cancellation
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import logging
 
 S = TypeVar("S")
 
@@ -182,14 +182,14 @@ class Succession(Generic[S]):
             session = build(self._cancellation)
         except PipelineError as error:
             self._fail(error)
-        except Exception as error:  # a border: nobody else is there to see it
-            log.debug("%s: building the steady session failed", self._name, exc_info=True)
+        except Exception as error:  # noqa: BLE001  a border: nobody else is there to see it
+            _log().debug("%s: building the steady session failed", self._name, exc_info=True)
             self._fail(
                 LoadError(f"cannot build the steady session: {self._name}\n  {type(error).__name__}: {error}")
             )
         else:
             self._swap(session)
-            log.info("%s: steady session made in %.3f s", self._name, time.monotonic() - started)
+            _log().info("%s: steady session made in %.3f s", self._name, time.monotonic() - started)
 
     def _swap(self, session: S) -> None:
         with self._lock:
@@ -201,7 +201,7 @@ class Succession(Generic[S]):
         # Said before anybody who waits is woken.
         if not self._cancellation.requested:
             reason = " | ".join(line.strip() for line in error.message.splitlines())
-            log.warning("%s: the first session stays in service: %s", self._name, reason)
+            _log().warning("%s: the first session stays in service: %s", self._name, reason)
         with self._lock:
             if self._closed:
                 return
@@ -212,6 +212,13 @@ class Succession(Generic[S]):
 
     def _closed_error(self) -> LoadError:
         return LoadError(f"session is closed: {self._name}\n  expected one that is open")
+
+
+def _log() -> logging.Logger:
+    # Imported here, in the thread that builds: nothing is logged before the first result.
+    import logging
+
+    return logging.getLogger(__name__)
 
 
 class _UnderWay:
