@@ -1,7 +1,6 @@
 """How a session is made, as `loader.json` records it; light enough for the quickest load."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: named tuples compile annotations that are text.
 from collections.abc import Mapping
 from typing import NamedTuple
 

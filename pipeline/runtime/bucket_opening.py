@@ -46,7 +46,7 @@ def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: Load
         LoadError: The bundle was replaced by another build, whose answers must not be mixed with this one's.
         PipelineError: As `pipeline.runtime.load` does.
     """
-    named = options._replace(target=bucket.name, precision=FASTEST, plan="steady")
+    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady")
     found = open_folder(str(root), named)
     if found.config != config:
         raise LoadError(

@@ -74,7 +74,7 @@ def load_bucketed(
 
     def open_session(bucket: Variant) -> onnxruntime.InferenceSession:
         deadline = Deadline(timeout_s, subject=str(root))
-        return open_bucket(root, config, bucket, options._replace(deadline=deadline)).session
+        return open_bucket(root, config, bucket, options.replace(deadline=deadline)).session
 
     runnable = with_runnable_buckets(opened, device_id=device_id)
     session = BucketedSession(runnable, opened.variant, opened.session, open_session)

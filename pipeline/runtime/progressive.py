@@ -13,7 +13,7 @@ from pipeline.runtime.loading.bundle_loader import (
     make_session,
     open_bundle,
 )
-from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.deadline import NO_DEADLINE
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -88,10 +88,7 @@ def load_progressive(
 
 def _steady_build(opened: OpenedBundle) -> Callable[[Cancellation], onnxruntime.InferenceSession]:
     # Not `opened` itself, which holds the first session.
-    resolved, options = (
-        opened.resolved,
-        opened.options._replace(plan="steady", deadline=Deadline(None, subject="")),
-    )
+    resolved, options = opened.resolved, opened.options.replace(plan="steady", deadline=NO_DEADLINE)
 
     def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
         _, session = make_session(resolved, options, cancellation=cancellation)

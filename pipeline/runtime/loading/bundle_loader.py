@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import IntegrityError, LoadError, PipelineError
-from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.deadline import NO_DEADLINE, Deadline
 from pipeline.runtime.loading.resolved_variant import LOADER_FILE, ResolvedVariant, recall, remember
 from pipeline.runtime.loading.session import build_session, import_onnxruntime, with_device
 
@@ -45,7 +45,7 @@ _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
 
 
-class LoadOptions(NamedTuple):
+class LoadOptions:
     """What the caller of `load` asked for; its arguments of the same names.
 
     Attributes:
@@ -53,15 +53,32 @@ class LoadOptions(NamedTuple):
         adapt: Changes the plan that the bundle records, for whoever shares the machine with others.
     """
 
-    target: str | None = None
-    device_id: int | None = None
-    digests: DigestPolicy = "changed"
-    check: CheckPolicy = "none"
-    precision: str = "fastest-within-gate"
-    plan: PlanChoice = "steady"
-    deadline: Deadline = Deadline(None, subject="a bundle")
-    session_options: SessionOptions | None = None
-    adapt: Callable[[SessionPlan], SessionPlan] | None = None
+    # A plain class: making a dataclass takes longer than reading the bundle.
+    def __init__(
+        self,
+        target: str | None = None,
+        device_id: int | None = None,
+        digests: DigestPolicy = "changed",
+        check: CheckPolicy = "none",
+        precision: str = "fastest-within-gate",
+        plan: PlanChoice = "steady",
+        deadline: Deadline = NO_DEADLINE,
+        session_options: SessionOptions | None = None,
+        adapt: Callable[[SessionPlan], SessionPlan] | None = None,
+    ) -> None:
+        self.target = target
+        self.device_id = device_id
+        self.digests = digests
+        self.check = check
+        self.precision = precision
+        self.plan = plan
+        self.deadline = deadline
+        self.session_options = session_options
+        self.adapt = adapt
+
+    def replace(self, **changes: Any) -> LoadOptions:
+        """Returns the same with some of them changed."""
+        return LoadOptions(**{**vars(self), **changes})
 
 
 class OpenedBundle:

@@ -44,3 +44,6 @@ class Deadline:
                 hint=LoadTimeoutError.HINT,
             )
         return remaining_s
+
+
+NO_DEADLINE = Deadline(None, subject="")

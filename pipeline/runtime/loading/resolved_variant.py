@@ -12,7 +12,7 @@ import ast
 import ctypes
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
 from pipeline.bundle.file_memory import (
@@ -40,10 +40,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 
 
-class ResolvedVariant(NamedTuple):
+class ResolvedVariant:
     """A variant that fits this machine, whose files and options were checked.
 
-    Attributes:
+    Args:
         root: The bundle's folder, free of links.
         loader: Stamp of its `loader.json`.
         bundle: Name of the bundle.
@@ -56,16 +56,30 @@ class ResolvedVariant(NamedTuple):
         compute_capabilities: Of this machine's GPUs, by CUDA ordinal; None where no variant asks for one.
     """
 
-    root: str
-    loader: Stamp
-    bundle: str
-    name: str
-    uses_gpu: bool
-    steady: SessionPlan
-    first: SessionPlan | None
-    files: tuple[tuple[str, Stamp], ...]
-    passed_over: tuple[tuple[str, tuple[str, ...]], ...]
-    compute_capabilities: tuple[tuple[int, int], ...] | None
+    # A plain class: making a dataclass takes longer than reading the bundle.
+    def __init__(
+        self,
+        root: str,
+        loader: Stamp,
+        bundle: str,
+        name: str,
+        uses_gpu: bool,
+        steady: SessionPlan,
+        first: SessionPlan | None,
+        files: tuple[tuple[str, Stamp], ...],
+        passed_over: tuple[tuple[str, tuple[str, ...]], ...],
+        compute_capabilities: tuple[tuple[int, int], ...] | None,
+    ) -> None:
+        self.root = root
+        self.loader = loader
+        self.bundle = bundle
+        self.name = name
+        self.uses_gpu = uses_gpu
+        self.steady = steady
+        self.first = first
+        self.files = files
+        self.passed_over = passed_over
+        self.compute_capabilities = compute_capabilities
 
     def find_changed(self) -> tuple[str, ...]:
         """Returns the names of the files that were replaced or written to since they were checked.
@@ -92,7 +106,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
     try:
         remembered, values = ast.literal_eval(content.decode())
         resolved = _restore(values)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
         return None
     if remembered != key or resolved.loader != loader:
         return None
@@ -107,7 +121,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     key = _key(resolved.root, options)
     if key is None or not all(map(is_settled, (resolved.loader, *(stamp for _, stamp in resolved.files)))):
         return
-    content = repr((key, _plain(resolved))).encode()
+    content = repr((key, _plain(vars(resolved)))).encode()
     if len(content) > _MAX_ENTRY_BYTES:
         return
     try:
@@ -163,24 +177,34 @@ def _read_machine() -> tuple[Any, ...] | None:
             boot = os.read(handle, 64).decode("ascii").strip()
         finally:
             os.close(handle)
-        getauxval = ctypes.CDLL(None).getauxval
-    except (OSError, AttributeError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):
+        return None
+    return boot, os.uname().machine, read_cpuid() or _read_capabilities()
+
+
+def _read_capabilities() -> tuple[int, int] | None:
+    """Returns what Linux tells a process of an Arm processor."""
+    getauxval = getattr(ctypes.CDLL(None), "getauxval", None)
+    if getauxval is None:
         return None
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    return boot, os.uname().machine, read_cpuid(), getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
+    return getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
 
 
 def _plain(value: Any) -> Any:
     """Returns named tuples as tuples and mappings as dictionaries, which Python's literals can say."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
-    return dict(value) if hasattr(value, "keys") else value
+    return {key: _plain(item) for key, item in value.items()} if hasattr(value, "items") else value
 
 
 def _restore(values: Any) -> ResolvedVariant:
-    resolved = ResolvedVariant(*values)
-    first = None if resolved.first is None else _restore_plan(resolved.first)
-    return resolved._replace(steady=_restore_plan(resolved.steady), first=first)
+    first = values["first"]
+    plans = {
+        "steady": _restore_plan(values["steady"]),
+        "first": None if first is None else _restore_plan(first),
+    }
+    return ResolvedVariant(**{**values, **plans})
 
 
 def _restore_plan(values: Any) -> SessionPlan:
