@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
-from pipeline.stages.measure.decision import DEFAULT, decide, decide_fallback
+from pipeline.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback
 from pipeline.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
@@ -187,6 +187,17 @@ def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
     fallback = decide_fallback(plans, objective=Objective(1000, max_private_mb=200.0))
     assert fallback is not None
     assert fallback.shipped == DEFAULT
+
+
+def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it() -> None:
+    default, first = samples(DEFAULT_FIRST), samples(MAPPED_FIRST, scaled(STEADY, 2.0))
+    alone = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST)}
+    assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    decision = decide({**alone, FIRST: first}, candidates=("prepared",), objective=OBJECTIVE)
+    assert (decision.shipped, decision.faster) == ("prepared", True)
+    assert "prepared with its first phase" in decision.reason
+    slow = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST, scaled(STEADY, 1.3)), FIRST: first}
+    assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
 
 
 def test_slower_runs_within_the_noise_do_not_count() -> None:

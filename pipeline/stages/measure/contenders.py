@@ -1,4 +1,4 @@
-"""The ways to load a model that are compared: default, plain recipe, prepared, portable."""
+"""The ways to load a model that are compared: default, recipe, prepared, its first phase, portable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.child import run_child
 from pipeline.runtime.loading.session import CUDA, build_session
 from pipeline.stages.contract import PORTABLE, Context, Plan
-from pipeline.stages.measure.decision import DEFAULT
+from pipeline.stages.measure.decision import DEFAULT, FIRST
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
 from pipeline.stages.prepared import read_prepared, read_tuned
 from pipeline.stages.sources import read_fetched
@@ -36,7 +36,7 @@ class Contender:
     """One way to load the model that takes part in the comparison.
 
     Attributes:
-        name: `default`, `recipe`, `prepared`, `portable` or `unconverted`.
+        name: `default`, `recipe`, `prepared`, `first phase`, `portable` or `unconverted`.
         plan: How its session is made.
         folder: Every file that its session reads is below it.
         io_binding: Whether it is run with inputs and outputs bound.
@@ -74,6 +74,7 @@ def build_contenders(context: Context) -> tuple[Contender, ...]:
     return (
         source_contender(context),
         *(_variant(context, name, variant) for name, variant in compared.items()),
+        *_first_phase(context),
     )
 
 
@@ -95,6 +96,16 @@ def _variant(context: Context, name: str, variant: str) -> Contender:
     tuned = read_tuned(context, variant)
     io_binding = tuned is not None and tuned.io_binding
     return Contender(name, plan, folder, io_binding=io_binding, requirements=result.requirements)
+
+
+def _first_phase(context: Context) -> tuple[Contender, ...]:
+    variant = context.variant_plan.name
+    tuned = read_tuned(context, variant)
+    if tuned is None or tuned.first_phase is None:
+        return ()
+    first, (result, folder) = tuned.first_phase, read_prepared(context, variant)
+    plan = SessionPlan(str(folder / (first.model or result.model)), first.session_options, first.providers)
+    return (Contender(FIRST, plan, folder, requirements=result.requirements),)
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from pipeline.tuning.objective import Figures, Objective, describe_memory
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
 
+FIRST = "first phase"
+"""The plan that serves until the prepared one is ready, where the search found one worth it."""
+
 _PREPARED = "prepared"
 _PORTABLE = "portable"
 
@@ -34,7 +37,8 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
     ready sooner and not slower in steady state (slower means by more than 3 %, and beyond the
     noise or by more than 10 %), or cheaper over all the runs of a session. If there is none, the default is
     shipped: a user then has what plain ONNX Runtime would have given. A default that exceeds a limit is no
-    way out: the first candidate that keeps them is shipped instead.
+    way out: the first candidate that keeps them is shipped instead. The prepared plan is judged together with
+    its first phase, if it has one: ready is when that is, and the cost is that of both.
 
     Args:
         samples: Figures of at least three rounds; plans that failed are absent. Without a `default` nothing
@@ -46,7 +50,8 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
     default = samples.get(DEFAULT)
     if default is None:
         return Decision(remaining[0], faster=False, reason=_without_default(remaining[0], samples))
-    objections = {plan: _objection(samples[plan], default, objective) for plan in remaining}
+    firsts = {_PREPARED: samples.get(FIRST)}
+    objections = {plan: _objection(samples[plan], default, objective, firsts.get(plan)) for plan in remaining}
     shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
     refused = [
         f"{plan} {objection} ({_figures(samples[plan])})"
@@ -123,16 +128,22 @@ def _steadies(figures: Sequence[Figures]) -> list[float]:
 
 
 def _is_faster(shipped: str, samples: Samples) -> bool:
-    return shipped != DEFAULT and separated(_readies(samples[shipped]), _readies(samples[DEFAULT]))
+    first = samples.get(FIRST) if shipped == _PREPARED else None
+    return shipped != DEFAULT and separated(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
 
 
-def _objection(candidate: Sequence[Figures], default: Sequence[Figures], objective: Objective) -> str | None:
+def _objection(
+    candidate: Sequence[Figures],
+    default: Sequence[Figures],
+    objective: Objective,
+    first: Sequence[Figures] | None = None,
+) -> str | None:
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
-    costs = [objective.cost_ms(one) for one in candidate], [objective.cost_ms(one) for one in default]
-    if separated(*costs):
+    pairs = zip(first or candidate, candidate, strict=False)
+    if separated([objective.pair_cost_ms(*pair) for pair in pairs], _costs(default, objective)):
         return None
-    if not separated(_readies(candidate), _readies(default)):
+    if not separated(_readies(first or candidate), _readies(default)):
         return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
     ratio = paired_ratio(*steady)
@@ -151,11 +162,16 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
             f"the bundle ships the source's graph ({_figures(default)}); {why}"
         )
     chosen = samples[shipped]
-    sooner = ratio_of_medians(_readies(default), _readies(chosen))
+    first = samples.get(FIRST, chosen) if shipped == _PREPARED else chosen
+    sooner = ratio_of_medians(_readies(default), _readies(first))
     steady = ratio_of_medians(_steadies(chosen), _steadies(default))
+    with_first = (
+        "" if first is chosen else f" with its first phase, ready {_spread(summarise(_readies(first)))} ms,"
+    )
     sentence = (
-        f"{shipped} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, at {steady:.2f}× "
-        f"its time per run ({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
+        f"{shipped}{with_first} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, "
+        f"at {steady:.2f}× its time per run "
+        f"({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
 

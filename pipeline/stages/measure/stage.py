@@ -49,7 +49,7 @@ class Measure:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
