@@ -9,7 +9,7 @@ _SIZE_MAX = 2**63 - 1
 _FROM_PATH = "the pipeline loads models by path, where it does nothing or points at memory nobody keeps"
 _NO_FILES = "a session that jobs load reads the bundle's own files and writes none"
 _LAYOUT = "the optimize stage decides the files of a prepared model"
-_AFFINITY = r"[1-9][0-9]*([,-][1-9][0-9]*)*"
+_AFFINITY = r"[1-9][0-9]{0,3}([,-][1-9][0-9]{0,3})*"  # ONNX Runtime writes out each number of a range
 
 
 def _switch(name: str, default: str, effect: str, *, since: str = "1.23", owner: str | None = None) -> Option:

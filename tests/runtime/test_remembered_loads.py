@@ -192,7 +192,6 @@ LOADS_MODULES = [
         ".bundle",
         ".bundle.file_memory",
         ".bundle.session_record",
-        ".errors",
         ".runtime",
         ".runtime.cpuid",
         ".runtime.loading",

@@ -10,7 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.errors import IntegrityError, LoadError, PipelineError
 from pipeline.runtime.loading.deadline import NO_DEADLINE, Deadline
 from pipeline.runtime.loading.resolved_variant import LOADER_FILE, ResolvedVariant, recall, remember
 from pipeline.runtime.loading.session import build_session, import_onnxruntime, with_device
@@ -245,13 +244,15 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
         before = _identify(folder)
         try:
             opened = _open(os.path.realpath(folder), options)
-        except PipelineError:
+        except Exception:
             if _identify(folder) == before:
                 raise
         else:
             if _identify(folder) == before:
                 return opened
         _log("info", "%s: replaced by another build while it was loaded", folder)
+    from pipeline.errors import LoadError
+
     raise LoadError(f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stand still")
 
 
@@ -317,6 +318,8 @@ def make_session(
         _check_answers(resolved, session)
     changed = resolved.find_changed()
     if changed:
+        from pipeline.errors import IntegrityError
+
         raise IntegrityError(
             f"files changed while they were loaded: {resolved.root}\n"
             f"  expected those that were checked, got other {', '.join(changed)}"
@@ -338,6 +341,8 @@ def read_config(resolved: ResolvedVariant) -> LoaderConfig:
 
     config = read_loader_config(Path(resolved.root))
     if _identify(resolved.root) != resolved.loader[:4]:
+        from pipeline.errors import LoadError
+
         raise LoadError(
             f"bundle was replaced by another build: {resolved.root}\n  expected the one that was opened",
             hint="load it again",
@@ -398,6 +403,8 @@ def _check_number(name: str, value: Any, *, example: int, whole: bool = False) -
     kind = numbers.Integral if whole else (int, float)  # numpy's ordinals are integers too
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = "an integer" if whole else "a number"
+        from pipeline.errors import LoadError
+
         raise LoadError(
             f"bad argument of load: {name}={value!r}\n  expected {expected} or None",
             hint=f"load(…, {name}={example})",
@@ -411,6 +418,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         LoadError: It is none of them.
     """
     if value not in choices:
+        from pipeline.errors import LoadError
+
         raise LoadError(
             f"bad argument of load: {name}={value!r}\n  expected one of {', '.join(choices)}",
             hint=f"load(…, {name}={choices[0]!r}), which is the default",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from pipeline.errors import LoadError, LoadTimeoutError
-
 
 class Deadline:
     """A moment after which a load is given up.
@@ -20,6 +18,8 @@ class Deadline:
 
     def __init__(self, timeout_s: float | None, *, subject: str) -> None:
         if timeout_s is not None and not timeout_s >= 0:
+            from pipeline.errors import LoadError
+
             raise LoadError(
                 f"bad argument of load: timeout_s={timeout_s!r}\n  expected seconds, 0 or more",
                 hint="load(…, timeout_s=30), or None for no deadline",
@@ -38,6 +38,8 @@ class Deadline:
             return None
         remaining_s = self._end - time.monotonic()
         if remaining_s <= 0:
+            from pipeline.errors import LoadTimeoutError
+
             raise LoadTimeoutError(
                 f"load took too long: {self._subject}\n"
                 f"  expected a session within {self._timeout_s:g} s, got none",

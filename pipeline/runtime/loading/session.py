@@ -1,4 +1,8 @@
-"""From a recorded plan to an `onnxruntime.InferenceSession`: the one place that makes sessions."""
+"""From a recorded plan to an `onnxruntime.InferenceSession`: the one place that makes sessions.
+
+Errors are imported where they are raised: a load that goes well needs none of them, and they take half a
+millisecond.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import LoadError, MissingExtraError, ProviderError
 from pipeline.runtime.loading.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
+        from pipeline.errors import MissingExtraError
         from pipeline.versions import hint_to_install
 
         raise MissingExtraError(f"cannot import onnxruntime\n  {error}", hint=hint_to_install()) from error
@@ -167,6 +171,8 @@ def _create_session(plan: SessionPlan, options: Any, deadline: Deadline) -> onnx
         if not _is_refusal(error):
             raise
         deadline.remaining_s()
+        from pipeline.errors import LoadError
+
         raise LoadError(
             f"ONNX Runtime cannot load {plan.model}\n  {type(error).__name__}: {error}"
         ) from error
@@ -207,6 +213,8 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
     options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
     for name, value in record.attributes.items():
         if name not in KNOWN_ATTRIBUTES or not hasattr(options, name):
+            from pipeline.errors import LoadError
+
             raise LoadError(
                 f"unknown session option for {plan.model}\n"
                 f"  expected one of ONNX Runtime {import_onnxruntime().__version__}, got {name!r}"
@@ -217,6 +225,8 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
         except Exception as error:
             if not _is_refusal(error):
                 raise
+            from pipeline.errors import LoadError
+
             raise LoadError(f"bad session option for {plan.model}: {name}={value!r}\n  {error}") from error
     for key, entry in record.config_entries.items():
         try:
@@ -224,6 +234,8 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
         except Exception as error:
             if not _is_refusal(error):
                 raise
+            from pipeline.errors import LoadError
+
             raise LoadError(
                 f"bad session config entry for {plan.model}: {key[:80]!r}={entry[:80]!r}\n  {error}"
             ) from error
@@ -234,6 +246,8 @@ def _enumerated(kind: str, name: str) -> Any:
     member = getattr(onnxruntime, kind).__members__.get(name)
     if member is None:
         expected = ", ".join(getattr(onnxruntime, kind).__members__)
+        from pipeline.errors import LoadError
+
         raise LoadError(
             f"ONNX Runtime {onnxruntime.__version__} has no {kind} named {name!r}\n"
             f"  expected one of {expected}"
@@ -260,6 +274,8 @@ def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
 def _check_offered(plan: SessionPlan, available: list[str]) -> None:
     missing = [provider.name for provider in plan.providers if provider.name not in available]
     if missing:
+        from pipeline.errors import ProviderError
+
         raise ProviderError(
             f"this ONNX Runtime has no {', '.join(missing)}: {plan.model}\n"
             f"  expected one of {', '.join(available)}",
@@ -271,6 +287,8 @@ def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
     """ONNX Runtime gives a CPU session, and a log line, where a provider's libraries cannot be loaded."""
     asked = [provider.name for provider in plan.providers]
     if obtained[: len(asked)] != asked:
+        from pipeline.errors import ProviderError
+
         raise ProviderError(
             f"session did not get the execution providers asked for: {plan.model}\n"
             f"  expected {', '.join(asked)}, got {', '.join(obtained)}",
