@@ -53,9 +53,8 @@ class ProbeResult:
     Attributes:
         ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
             initialisation and first run. Reading the sample is not in it.
-        import_ms: `import onnxruntime`, or `from pipeline.runtime import load`, which leaves the import of
-            ONNX Runtime to the call.
-        init_ms: `InferenceSession(…)`, or `load(…)`.
+        import_ms: `import onnxruntime`.
+        init_ms: `InferenceSession(…)`; or `from pipeline.runtime import load` and `load(…)`.
         first_ms: First run.
         steady_ms: Later runs: median.
         steady_p25_ms: 25th percentile.

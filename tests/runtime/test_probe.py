@@ -64,7 +64,7 @@ def modules_after(code: str) -> set[str]:
 SCRIPT = Path(pipeline.runtime.__file__).with_name("probe_script.py")
 JOBS = {
     "plan": "import onnxruntime\nonnxruntime.InferenceSession({model!r})",
-    "bundle": "from pipeline.runtime import load\nload({bundle!r})",
+    "bundle": "import onnxruntime\nfrom pipeline.runtime import load\nload({bundle!r})",
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
-from pipeline.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback
+from pipeline.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
 from pipeline.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
@@ -198,6 +198,22 @@ def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it() -> None:
     assert "prepared with its first phase" in decision.reason
     slow = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST, scaled(STEADY, 1.3)), FIRST: first}
     assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+
+
+def test_a_start_that_all_have_in_common_does_not_hide_what_differs() -> None:
+    starts = {DEFAULT: (90.0, 140.0, 95.0, 150.0, 100.0), "prepared": (150.0, 95.0, 140.0, 90.0, 130.0)}
+    own = {DEFAULT: (50.0, 52.0, 49.0, 51.0, 50.0), "prepared": (30.0, 31.0, 29.0, 30.0, 30.0)}
+    measured = {
+        name: tuple(
+            Figures(start + one, 0.8 * one, 0.2 * one, 18.0, 100.0, 200.0)
+            for start, one in zip(starts[name], own[name], strict=True)
+        )
+        for name in starts
+    }
+    assert decide(measured, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    levelled = with_common_start(measured)
+    assert decide(levelled, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
+    assert levelled[DEFAULT][0].ready_ms == pytest.approx(115.0 + 50.0)
 
 
 def test_slower_runs_within_the_noise_do_not_count() -> None:

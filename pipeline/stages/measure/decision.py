@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
 from pipeline.bundle.manifest import Decision
 from pipeline.bundle.summary import Summary
@@ -188,6 +190,20 @@ def _figures(figures: Sequence[Figures]) -> str:
 
 def _spread(summary: Summary) -> str:
     return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
+
+
+def with_common_start(samples: Samples) -> Samples:
+    """Returns figures with one start for all: what came before a session is the median of all processes.
+
+    Interpreter and `import onnxruntime` are the same whatever is loaded. On a busy machine they take longer
+    in one process than in another by more than a small model's whole session does, which says nothing of it.
+    """
+    starts = [one.ready_ms - one.init_ms - one.first_ms for figures in samples.values() for one in figures]
+    start = median(starts)
+    return {
+        plan: tuple(replace(one, ready_ms=start + one.init_ms + one.first_ms) for one in figures)
+        for plan, figures in samples.items()
+    }
 
 
 def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:

@@ -35,6 +35,7 @@ from pipeline.stages.measure.decision import (
     decide_converted,
     decide_fallback,
     samples_of,
+    with_common_start,
 )
 from pipeline.stages.optimize.session_plans import runtime_key
 from pipeline.stages.prepared import prepared_task
@@ -194,7 +195,7 @@ def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[s
 
 
 def _samples(outcome: Outcome) -> Samples:
-    return {plan: samples_of(results) for plan, results in outcome.results.items()}
+    return with_common_start({plan: samples_of(results) for plan, results in outcome.results.items()})
 
 
 def _candidates(target: str) -> tuple[str, ...]:
