@@ -31,8 +31,8 @@ from pipeline.runtime import SessionPool
 from pipeline.runtime.availability import unavailable_reason
 from pipeline.runtime.child import run_child
 from pipeline.runtime.golden import find_problems, read_golden
-from pipeline.runtime.loading.resolving import build_plan
 from pipeline.runtime.loading.session import CUDA
+from pipeline.runtime.loading.variant_resolver import build_plan
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 
 MODELS = ("resnet50", "bert-base")

@@ -25,8 +25,8 @@ from pipeline.bundle.manifest import read_manifest
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.runtime.availability import unavailable_reason
 from pipeline.runtime.child import run_child
-from pipeline.runtime.loading.resolving import build_plan
 from pipeline.runtime.loading.session import CUDA
+from pipeline.runtime.loading.variant_resolver import build_plan
 from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
 
 BATCHES = (1, 8, 32, 128)

@@ -1,13 +1,14 @@
 """What is remembered of files between processes: small entries in the user's cache folder, found by inode.
 
 A memory is an optimisation only: where it cannot be read or written, what it would say is computed again. An
-entry that another user wrote or may write to, root aside, is not believed. This module imports nothing but
-`os`, since the quickest load goes through it.
+entry that another user wrote or may write to, root aside, is not believed. This module imports next to
+nothing, since the quickest load goes through it.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 Stamp = tuple[int, int, int, int, int]
@@ -41,8 +42,10 @@ def cache_folder() -> str:
     named = os.environ.get("ORTPREP_CACHE_DIR")
     if named:
         return named
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return f"{os.devnull if caches.startswith('~') else caches}/ortprep"
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):  # which the standard says to ignore
+        caches = os.path.expanduser("~/.cache")
+    return f"{caches if os.path.isabs(caches) else os.devnull}/ortprep"
 
 
 def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
@@ -53,13 +56,15 @@ def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
 def read_entry(path: str, *, max_bytes: int) -> bytes | None:
     """Returns the content of an entry; None if there is none, it is longer, or it is not to be believed."""
     try:
-        # Without waiting for a writer, should it be a FIFO; a folder fails when it is read.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # A link could lead to another file of the user's; a FIFO would be waited for.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
         status = os.fstat(handle)
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022 or status.st_size > max_bytes:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+            return None
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
             return None
         return os.read(handle, max_bytes)
     except OSError:

@@ -3,6 +3,7 @@
 # Without `from __future__ import annotations`: the decoder then has the types as they are and need not
 # evaluate them, which is a good part of a job's first load.
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from pipeline.errors import BundleError, IntegrityError
 from pipeline.versions import parse_version
 
 LOADER_FILE = "loader.json"
-LOADER_SCHEMA_VERSION = "1.2"
+LOADER_SCHEMA_VERSION = "1.3"
 MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
@@ -242,8 +243,16 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     if first is not None and first.model is not None and first.model not in listed:
         yield f"expected the model of its first phase {first.model!r} among its files"
     for version in (needs.onnxruntime.minimum, needs.onnxruntime.below):
-        if version is not None and parse_version(version) is None:
+        if version is not None and (parse_version(version) is None or not _is_plain(version)):
             yield f"expected a version of ONNX Runtime, got {version[:80]!r}"
+    for text in (*needs.providers, needs.machine or "any", *needs.cpu_features, *needs.cpu_features_absent):
+        if not _is_plain(text):
+            yield f"expected a name of letters, digits, '.', '_', '-' and '+', got {text[:80]!r}"
+
+
+def _is_plain(text: str) -> bool:
+    """Says whether a text can be part of a message: it gets there as it is."""
+    return re.fullmatch(r"[A-Za-z0-9._+-]{1,128}", text) is not None
 
 
 def _places(providers: tuple[ProviderRecord, ...]) -> list[tuple[str, str | None]]:

@@ -20,8 +20,9 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 # Submessages that may hold tensors: message → field number → message.
 _NESTED = {
-    "model": {7: "graph", 25: "function"},
-    "function": {7: "node"},
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
@@ -56,12 +57,19 @@ class _Field:
     end: int
 
 
-def read_skeleton(path: Path, stand_in: StandIn | None = None) -> bytes:
+def _carry_on() -> None:
+    pass
+
+
+def read_skeleton(
+    path: Path, stand_in: StandIn | None = None, *, between_reads: Callable[[], object] = _carry_on
+) -> bytes:
     """Reads an ONNX model without the values of its large tensors.
 
     Args:
         path: The model file, of any size.
         stand_in: What tensors have in place of values above `SMALL_BYTES`; nothing if it is not given.
+        between_reads: Called before every read; what it raises ends the reading.
 
     Returns:
         A serialised `ModelProto` in which tensors above `SMALL_BYTES` have name, type, dims and external
@@ -73,10 +81,12 @@ def read_skeleton(path: Path, stand_in: StandIn | None = None) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY)
     try:
-        size_bytes = os.fstat(handle).st_size
-        return _strip(
-            lambda start, end: os.pread(handle, end - start, start), 0, size_bytes, "model", stand_in
-        )
+
+        def read(start: int, end: int) -> bytes:
+            between_reads()
+            return os.pread(handle, end - start, start)
+
+        return _strip(read, 0, os.fstat(handle).st_size, "model", stand_in)
     finally:
         os.close(handle)
 
@@ -194,6 +204,8 @@ def _fields(read: Reader, start: int, end: int) -> Iterator[_Field]:
     while position < end:
         head = read(position, min(position + 20, end))
         tag, used = _decode_varint(head, 0)
+        if tag >= 2**32 or used > 5:  # of which protobuf takes the lower 32 bits, so another field
+            raise WireError(f"no tag of a protobuf field at byte {position}")
         wire_type = tag & 7
         if wire_type == _LENGTH:
             length, used = _decode_varint(head, used)

@@ -24,7 +24,7 @@ def is_safe_name(name: str) -> bool:
 
 def is_safe_path(path: str) -> bool:
     """Says whether `path` is a relative POSIX path that stays below the folder it is resolved in."""
-    if not path or len(path) > 1024 or "\\" in path or "\x00" in path:
+    if not path or len(path) > 1024 or "\\" in path or not path.isprintable():
         return False
     pure = PurePosixPath(path)
     return not pure.is_absolute() and str(pure) == path and ".." not in pure.parts and path != "."

@@ -11,8 +11,8 @@ from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading.resolving import build_plan
 from pipeline.runtime.loading.session import CPU, CUDA, default_plan
+from pipeline.runtime.loading.variant_resolver import build_plan
 from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
 from pipeline.versions import installed_onnxruntime
 

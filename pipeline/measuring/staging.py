@@ -12,6 +12,7 @@ from pipeline.bundle.digest import DigestCache, digest_bytes, digest_json
 from pipeline.bundle.file_memory import Stamp, read_stamp
 from pipeline.bundle.linking import share_model
 from pipeline.bundle.loader_config import (
+    LOADER_FILE,
     LOADER_SCHEMA_VERSION,
     FileEntry,
     Golden,
@@ -64,7 +65,7 @@ class StagedBundles:
             OSError: The disk is full.
         """
         bundle = self._folder / digest_json(encode([plan, requirements, io_binding]))[-16:]
-        if not bundle.exists():
+        if not (bundle / LOADER_FILE).exists():  # which is written last
             self._write(bundle, plan, requirements, io_binding=io_binding)
         stamps = tuple(read_stamp(path) for path in sorted(bundle.rglob("*")) if path.is_file())
         if self._remembered.get(bundle) != stamps:

@@ -100,7 +100,8 @@ class Option:
         if self.kind == "choice":
             return text in self.values
         if self.kind == "text":
-            return self.pattern is None or re.fullmatch(self.pattern, text) is not None
+            fits = self.pattern is None or re.fullmatch(self.pattern, text) is not None
+            return fits and text.isprintable()
         number = _parse_integer(text) if self.kind == "integer" else _parse_number(text)
         return number is not None and _is_within(number, self)
 
@@ -127,7 +128,7 @@ def version_parts(version: str) -> tuple[int, ...]:
 def _parse_integer(text: str) -> int | None:
     # int() would also take blanks, underscores and digits of other scripts. Nothing ONNX Runtime parses has
     # more than 20 digits.
-    return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
+    return int(text) if re.fullmatch(r"[0-9]{1,20}|-[1-9][0-9]{0,19}", text) else None
 
 
 def _parse_number(text: str) -> float | None:

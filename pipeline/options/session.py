@@ -198,7 +198,7 @@ _THREADS = (
     Option(
         "session.dynamic_block_base",
         "integer",
-        default="off",
+        default="0",
         effect="Cuts parallel work into shrinking blocks, the first of them 1/(threads · this) of the whole; "
         "4 evens out latency in some models, 0 is off.",
         minimum=0,

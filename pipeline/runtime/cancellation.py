@@ -27,6 +27,10 @@ class Cancellation:
         if self._requested:
             options.set_load_cancellation_flag(True)
 
+    def release(self) -> None:
+        """Leaves the options alone from now on: the load is over, and they may be somebody's own."""
+        self._options = None
+
     def request(self) -> None:
         """Asks the load to stop; ONNX Runtime does so at its next look."""
         self._requested = True

@@ -99,8 +99,8 @@ def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
     from pipeline.runtime.golden import check_answers
-    from pipeline.runtime.loading.resolving import build_plan
     from pipeline.runtime.loading.session import build_session
+    from pipeline.runtime.loading.variant_resolver import build_plan
 
     choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
     for choice in choices:

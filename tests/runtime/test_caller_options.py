@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import onnxruntime
 import pytest
 
 from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import LoadError
+from pipeline.errors import LoadError, LoadTimeoutError
 from pipeline.runtime import load, load_bucketed, load_progressive
+from pipeline.runtime.loading import caller_options
 from tests.runtime.bundles import sample, write_bundle
 
 pytestmark = pytest.mark.runtime
@@ -101,7 +103,7 @@ def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle: Path) -> 
         assert made.execution_mode == parallel
 
 
-@pytest.mark.parametrize("given", [{"enable_arena": True}, 3, ["intra_op_num_threads"]])
+@pytest.mark.parametrize("given", [{"enable_arena": True}, {1: 2}, 3, ["intra_op_num_threads"]])
 def test_what_is_no_option_is_an_error_that_names_those_there_are(bundle: Path, given: Any) -> None:
     with pytest.raises(LoadError, match="bad argument of load: session_options") as caught:
         load(bundle, session_options=given)
@@ -117,3 +119,65 @@ def test_a_deadline_leaves_no_flag_in_the_callers_object(bundle: Path) -> None:
     options = as_object({})
     for _ in range(2):
         load(bundle, session_options=options, timeout_s=60)
+
+
+def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: Path, tmp_path: Path) -> None:
+    other = write_bundle(
+        tmp_path / "other", options=SessionOptionsRecord("ORT_DISABLE_ALL", {"logid": "other"})
+    )
+    options = as_object({"enable_cpu_mem_arena": False})
+
+    def values_of(folder: Path) -> tuple[int, str]:
+        made = load(folder, session_options=options).get_session_options()
+        return made.intra_op_num_threads, made.logid
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(values_of, [bundle, other] * 20))
+    assert set(found[::2]) == {(2, "")}
+    assert set(found[1::2]) == {(0, "other")}
+
+
+def test_waiting_for_an_object_counts_as_loading(bundle: Path) -> None:
+    options = as_object({})
+    load(bundle, session_options=options)
+    lock = caller_options._LOCKS[options]
+    with lock, pytest.raises(LoadTimeoutError):
+        load(bundle, session_options=options, timeout_s=0.05)
+
+
+def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Path) -> None:
+    entries = {
+        "optimization.disable_specified_optimizers": "ConstantFolding",
+        "session.dynamic_block_base": "4",
+    }
+    bound = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, entries)
+    options = as_object({})
+    load(write_bundle(tmp_path / "bound", options=bound), session_options=options)
+    three = load(write_bundle(tmp_path / "three"), session_options=options).get_session_options()
+    assert [three.get_session_config_entry(key) for key in entries] == ["", "0"]
+    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+
+
+def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) -> None:
+    affinities = {"session.intra_op_thread_affinities": "1"}
+    bound = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, affinities)
+    folder = write_bundle(tmp_path / "bound", options=bound)
+    with pytest.raises(LoadError, match="cannot be given back"):
+        load(folder, session_options=as_object({}))
+    load(folder, session_options={"enable_cpu_mem_arena": False})
+
+
+def test_a_load_that_is_closed_leaves_the_object_usable(bundle: Path) -> None:
+    options = as_object({})
+    session = load_progressive(bundle, session_options=options, steady_after="now")
+    session.wait_steady(60)
+    session.close()
+    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+
+
+def test_another_level_is_logged_and_not_taken(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        session = load(bundle, session_options={"graph_optimization_level": "ORT_ENABLE_BASIC"})
+    level = session.get_session_options().graph_optimization_level
+    assert level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert "graph_optimization_level stays ORT_DISABLE_ALL, not ORT_ENABLE_BASIC" in caplog.text

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, LoadTimeoutError
 from pipeline.runtime import load
 from pipeline.runtime.loading import variant_files
 from tests.runtime.bundles import entry, rewrite_digests, sample, weights_of, write_bundle
@@ -19,7 +19,7 @@ from tests.runtime.tiny_models import refer_to
 
 pytestmark = pytest.mark.runtime
 
-PLACES = ("weights", "constant", "subgraph", "function")
+PLACES = ("weights", "constant", "subgraph", "function", "default")
 TAG = "*/_ORT_MEM_ADDR_/*"
 MODEL, DATA = "cpu/linear_optimized.onnx", "linear_optimized.onnx.data"
 
@@ -80,6 +80,35 @@ def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_li
     rewrite_digests(bundle)
     with pytest.raises(IntegrityError, match="refers to data"):
         load(bundle)
+
+
+def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    model = bundle / MODEL
+    # external_data is field 13 of a tensor; 13 and 2**29 more are the same 32 bits.
+    model.write_bytes(refer_to("unlisted.bin", "weights", tag_bits=1 << 32))
+    (bundle / "cpu/unlisted.bin").write_bytes(bytes(128))
+    rewrite_digests(bundle)
+    with pytest.raises(IntegrityError, match="not an ONNX model"):
+        load(bundle)
+
+
+def test_f25_a_model_behind_a_link_is_looked_at_where_onnxruntime_looks(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    (bundle / "other").mkdir()
+    (bundle / MODEL).rename(bundle / "other/real.onnx")
+    (bundle / MODEL).symlink_to("../other/real.onnx")
+    (bundle / "other" / DATA).write_bytes(bytes(128))
+    with pytest.raises(IntegrityError, match="refers to data"):
+        load(bundle)
+
+
+def test_a_deadline_ends_the_look_at_a_model(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    (bundle / MODEL).write_bytes((bundle / MODEL).read_bytes() + b"\xf8\x3f\x00" * 700_000)
+    rewrite_digests(bundle)
+    with pytest.raises(LoadTimeoutError):
+        load(bundle, timeout_s=0.3)
 
 
 def test_what_no_parser_of_protobuf_takes_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from pipeline.runtime import load
 from pipeline.runtime.golden import check_golden
 from pipeline.runtime.loading import bundle_loader, deadline, session, variant_files
 from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.variant_resolver import build_plan
 from pipeline.runtime.tensors import read_tensors, write_tensors
 from tests.runtime.bundles import (
     CPU_ONLY,

@@ -14,10 +14,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.errors import IntegrityError
+from pipeline.bundle import loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord
+from pipeline.errors import IntegrityError, LoadError
 from pipeline.runtime import load, open_bundle
-from pipeline.runtime.loading import resolved_variant, resolving
+from pipeline.runtime.loading import resolved_variant, variant_resolver
 from tests.runtime.bundles import CPU_ONLY, sample, weights_of, write_bundle
+from tests.runtime.tiny_models import write_linear
 
 pytestmark = pytest.mark.runtime
 
@@ -34,13 +37,13 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of the bundles of which it was decided anew what is loaded."""
     folders: list[str] = []
-    resolve = resolving.resolve
+    resolve = variant_resolver.resolve
 
     def noted(root: str, *args: Any) -> Any:
         folders.append(root)
         return resolve(root, *args)
 
-    monkeypatch.setattr(resolving, "resolve", noted)
+    monkeypatch.setattr(variant_resolver, "resolve", noted)
     return folders
 
 
@@ -143,6 +146,44 @@ def test_where_the_system_does_not_name_its_boot_nothing_is_remembered(
     for _ in range(2):
         assert_right(bundle)
     assert len(decided) == 2
+
+
+def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = loader_config.read_loader_config
+
+    def read_then_replace(folder: Path) -> Any:
+        config = read(folder)
+        monkeypatch.setattr(variant_resolver, "read_loader_config", read)
+        write_bundle(bundle, options=SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}))
+        return config
+
+    monkeypatch.setattr(variant_resolver, "read_loader_config", read_then_replace)
+    for _ in range(2):
+        assert load(bundle).get_session_options().intra_op_num_threads == 2
+
+
+def test_a_memory_of_what_lies_elsewhere_is_not_believed(
+    bundle: Path, decided: list[str], tmp_path: Path
+) -> None:
+    assert_right(bundle)
+    (entry,) = entries(bundle)
+    other, _ = write_linear(tmp_path / "other.onnx", weights_of(9))
+    text = entry.read_text()
+    entry.write_text(text.replace(str(bundle / "cpu/linear_optimized.onnx'"), f"{other}'"))
+    assert entry.read_text() != text
+    assert_right(bundle)
+    assert len(decided) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"target": 5}, {"target": ["cpu"]}, {"precision": "a\0b"}, {"precision": "../x"}, {"target": "../x"}],
+)
+def test_what_names_nothing_is_a_load_error(bundle: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(LoadError):
+        load(bundle, **arguments)
 
 
 JUNK = [b"", b"(", b"None", b"((), ())", b"[" * 60_000, b"\xff", b"(1, 2, 3)", b"x" * 70_000]

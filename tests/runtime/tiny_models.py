@@ -46,10 +46,11 @@ def _tensor(name: str, array: Weights) -> bytes:
     return shape + _field(2, _FLOAT) + _field(8, name) + _field(9, array.tobytes())
 
 
-def _external_tensor(name: str, array: Weights, file: str, offset: int) -> bytes:
+def _external_tensor(name: str, array: Weights, file: str, offset: int, tag_bits: int = 0) -> bytes:
     entries = {"location": file, "offset": str(offset), "length": str(array.nbytes)}
     shape = b"".join(_field(1, size) for size in array.shape)
-    places = b"".join(_field(13, _field(1, key) + _field(2, value)) for key, value in entries.items())
+    texts = [_field(1, key) + _field(2, value) for key, value in entries.items()]
+    places = b"".join(_varint((13 << 3 | 2) + tag_bits) + _varint(len(text)) + text for text in texts)
     return shape + _field(2, _FLOAT) + _field(8, name) + places + _field(14, _EXTERNAL)
 
 
@@ -120,12 +121,14 @@ def operator_model(
     return _model(nodes, [], inputs, outputs, types)
 
 
-def refer_to(location: str, place: str) -> bytes:
+def refer_to(location: str, place: str, *, tag_bits: int = 0) -> bytes:
     """Returns a model that answers `y = x @ w`, and somewhere refers to a file of external data.
 
     Args:
         location: What it names.
-        place: `weights`: w itself; or, in what no run needs, a `constant`, a `subgraph` or a `function`.
+        place: `weights`: w itself; or, in what no run needs, a `constant`, a `subgraph`, a `function`, or the
+            `default` of a function's attribute.
+        tag_bits: Added to the tags of the weights' references.
     """
     weights = np.zeros((8, 4), np.float32)
     outside = _external_tensor("outside", weights, location, 0)
@@ -141,9 +144,14 @@ def refer_to(location: str, place: str) -> bytes:
     inputs: dict[str, Sequence[int | str]] = {"x": ("batch", 8)}
     if place == "subgraph":
         inputs["yes"] = ()
-    tensor = _external_tensor("w", weights, location, 0) if place == "weights" else _tensor("w", weights)
+    outer = _external_tensor("w", weights, location, 0, tag_bits)
+    tensor = outer if place == "weights" else _tensor("w", weights)
     model = _model(nodes, [tensor], inputs, {"y": ("batch", 4)}, {"yes": 9})
-    if place != "function":
+    if place not in ("function", "default"):
         return model
-    body = _field(1, "Unused") + _field(5, "unused") + _field(7, constant) + _field(10, "local")
+    reference = _field(5, _field(1, "value") + _field(20, 4) + _field(21, "given"))
+    default = _field(1, "given") + _field(5, outside) + _field(20, 4)
+    inner = constant if place == "function" else _node("Constant", (), "unused") + reference
+    body = _field(1, "Unused") + _field(5, "unused") + _field(7, inner) + _field(10, "local")
+    body += _field(11, default) if place == "default" else b""
     return model + _field(25, body + _field(9, _field(1, "") + _field(2, OPSET)))

@@ -29,7 +29,7 @@ from pipeline.export.package.settings import plan_settings
 from pipeline.export.record import check_replaceable, settle_destination, write_export_record
 from pipeline.export.source import Source, read_source
 from pipeline.export.trial import try_model
-from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.variant_resolver import build_plan
 
 LAYOUT = "ort-package"
 

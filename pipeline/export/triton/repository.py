@@ -26,7 +26,7 @@ from pipeline.export.triton.releases import describe_release
 from pipeline.export.triton.settings import TritonSettings, plan_settings
 from pipeline.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
 from pipeline.runtime.golden import read_golden
-from pipeline.runtime.loading.resolving import build_plan
+from pipeline.runtime.loading.variant_resolver import build_plan
 from pipeline.runtime.tensors import fit_feeds
 
 LAYOUT = "triton"

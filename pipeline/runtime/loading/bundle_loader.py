@@ -40,6 +40,7 @@ PlanChoice = Literal["steady", "first"]
 sooner ready, where it records one."""
 
 
+_MAX_ORDINAL = 10**9
 _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
 
@@ -101,7 +102,6 @@ class OpenedBundle:
         self.plan = plan
         self.resolved = resolved
         self.options = options
-        self._config: LoaderConfig | None = None
 
     @property
     def root(self) -> Path:
@@ -117,14 +117,16 @@ class OpenedBundle:
         Raises:
             LoadError: The bundle was replaced since it was opened.
         """
-        if self._config is None:
-            self._config = read_config(self.resolved)
-        return self._config
+        from pipeline.runtime.loading.variant_resolver import read_config
+
+        return read_config(self.resolved)
 
     @property
     def variant(self) -> Variant:
         """The variant that was taken; raises as `config` does."""
-        return next(variant for variant in self.config.variants if variant.name == self.resolved.name)
+        from pipeline.runtime.loading.variant_resolver import read_variant
+
+        return read_variant(self.resolved)
 
     @property
     def passed_over(self) -> tuple[PassedOver, ...]:
@@ -213,10 +215,15 @@ def open_bundle(
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
     check_choice("plan", plan, ("steady", "first"))
+    _check_name("target", target)
+    _check_name("precision", precision)
     _check_number("device_id", device_id, example=0, whole=True)
     _check_number("timeout_s", timeout_s, example=30)
+    if session_options is not None and hasattr(session_options, "items"):
+        session_options = dict(session_options.items())  # of two phases, the second is made later
     folder = find_folder(bundle, require_signature)
     deadline = Deadline(timeout_s, subject=folder)
+    device_id = None if device_id is None else min(int(device_id), _MAX_ORDINAL)  # numpy's is one of Python's
     options = LoadOptions(target, device_id, digests, check, precision, plan, deadline, session_options)
     return open_folder(folder, options)
 
@@ -259,16 +266,18 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
     import_onnxruntime()
     resolved = recall(root, options)
+    is_new = resolved is None
     if resolved is None:
         # Imported here: a process that finds its bundle as another left it needs none of it.
-        from pipeline.runtime.loading.resolving import resolve
+        from pipeline.runtime.loading.variant_resolver import resolve
 
         resolved = resolve(root, options)  # reads the bundle, selects a variant, checks it
-        remember(resolved, options)
     else:
         _prefetch(resolved)
     _report(resolved, options)
     plan, session = make_session(resolved, options)
+    if is_new:
+        remember(resolved, options)
     return OpenedBundle(session, plan, resolved, options)
 
 
@@ -312,10 +321,12 @@ def make_session(
         from pipeline.runtime.loading.caller_options import build_with_options
 
         plan, session = build_with_options(
-            plan, options.session_options, timeout_s=timeout_s, cancellation=cancellation
+            plan, options.session_options, deadline=options.deadline, cancellation=cancellation
         )
     if options.check == "golden":
-        _check_answers(resolved, session)
+        from pipeline.runtime.loading.variant_resolver import check_resolved
+
+        check_resolved(resolved, session)
     changed = resolved.find_changed()
     if changed:
         from pipeline.errors import IntegrityError
@@ -326,40 +337,6 @@ def make_session(
         )
     options.deadline.remaining_s()
     return plan, session
-
-
-def read_config(resolved: ResolvedVariant) -> LoaderConfig:
-    """Reads the loader config of a bundle of which a variant was resolved.
-
-    Raises:
-        LoadError: The bundle was replaced since.
-        BundleError: It cannot be read.
-    """
-    from pathlib import Path
-
-    from pipeline.bundle.loader_config import read_loader_config
-
-    config = read_loader_config(Path(resolved.root))
-    if _identify(resolved.root) != resolved.loader[:4]:
-        from pipeline.errors import LoadError
-
-        raise LoadError(
-            f"bundle was replaced by another build: {resolved.root}\n  expected the one that was opened",
-            hint="load it again",
-        )
-    return config
-
-
-def _check_answers(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
-    from pathlib import Path
-
-    from pipeline.bundle.loader_config import find_variant
-    from pipeline.runtime.golden import check_answers
-
-    config = read_config(resolved)
-    variant = find_variant(config, resolved.name)
-    if variant is not None:
-        check_answers(session, config, Path(resolved.root), variant=variant)
 
 
 def _identify(folder: str) -> tuple[int, ...] | None:
@@ -388,6 +365,15 @@ def _log(level: str, message: str, *values: object) -> None:
         import logging
 
         getattr(logging.getLogger(__name__), level)(message, *values)
+
+
+def _check_name(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        from pipeline.errors import LoadError
+
+        raise LoadError(
+            f"bad argument of load: {name}={value!r}\n  expected text or None", hint=f"load(…, {name}='cpu')"
+        )
 
 
 def _check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:

@@ -6,16 +6,18 @@ tell a level that was chosen from its default.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import functools
 import logging
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError
-from pipeline.options import NEWEST, format_option, known_session_config
+from pipeline.options import NEWEST, Option, format_option, known_session_config
+from pipeline.runtime.loading.deadline import Deadline
 from pipeline.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, import_onnxruntime
 
 if TYPE_CHECKING:
@@ -26,40 +28,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEVEL = "graph_optimization_level"
-_LOCK = threading.Lock()
+_LEVEL, _DEFAULT_LEVEL = "graph_optimization_level", "ORT_ENABLE_ALL"
+_AFFINITIES = "session.intra_op_thread_affinities"
+_LOCKS: weakref.WeakKeyDictionary[Any, _thread.LockType] = weakref.WeakKeyDictionary()
+"""A lock for every application's object, which one load at a time may change."""
+
 _ADDED: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 """Entries that loads added to an application's object: none can be removed, and they are not its own."""
-
-_said: set[str] = set()
 
 
 def build_with_options(
     plan: SessionPlan,
     given: SessionOptions,
     *,
-    timeout_s: float | None,
+    deadline: Deadline,
     cancellation: Cancellation | None,
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
-    """Makes the session of a plan with the application's options, which stay as they are.
+    """Makes the session of a plan with the application's options.
 
     Args:
         plan: The bundle's.
-        given: The application's options.
-        timeout_s: As for `build_session`.
+        given: The application's options; an object is given back with its own values.
+        deadline: When the load is given up; waiting for another load with the same object counts.
         cancellation: As for `build_session`.
 
     Returns:
         The plan with the application's options, and the session.
 
     Raises:
-        LoadError: An option is none, or ONNX Runtime refused it; else as `build_session`.
+        LoadError: ONNX Runtime has no such option, or refused it; else as `build_session`.
     """
-    merged = merge_options(plan, given)
     if isinstance(given, Mapping):
-        return merged, build_session(merged, timeout_s=timeout_s, cancellation=cancellation)
-    with _borrowed(given, merged) as options:
-        session = build_session(merged, timeout_s=timeout_s, cancellation=cancellation, base_options=options)
+        merged = merge_options(plan, given)
+        return merged, build_session(merged, timeout_s=deadline.remaining_s(), cancellation=cancellation)
+    _require_object(given)
+    if _AFFINITIES in plan.session_options.config_entries and _AFFINITIES not in _read_entries(given):
+        raise LoadError(
+            f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
+            "  expected a mapping of the application's options, as no object can lose this entry again",
+            hint="load(…, session_options={'enable_cpu_mem_arena': False})",
+        )
+    lock = _LOCKS.setdefault(given, _thread.allocate_lock())
+    deadline.acquire(lock)
+    try:
+        merged = merge_options(plan, given)
+        with _restored(given, merged):
+            session = build_session(
+                merged,
+                timeout_s=deadline.remaining_s(),
+                cancellation=cancellation,
+                base_options=given,
+            )
+    finally:
+        lock.release()
     return merged, session
 
 
@@ -67,7 +88,7 @@ def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
     """Returns a plan with the application's options; what they contradict is logged, once for each.
 
     Raises:
-        LoadError: An option is none of ONNX Runtime's session options.
+        LoadError: ONNX Runtime has no such session option.
     """
     attributes, entries = split_options(given)
     record = plan.session_options
@@ -78,11 +99,19 @@ def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
         if name in theirs and format_option(theirs[name]) != format_option(value)
     ]
     if contradicted:
-        _say_once(f"{plan.model}: the application's session options win: {', '.join(contradicted)}")
+        _log_once(f"{plan.model}: the application's session options win: {', '.join(contradicted)}")
+    level = _level_of(given)
+    if level not in (None, _DEFAULT_LEVEL, record.graph_optimization_level):
+        _log_once(f"{plan.model}: {_LEVEL} stays {record.graph_optimization_level}, not {level}")
     options = record._replace(
         attributes={**record.attributes, **attributes}, config_entries={**record.config_entries, **entries}
     )
     return plan._replace(session_options=options)
+
+
+def _level_of(given: SessionOptions) -> str | None:
+    level = given.get(_LEVEL) if isinstance(given, Mapping) else getattr(given, _LEVEL)
+    return None if level is None else str(_name_of(level))
 
 
 def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], dict[str, str]]:
@@ -92,11 +121,11 @@ def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], d
     that the table of options knows; its other entries stay in the object.
 
     Raises:
-        LoadError: An option is none of ONNX Runtime's session options.
+        LoadError: ONNX Runtime has no such session option.
     """
     if not isinstance(given, Mapping):
         return _read_attributes(given), _read_entries(given)
-    unknown = [name for name in given if "." not in name and name not in (*KNOWN_ATTRIBUTES, _LEVEL)]
+    unknown = [name for name in given if not _is_option(name)]
     if unknown:
         raise LoadError(
             f"bad argument of load: session_options has {', '.join(map(repr, unknown))}\n"
@@ -110,13 +139,21 @@ def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], d
     )
 
 
-def _read_attributes(given: Any) -> dict[str, str | int | bool]:
-    default = import_onnxruntime().SessionOptions()
-    if not isinstance(given, type(default)):
+def _is_option(name: object) -> bool:
+    return isinstance(name, str) and ("." in name or name in KNOWN_ATTRIBUTES or name == _LEVEL)
+
+
+def _require_object(given: Any) -> None:
+    if not isinstance(given, import_onnxruntime().SessionOptions):
         raise LoadError(
             f"bad argument of load: session_options={given!r}\n"
             "  expected an onnxruntime.SessionOptions, or values by attribute or config key"
         )
+
+
+def _read_attributes(given: Any) -> dict[str, str | int | bool]:
+    _require_object(given)
+    default = import_onnxruntime().SessionOptions()
     names = [name for name in sorted(KNOWN_ATTRIBUTES) if hasattr(default, name)]
     return {
         name: _name_of(getattr(given, name))
@@ -134,39 +171,45 @@ def _read_entries(given: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _borrowed(given: Any, merged: SessionPlan) -> Iterator[Any]:
-    """Lends an application's object to a load, and gives it back as it was.
+def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
+    """Gives an application's object its own values again when a load is over.
 
-    ONNX Runtime can neither copy the object nor remove an entry from it. So entries the load added stay, at
-    the value they have where nothing is set, and the next load knows that they are not the application's.
+    ONNX Runtime can neither copy the object nor remove an entry from it. So entries the load added stay,
+    at a value that means the same as none where there is one, and the next load does not take them for the
+    application's.
     """
     record, own = merged.session_options, _read_entries(given)
-    defaults = {option.name: option.default for option in known_session_config(NEWEST)}
-    with _LOCK:
-        before = {name: getattr(given, name) for name in (_LEVEL, *record.attributes)}
-        try:
-            yield given
-        finally:
-            for name, value in before.items():
-                setattr(given, name, value)
-            given.set_load_cancellation_flag(False)
-            for name in record.config_entries.keys() - own.keys():
-                default = defaults.get(name, "")
-                if default in ("0", "1"):
-                    given.add_session_config_entry(name, default)
-                    _ADDED.setdefault(given, {})[name] = default
-                else:
-                    _ADDED.setdefault(given, {})[name] = record.config_entries[name]
+    neutral = {option.name: _neutral_value(option) for option in known_session_config(NEWEST)}
+    names = (_LEVEL, *(name for name in record.attributes if hasattr(given, name)))
+    before = {name: getattr(given, name) for name in names}
+    given.set_load_cancellation_flag(False)
+    try:
+        yield
+    finally:
+        given.set_load_cancellation_flag(False)
+        for name, value in before.items():
+            setattr(given, name, value)
+        for name in record.config_entries.keys() - own.keys():
+            value = neutral.get(name)
+            value = record.config_entries[name] if value is None else value
+            with contextlib.suppress(RuntimeError):  # one that ONNX Runtime refused before
+                given.add_session_config_entry(name, value)
+            _ADDED.setdefault(given, {})[name] = value
+
+
+def _neutral_value(option: Option) -> str | None:
+    """Returns the value of an entry that means the same as none; None where there is no such value."""
+    if option.kind == "text":
+        return ""
+    return option.default if option.accepts(option.default) else None
 
 
 def _name_of(value: Any) -> str | int | bool:
     """Returns an enumeration's member by its name, anything else as it is."""
-    if isinstance(value, str | int | bool):
-        return value
-    return str(getattr(value, "name", value))
+    value = value.item() if hasattr(value, "item") else value  # a number of numpy's
+    return value if isinstance(value, str | int | bool) else str(getattr(value, "name", value))
 
 
-def _say_once(line: str) -> None:
-    if line not in _said:
-        _said.add(line)
-        log.warning("%s", line)
+@functools.lru_cache(maxsize=1024)
+def _log_once(line: str) -> None:
+    log.warning("%s", line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import math
 import time
 
 
@@ -17,16 +19,20 @@ class Deadline:
     """
 
     def __init__(self, timeout_s: float | None, *, subject: str) -> None:
-        if timeout_s is not None and not timeout_s >= 0:
+        try:
+            seconds = None if timeout_s is None else float(timeout_s)
+        except OverflowError:
+            seconds = math.inf
+        if seconds is not None and not seconds >= 0:
             from pipeline.errors import LoadError
 
             raise LoadError(
                 f"bad argument of load: timeout_s={timeout_s!r}\n  expected seconds, 0 or more",
                 hint="load(…, timeout_s=30), or None for no deadline",
             )
-        self._timeout_s = timeout_s
+        self._timeout_s = seconds
         self._subject = subject
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end = None if seconds is None else time.monotonic() + seconds
 
     def remaining_s(self) -> float | None:
         """Returns the seconds left, None without deadline.
@@ -46,6 +52,15 @@ class Deadline:
                 hint=LoadTimeoutError.HINT,
             )
         return remaining_s
+
+    def acquire(self, lock: _thread.LockType) -> None:
+        """Waits for a lock, which is then the caller's.
+
+        Raises:
+            LoadTimeoutError: The deadline passed.
+        """
+        while not lock.acquire(timeout=min(self.remaining_s() or math.inf, _thread.TIMEOUT_MAX)):
+            pass
 
 
 NO_DEADLINE = Deadline(None, subject="")

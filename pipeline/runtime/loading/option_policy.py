@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.bundle.loader_config import FirstPhase, Variant
 from pipeline.bundle.session_record import ProviderRecord
+from pipeline.runtime.loading.session import CPU, CUDA
 
 if TYPE_CHECKING:
     from pipeline.options import Option
@@ -38,6 +39,9 @@ def find_invalid_options(variant: Variant) -> tuple[str, ...]:
 
 def _problems(way: Variant | FirstPhase) -> Iterator[str]:
     options = way.session_options
+    for provider in way.providers:
+        if provider.name not in (CPU, CUDA):
+            yield f"the execution provider {provider.name[:80]}, where {CPU} or {CUDA} is expected"
     if options.attributes or options.config_entries or any(provider.options for provider in way.providers):
         from pipeline.options import NEWEST, known_attributes, known_session_config
 

@@ -3,7 +3,7 @@
 To read a bundle, select a variant and check it takes longer than a small model's session, and comes out the
 same as long as neither the bundle nor the machine changes. So it is remembered, beside the digests: by the
 stamps of `loader.json` and of the variant's files, what the caller asked for, and everything of the machine
-that the selection looks at. Whatever is not the same as it was is decided anew.
+that the selection looks at. If any of it changed, the load decides again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord,
 from pipeline.runtime.cpuid import read_cpuid
 
 if TYPE_CHECKING:
+    from pipeline.bundle.loader_config import LoaderConfig
     from pipeline.runtime.loading.bundle_loader import LoadOptions
 
 LOADER_FILE = "loader.json"
 
-_RULES = 1
+_RULES = 2
 """Counted up whenever something is refused that was not before."""
 
 _MAX_ENTRY_BYTES = 64 * 1024
@@ -80,6 +81,8 @@ class ResolvedVariant:
         self.files = files
         self.passed_over = passed_over
         self.compute_capabilities = compute_capabilities
+        self.config: LoaderConfig | None = None
+        """The bundle's loader config, once it was read."""
 
     def find_changed(self) -> tuple[str, ...]:
         """Returns the names of the files that were replaced or written to since they were checked.
@@ -105,12 +108,16 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
         return None
     try:
         remembered, values = ast.literal_eval(content.decode())
+        if remembered != key:
+            return None
         resolved = _restore(values)
+        if resolved.loader != loader or any(_stamp(path) != stamp for path, stamp in resolved.files):
+            return None
+        checked = {path for path, _ in resolved.files}
+        models = {plan.model for plan in (resolved.steady, resolved.first) if plan is not None}
+        if not models <= checked or not all(path.startswith(f"{root}/") for path in checked):
+            return None
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
-        return None
-    if remembered != key or resolved.loader != loader:
-        return None
-    if any(_stamp(path) != stamp for path, stamp in resolved.files):
         return None
     capabilities = resolved.compute_capabilities
     return resolved if capabilities is None or capabilities == read_compute_capabilities() else None
@@ -119,9 +126,15 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
 def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
     key = _key(resolved.root, options)
-    if key is None or not all(map(is_settled, (resolved.loader, *(stamp for _, stamp in resolved.files)))):
+    stamps = (resolved.loader, *(stamp for _, stamp in resolved.files))
+    if (
+        key is None
+        or _stamp(f"{resolved.root}/{LOADER_FILE}") != resolved.loader
+        or not all(map(is_settled, stamps))
+    ):
         return
-    content = repr((key, _plain(vars(resolved)))).encode()
+    values = {name: _plain(value) for name, value in vars(resolved).items() if name != "config"}
+    content = repr((key, values)).encode()
     if len(content) > _MAX_ENTRY_BYTES:
         return
     try:
@@ -153,8 +166,8 @@ def _entry(loader: Stamp, options: LoadOptions) -> str:
 
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
     """Returns all that a decision depends on beside the files; None if it is not to be remembered."""
-    named = (options.target or "any").replace("-", "").replace("_", "").replace(".", "")
-    if options.digests != "changed" or not (named.isascii() and named.isalnum() and len(named) <= 128):
+    named = (options.target or "any", options.precision)
+    if options.digests != "changed" or not all(map(_is_plain_name, named)):
         return None
     machine = _read_machine()
     if machine is None:
@@ -163,6 +176,13 @@ def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
     software = (__version__, _RULES, onnxruntime.__version__, tuple(onnxruntime.get_available_providers()))
     asked = (options.target, options.precision, options.check, options.device_id)
     return root, asked, software, machine
+
+
+def _is_plain_name(name: object) -> bool:
+    """Says whether a caller's text can be part of a file's name."""
+    if not isinstance(name, str) or not name.isascii() or len(name) > 128:
+        return False
+    return name.replace("-", "").replace("_", "").replace(".", "").isalnum()
 
 
 def _read_machine() -> tuple[Any, ...] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -149,8 +148,12 @@ def build_session(
     _set_options(options, plan)
     if cancellation is not None:
         cancellation.cover(options)
-    with _alone_on_device(plan, deadline) if take_turns else contextlib.nullcontext():
-        session = _create_session(plan, options, deadline)
+    try:
+        with _alone_on_device(plan, deadline) if take_turns else contextlib.nullcontext():
+            session = _create_session(plan, options, deadline)
+    finally:
+        if cancellation is not None:
+            cancellation.release()
     deadline.remaining_s()
     _check_obtained(plan, session.get_providers())
     return session
@@ -195,8 +198,7 @@ def _alone_on_device(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
     (https://github.com/microsoft/onnxruntime/issues/27089).
     """
     lock = _CREATING.setdefault(_device_of(plan), _thread.allocate_lock())
-    while not lock.acquire(timeout=min(deadline.remaining_s() or math.inf, _thread.TIMEOUT_MAX)):
-        pass
+    deadline.acquire(lock)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import posixpath
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from pipeline.bundle.verification import (
     raise_differences,
 )
 from pipeline.errors import IntegrityError
+from pipeline.runtime.loading.deadline import NO_DEADLINE, Deadline
 from pipeline.runtime.page_cache import start_prefetch
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def check_files(
         options: Says which files are hashed, whether the golden sample is used too, and until when.
 
     Returns:
-        Path, free of links, and stamp of every file, as it was before it was looked at.
+        Path and stamp of every file, as named and free of links, as it was before it was looked at.
 
     Raises:
         BundleError: The bundle cannot be read.
@@ -53,7 +54,9 @@ def check_files(
     golden = (golden_of(config, variant).file,) if options.check == "golden" else ()
     entries = (*variant.files, *golden)
     paths = tuple(resolve_inside(root, entry.path) for entry in entries)
-    stamps = tuple((str(path), read_stamp(path)) for path in paths if path.exists())
+    # As they are named too, so that a link that is led elsewhere shows.
+    named = (root / entry.path for entry in entries)
+    stamps = tuple((str(path), find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
     start_prefetch(paths)
     if options.digests == "off":
         # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
@@ -66,11 +69,19 @@ def check_files(
         cache = DigestCache(between_blocks=options.deadline.remaining_s)
         differences = compare_files(root, entries, cache.digest)
     raise_differences(root, tuple(differences))
-    check_external_data(root, variant)
+    check_external_data(root, variant, options.deadline)
     return stamps
 
 
-def check_external_data(root: Path, variant: Variant) -> None:
+def find_stamp(path: Path) -> Stamp:
+    """Returns the stamp of a file; one that no file has where there is none."""
+    try:
+        return read_stamp(path)
+    except OSError:
+        return (0, 0, 0, 0, 0)
+
+
+def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DEADLINE) -> None:
     """Raises unless all data that the models of a variant refer to is in files that it lists.
 
     ONNX Runtime reads whatever file a graph names, before 1.24 outside the model's folder too, and takes
@@ -79,32 +90,38 @@ def check_external_data(root: Path, variant: Variant) -> None:
     Args:
         root: The bundle's folder.
         variant: One of its variants, of both of whose phases the models are looked at.
+        deadline: Ends the reading.
 
     Raises:
         IntegrityError: A model refers to something else, or cannot be read.
+        LoadTimeoutError: The deadline passed.
     """
-    listed = {entry.path for entry in variant.files}
+    listed = {resolve_inside(root, entry.path) for entry in variant.files}
     first = variant.first_phase
     models = {variant.model, *(() if first is None or first.model is None else (first.model,))}
-    for model in sorted(models):
-        folder = posixpath.dirname(model)
-        for location in _locations(resolve_inside(root, model)):
-            path = posixpath.join(folder, location)
-            # A star begins what ONNX Runtime takes for an address.
-            if not is_safe_path(location) or "*" in location or path not in listed:
+    for name in sorted(models):
+        model = resolve_inside(root, name)
+        for location in _locations(model, deadline):
+            # A star begins what ONNX Runtime takes for an address. It looks beside the file that it opens.
+            if not is_safe_path(location) or "*" in location or _real(model.parent / location) not in listed:
                 raise IntegrityError(
-                    f"model refers to data that its bundle does not list: {root / model}\n"
+                    f"model refers to data that its bundle does not list: {root / name}\n"
                     f"  expected one of the files of variant {variant.name!r}, got {location[:200]!r}"
                 )
 
 
-def _locations(model: Path) -> tuple[str, ...]:
+def _real(path: Path) -> Path:
+    # Not `Path.resolve`, which fails on links that lead in a circle.
+    return Path(os.path.realpath(path))
+
+
+def _locations(model: Path, deadline: Deadline) -> tuple[str, ...]:
     try:
         with model.open("rb") as file:
             head = file.read(8)
         where, magic = _ORT_FORMAT
         if model.suffix == ".ort" and head[where] == magic:
             return ()
-        return external_locations(read_skeleton(model))
+        return external_locations(read_skeleton(model, between_reads=deadline.remaining_s))
     except (OSError, WireError) as error:
         raise IntegrityError(f"not an ONNX model: {model}\n  {error}") from error

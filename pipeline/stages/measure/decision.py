@@ -142,6 +142,8 @@ def _objection(
 ) -> str | None:
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
+    if first is not None and separated(_costs(default, objective), _costs(candidate, objective)):
+        return "costs a job more that does not load it in two phases"
     pairs = zip(first or candidate, candidate, strict=False)
     if separated([objective.pair_cost_ms(*pair) for pair in pairs], _costs(default, objective)):
         return None

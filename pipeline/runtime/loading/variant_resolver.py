@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.file_memory import read_stamp
 from pipeline.bundle.loader_config import LOADER_FILE, LoaderConfig, Variant, read_loader_config
 from pipeline.bundle.paths import resolve_inside
 from pipeline.bundle.session_record import SessionPlan
@@ -14,7 +13,7 @@ from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading.option_policy import find_invalid_options
 from pipeline.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from pipeline.runtime.loading.session import import_onnxruntime, with_device
-from pipeline.runtime.loading.variant_files import check_files
+from pipeline.runtime.loading.variant_files import check_files, find_stamp
 from pipeline.runtime.loading.variant_selection import (
     FASTEST,
     PRECISIONS,
@@ -25,6 +24,8 @@ from pipeline.runtime.loading.variant_selection import (
 )
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from pipeline.runtime.loading.bundle_loader import LoadOptions, PlanChoice
 
 
@@ -42,8 +43,8 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         IntegrityError: A file is not as it was written, or the variant asks for what no bundle may.
     """
     folder = Path(root)
+    loader = find_stamp(folder / LOADER_FILE)  # before it is read, so that a change meanwhile shows
     config = read_loader_config(folder)
-    loader = read_stamp(folder / LOADER_FILE)
     candidates = [v for v in config.variants if serves(v, options.target, options.precision)]
     uses_gpus = any(needs_gpu(variant.requirements) for variant in candidates)
     selection = _select(config, options, gpus=uses_gpus)
@@ -51,7 +52,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     if variant is None:
         raise _nothing_fits(folder, config, selection, options)
     _check_options(folder, variant)
-    return ResolvedVariant(
+    resolved = ResolvedVariant(
         root=root,
         loader=loader,
         bundle=config.name,
@@ -63,6 +64,44 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
     )
+    resolved.config = config
+    return resolved
+
+
+def read_config(resolved: ResolvedVariant) -> LoaderConfig:
+    """Returns the loader config of a bundle of which a variant was resolved, read once.
+
+    Raises:
+        LoadError: The bundle was replaced since.
+        BundleError: It cannot be read.
+    """
+    if resolved.config is None:
+        folder = Path(resolved.root)
+        config = read_loader_config(folder)
+        if find_stamp(folder / LOADER_FILE)[:4] != resolved.loader[:4]:
+            raise LoadError(
+                f"bundle was replaced by another build: {folder}\n  expected the one that was opened",
+                hint="load it again",
+            )
+        resolved.config = config
+    return resolved.config
+
+
+def read_variant(resolved: ResolvedVariant) -> Variant:
+    """Returns all that the bundle records of the variant; raises as `read_config`."""
+    return next(variant for variant in read_config(resolved).variants if variant.name == resolved.name)
+
+
+def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
+    """Runs the golden sample of a variant on a session of it.
+
+    Raises:
+        LoadError: It is not answered as recorded.
+        BundleError: The bundle or the sample cannot be read.
+    """
+    from pipeline.runtime.golden import check_answers
+
+    check_answers(session, read_config(resolved), Path(resolved.root), variant=read_variant(resolved))
 
 
 def build_plan(
