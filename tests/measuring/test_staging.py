@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.bundle.loader_config import Requirements, TensorSpec
 from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import LoadError
+from pipeline.errors import BundleError, LoadError
 from pipeline.measuring.staging import StagedBundles
 from pipeline.runtime import SessionPlan, load, open_bundle
 from pipeline.runtime.loading.session import default_plan
@@ -85,10 +85,13 @@ def test_a_plan_is_measured_through_load_of_its_bundle(
     tmp_path: Path, staged: StagedBundles, plan: SessionPlan
 ) -> None:
     write_tensors(tmp_path / "0.npz", {"x": sample()})
-    request = ProbeRequest(plan, str(tmp_path / "0.npz"), 0.01, bundle=str(stage(staged, plan)))
+    bundle = stage(staged, plan)
+    request = ProbeRequest(plan, str(tmp_path / "0.npz"), 0.01, bundle=str(bundle))
     result = measure_plan(request, timeout_s=600)
-    # ONNX Runtime is imported inside `load`: what comes before it is this package alone.
-    assert result.ready_ms > result.init_ms + result.first_ms > result.import_ms
+    assert result.ready_ms > result.import_ms + result.init_ms + result.first_ms
+    (bundle / "loader.json").write_bytes(b"{}")
+    with pytest.raises(BundleError):
+        measure_plan(request, timeout_s=600)
 
 
 def test_a_plan_this_machine_does_not_meet_is_an_error_as_it_is_for_a_job(

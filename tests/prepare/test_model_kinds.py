@@ -12,7 +12,9 @@ import pytest
 
 from pipeline.bundle.codec import read_json
 from pipeline.bundle.linking import link_or_copy
+from pipeline.bundle.manifest import Decision
 from pipeline.runtime import load
+from pipeline.stages.measure import stage as measure_stage
 from pipeline.stages.package import placing
 from tests import models
 from tests.models import write_external_model
@@ -110,6 +112,8 @@ def test_a_bundle_that_does_not_load_is_never_published(
 
     zoo.add(models.if_net(size=4096), "linked", inputs=X4096)
     monkeypatch.setattr(placing, "share_model", link)
+    prepared = Decision("prepared", faster=True, reason="whatever the noise says, its data is linked")
+    monkeypatch.setattr(measure_stage, "decide", lambda samples, **_: prepared)
     outcome = zoo.call("prepare", "linked")
     assert outcome.code == 1
     assert "package of linked: the bundle cannot be used" in outcome.err

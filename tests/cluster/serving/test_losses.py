@@ -242,7 +242,7 @@ def test_a_pool_that_cannot_begin_says_where_and_why(
         RaySessionPool(tmp_path / "nowhere")
     with pytest.raises(PoolError, match=r"no node for the pool\n.* CPUs or GPUs and labels a=b"):
         RaySessionPool(bundle, labels={"a": "b"})
-    with pytest.raises(LoadError, match=r"/cpu/0: bundle was not prepared for 'cuda'"):
+    with pytest.raises(LoadError, match=r"/cpu/0: bundle was not prepared for target 'cuda'"):
         RaySessionPool(bundle, target="cuda")
 
 
