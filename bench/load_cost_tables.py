@@ -37,19 +37,26 @@ TITLES = {
 Section = Mapping[str, Any]
 
 
-def readme_table(report: Mapping[str, Section], application: Section) -> str:
+def readme_table(report: Mapping[str, Section], application: Section | None) -> str:
     """Returns a row per well-known model, the means of each set, and the application."""
-    small, large = report["small"], report["large"]
-    rows = [_readme_row(small, name) for name in small["ratios"] if name in TITLES]
-    rows.append(_mean_row(small, "load", f"geometric mean of {len(small['ratios'])} small models"))
-    rows += [_readme_row(large, name) for name in large["ratios"]]
-    rows.append(_mean_row(large, "load", "geometric mean, tuned for one run per load"))
-    rows.append(_mean_row(large, "progressive", "geometric mean, tuned for 1,000, `load_progressive`"))
+    rows = []
+    if small := report.get("small"):
+        rows += [_readme_row(small, name) for name in small["ratios"] if name in TITLES]
+        rows.append(_mean_row(small, "load", f"geometric mean of {len(small['ratios'])} small models"))
+    if large := report.get("large"):
+        rows += [_readme_row(large, name) for name in large["ratios"]]
+        rows.append(_mean_row(large, "load", "geometric mean, tuned for one run per load"))
+        rows.append(_mean_row(large, "progressive", "geometric mean, tuned for 1,000, `load_progressive`"))
+    if application:
+        rows.append(_application_row(application))
+    return _table(["", "process start to first result", "steady run", "private memory"], rows)
+
+
+def _application_row(application: Section) -> list[str]:
     sooner, page, memory = (
         application["figures"][name]["bundles_to_plain"] for name in ("first_ms", "page_ms", "private_mb")
     )
-    rows.append(["RapidOCR, the application", f"{1 / sooner:.2f}× sooner", f"{page:.2f}×", f"{memory:.2f}×"])
-    return _table(["", "process start to first result", "steady run", "private memory"], rows)
+    return ["RapidOCR, the application", f"{1 / sooner:.2f}× sooner", f"{page:.2f}×", f"{memory:.2f}×"]
 
 
 def _readme_row(section: Section, name: str) -> list[str]:
@@ -76,6 +83,8 @@ def performance_tables(report: Mapping[str, Section]) -> str:
     """Returns a table per set with every model: medians in ms, what they are relative to plain, goals."""
     parts = []
     for kind, arms in (("small", (LOAD, FALLBACK)), ("large", (LOAD, PROGRESSIVE, FALLBACK))):
+        if kind not in report:
+            continue
         section = report[kind]
         header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in ("first result", "steady"))]
         rows = [_performance_row(section, name, arms) for name in section["ratios"]]
@@ -144,14 +153,22 @@ def replace_between(text: str, name: str, new: str) -> str:
 def main() -> int:
     """Replaces the tables; returns 0."""
     report, application = (
-        json.loads((RESULTS / name).read_text(encoding="utf-8"))
-        for name in ("load_cost.json", "rapidocr_app.json")
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        for file in (RESULTS / "load_cost.json", RESULTS / "rapidocr_app.json")
     )
+    if report is None:
+        raise SystemExit(
+            "nothing measured yet\n\nhint: python -m bench.load_cost --out bench/results/load_cost.json"
+        )
     readme, performance = ROOT / "README.md", ROOT / "docs" / "performance.md"
     tables = (
         (readme, "bench.load_cost", readme_table(report, application)),
         (performance, "bench.load_cost", performance_tables(report)),
-        (performance, "bench.rapidocr_app", application_table(application)),
+        *(
+            []
+            if application is None
+            else [(performance, "bench.rapidocr_app", application_table(application))]
+        ),
     )
     for path, name, table in tables:
         path.write_text(replace_between(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
