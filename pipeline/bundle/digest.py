@@ -104,9 +104,10 @@ class DigestCache:
             known = self._lookup(stamp)
             if known is not None:
                 return known
+            settled = is_settled(stamp)
             digest = _digest_open(file, self._between_blocks)
             unchanged = read_stamp(file.fileno()) == stamp
-        if unchanged and is_settled(stamp):
+        if unchanged and settled:
             self._store(stamp, digest)
         return digest
 

@@ -29,9 +29,14 @@ def read_stamp(file: str | os.PathLike[str] | int) -> Stamp:
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
-def is_settled(stamp: Stamp) -> bool:
-    """Says whether a file of this stamp would show by its stamp that it is written to from now on."""
-    return time.time_ns() - stamp[4] > _CLOCK_TICK_NS
+def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
+    """Says whether a file would have shown, by its stamp, that it was written to since a moment.
+
+    Args:
+        stamp: As it was read at that moment or later.
+        at_ns: The moment, as `time.time_ns` gives it; None for now.
+    """
+    return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > _CLOCK_TICK_NS
 
 
 def cache_folder() -> str:

@@ -19,7 +19,6 @@ from pipeline.bundle.file_memory import (
     Stamp,
     cache_folder,
     entry_path,
-    is_settled,
     read_entry,
     read_stamp,
     write_entry,
@@ -83,6 +82,8 @@ class ResolvedVariant:
         self.compute_capabilities = compute_capabilities
         self.config: LoaderConfig | None = None
         """The bundle's loader config, once it was read."""
+        self.is_settled = False
+        """Whether every file would have shown, by its stamp, that it was written to since that was read."""
 
     def find_changed(self) -> tuple[str, ...]:
         """Returns the names of the files that were replaced or written to since they were checked.
@@ -126,14 +127,11 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
 def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
     key = _key(resolved.root, options)
-    stamps = (resolved.loader, *(stamp for _, stamp in resolved.files))
-    if (
-        key is None
-        or _stamp(f"{resolved.root}/{LOADER_FILE}") != resolved.loader
-        or not all(map(is_settled, stamps))
-    ):
+    is_same = _stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
+    if key is None or not is_same or not resolved.is_settled:
         return
-    values = {name: _plain(value) for name, value in vars(resolved).items() if name != "config"}
+    own = ("config", "is_settled")
+    values = {name: _plain(value) for name, value in vars(resolved).items() if name not in own}
     content = repr((key, values)).encode()
     if len(content) > _MAX_ENTRY_BYTES:
         return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.bundle.file_memory import is_settled
 from pipeline.bundle.loader_config import LOADER_FILE, LoaderConfig, Variant, read_loader_config
 from pipeline.bundle.paths import resolve_inside
 from pipeline.bundle.session_record import SessionPlan
@@ -43,7 +45,9 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         IntegrityError: A file is not as it was written, or the variant asks for what no bundle may.
     """
     folder = Path(root)
-    loader = find_stamp(folder / LOADER_FILE)  # before it is read, so that a change meanwhile shows
+    # Before anything is read, so that a change meanwhile shows.
+    began_ns = time.time_ns()
+    loader = find_stamp(folder / LOADER_FILE)
     config = read_loader_config(folder)
     candidates = [v for v in config.variants if serves(v, options.target, options.precision)]
     uses_gpus = any(needs_gpu(variant.requirements) for variant in candidates)
@@ -65,6 +69,8 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
     )
     resolved.config = config
+    stamps = (loader, *(stamp for _, stamp in resolved.files))
+    resolved.is_settled = all(is_settled(stamp, began_ns) for stamp in stamps)
     return resolved
 
 
