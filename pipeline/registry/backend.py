@@ -2,131 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.registry.records import PartRecord, RecordName
-from pipeline.registry.state import State, Version
+from pipeline.registry.documents import Part, Version
 
 Report = Callable[[int], None]
-"""Told how many more bytes went over; a negative number takes back what has to go again."""
+"""Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""
 
 Block = bytes | memoryview
-"""Part of a file; valid until the next is asked for."""
+"""Part of a file; valid until the next one is read."""
 
 BLOCK_BYTES = 256 * 1024
-"""How much is read, hashed and written at a time."""
+"""Size of the blocks that are read, hashed and written."""
+
+MAX_VERSIONS = 10_000
+"""Largest number of versions of one model that is read."""
+
+SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+MOVE = "application/vnd.ortprep.move.v1+json"
+KIND_NAMES = {SIGNATURE: "signature", MOVE: "move"}
+"""Kinds of documents that are attached to parts and versions, with their names in files and tags."""
+
+Known = Callable[[str], bytes | None]
+"""Returns the document of that digest if this machine has it already."""
 
 
 @dataclass(frozen=True)
-class StoredFile:
-    """A file in a registry that can be removed by itself.
+class SweepResult:
+    """What a collection removed, or would remove: digests of parts, and a number of files."""
 
-    Attributes:
-        digest: `sha256:<hex>`.
-        size_bytes: Its size.
-    """
-
-    digest: str
-    size_bytes: int
+    parts: tuple[str, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
 
 
 class Backend(Protocol):
-    """One place where versions of models are kept.
+    """A registry. It keeps versions, labels and aliases as that kind of registry does natively.
 
-    A backend keeps records and files, both by digest, and knows nothing of what they mean. Methods may be
-    called from several threads at once. All of them raise:
+    Documents are returned as bytes, unchecked, and at most one byte more than `MAX_DOCUMENT_BYTES`. Methods
+    may be called from several threads at once and repeated. No error and no log line has a credential in it.
+    All methods raise:
 
-        RegistryUnavailableError: The registry cannot be reached, is overloaded, or breaks off (after a few
-            tries of the backend's own). What was asked may be asked again.
-        AccessDeniedError: It wants other credentials.
+        RegistryUnavailableError: The registry cannot be reached, is overloaded, or breaks off, several times.
+        AccessDeniedError: It needs other credentials.
+        NotPublishedError: It does not have what was asked for.
         RegistryError: It refuses for another reason.
-
-    No message, log line or exception contains a credential.
     """
 
-    @property
-    def url(self) -> str:
-        """Where it is, as the user wrote it; never with credentials."""
+    url: str
+    """Where it is, as the user wrote it; never with credentials."""
 
     def list_models(self) -> tuple[str, ...]:
-        """Returns the names of all models, sorted; there may be some without a version."""
+        """Returns the names of all models, sorted."""
 
-    def list_records(self, model: str) -> tuple[RecordName, ...]:
-        """Returns the names of a model's records; none for a model that is not there.
+    def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
+        """Returns the documents of all versions; none for a model that is not there.
 
-        Whatever `write_record` had finished writing before this call began is listed: the registry's
-        promises under concurrency rest on this alone.
+        They include every version whose `add_version` returned before this call: publishers rely on it.
         """
 
-    def read_record(self, model: str, name: RecordName) -> bytes:
-        """Returns a record's bytes, unchecked; never reads more than `MAX_RECORD_BYTES` + 1.
+    def read_aliases(self, model: str) -> Mapping[str, str]:
+        """Returns the digest of the version that each alias names now, whoever moved it."""
 
-        Raises:
-            NotPublishedError: It is not there (any more).
+    def add_version(self, model: str, version: Version) -> bool:
+        """Adds a version whose parts are there, unless another has its label; says whether it is there now.
+
+        If several publishers claim one label at the same time, exactly one version is added.
         """
 
-    def write_record(self, model: str, name: RecordName, data: bytes) -> None:
-        """Writes a record; it is listed once it is there whole. Writing it again does nothing."""
+    def delete_version(self, model: str, version: Version) -> None:
+        """Removes a version with its label, then what is attached to it; one that is not there is fine."""
 
-    def delete_record(self, model: str, name: RecordName) -> None:
-        """Removes a record; one that is not there is fine."""
+    def set_alias(self, model: str, alias: str, version: Version) -> None:
+        """Makes an alias name a version."""
 
-    def find_missing(self, model: str, part: PartRecord) -> tuple[FileEntry, ...]:
-        """Returns those of a part's files that have to be uploaded, each digest once."""
+    def find_missing(self, model: str, part: Part) -> tuple[FileEntry, ...]:
+        """Returns the files of a part that have to be uploaded, each digest once.
 
-    def upload_file(
-        self, model: str, part: PartRecord, entry: FileEntry, source: Path, report: Report
-    ) -> None:
-        """Uploads a file; what is kept is exactly the bytes that `entry` describes.
+        The others are refreshed: their grace period begins again.
+        """
 
-        A file that was cut off before goes on where it stopped, where the registry can do that.
+    def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file; the registry keeps exactly the bytes that `entry` describes.
+
+        An upload that broke off continues where it stopped if the registry supports that.
 
         Raises:
             IntegrityError: The file at `source` has other bytes.
         """
 
-    def finish_part(self, model: str, part: PartRecord) -> None:
-        """Called when all of a part's files are there, before its record is written."""
+    def put_part(self, model: str, part: Part) -> None:
+        """Writes the document of a part whose files are there; again, to refresh it."""
+
+    def read_part(self, model: str, digest: str) -> bytes:
+        """Returns the document of a part."""
 
     def open_file(
-        self, model: str, part: PartRecord, entry: FileEntry, offset: int
+        self, model: str, part: Part, entry: FileEntry, offset: int
     ) -> AbstractContextManager[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, unchecked.
+        """Yields the blocks of a file from `offset` on, unchecked; tries once, since the caller can go on."""
 
-        Raises:
-            NotPublishedError: It is not there (any more).
-        """
+    def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
+        """Attaches a small document to a part or a version; attaching it again does nothing."""
 
-    def list_files(self, model: str) -> tuple[StoredFile, ...]:
-        """Returns the files that `delete_files` can remove; none where the registry does that by itself."""
+    def read_attached(
+        self, model: str, subjects: Sequence[Part | Version], kind: str
+    ) -> Mapping[str, tuple[bytes, ...]]:
+        """Returns what of a kind is attached to parts or versions, by their digests."""
 
-    def delete_files(self, model: str, digests: Sequence[str]) -> None:
-        """Removes files; those that are not there are fine.
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        """Removes parts and files that no part of `live` has and that are older than a grace period.
 
-        Of no files: removes what uploads left that broke off more than a day ago.
-        """
-
-    def delete_part(self, model: str, digest: str) -> None:
-        """Removes what `finish_part` made for the part of that digest, if anything."""
-
-    def delete_version(self, model: str, version: Version) -> None:
-        """Removes what `mirror` showed of a version that is gone."""
-
-    def mirror(self, model: str, state: State) -> None:
-        """Shows versions, labels and aliases the way the registry's other users look for them.
-
-        Called after every change with what the records now mean; may be called with the same again, and by
-        several at once. Only a view: nothing is ever read back from it, but a difference may be logged.
-
-        Args:
-            model: The model.
-            state: What the records mean.
+        Does nothing if the registry collects them itself.
         """
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes connections, if the backend has any of its own."""
+        return

@@ -1,12 +1,12 @@
-"""What was pulled before, on this machine: bounded, shared by all processes, and enough to work offline.
+"""The cache of pulled files on this machine: bounded, shared by all processes, and enough to work offline.
 
-    ROOT/files/HE/HEX          files by digest, checked before they came here
-    ROOT/records/KIND-HEX      records, which never change
-    ROOT/names/HEX.json        what a reference named when it was last resolved
-    ROOT/bundles/KEY/          bundles that `load` opens, hard links of the files
-    ROOT/locks/                one process at a time writes a file
+    ROOT/files/HE/HEX, documents/HEX    by digest, checked before they are stored
+    ROOT/names/HEX                      digests that a reference named when it was last resolved
+    ROOT/bundles/KEY/                   bundles that `load` opens, hard links of the files
+    ROOT/locks/                         one process at a time writes a file
 
-It holds nothing that cannot be fetched again, so nothing here is forced to disk.
+Everything can be fetched again, so nothing is synced to disk. Its content is trusted, so only its user may be
+able to write to it.
 """
 
 from __future__ import annotations
@@ -17,51 +17,34 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
 
 from pipeline.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
-from pipeline.bundle.codec import canonical_json, decode, encode, read_json
-from pipeline.bundle.digest import PREFIX, DigestCache, default_cache_folder, digest_json, is_digest
+from pipeline.bundle.digest import PREFIX, DigestCache, default_cache_folder, digest_bytes, digest_json
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import BundleError, IntegrityError, RegistryError
+from pipeline.errors import IntegrityError, RegistryError
 from pipeline.registry.backend import Block, Report
-from pipeline.registry.records import MAX_RECORD_BYTES, PASSING, RecordName
-from pipeline.registry.transfer import copy_blocks, counted, read_blocks
+from pipeline.registry.documents import MAX_DOCUMENT_BYTES
+from pipeline.registry.transfer import copy_blocks, counted, read_blocks, read_limit
 
 log = logging.getLogger(__name__)
 
 LIMIT_VARIABLE = "ORTPREP_CACHE_BYTES"
 DEFAULT_LIMIT_BYTES = 50 * 2**30
 GRACE_S = 3600.0
-"""Seconds for which what was just used is never removed: a job may be about to open it."""
+"""Time in seconds for which a used file stays: a job may be about to open it."""
 
-_LOCK_STRIPES = 256
-_OLD_RECORD_S = 90 * 24 * 3600.0
+_OLD_DOCUMENT_S = 90 * 24 * 3600.0
 
 OpenAt = Callable[[int], AbstractContextManager[Iterator[Block]]]
 """Opens a file at an offset."""
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """What a reference named.
-
-    Attributes:
-        version: Digest of the version.
-        records: Names of the records that it takes to use it.
-        at_s: When that was so, in seconds since 1970.
-    """
-
-    version: str
-    records: tuple[str, ...]
-    at_s: float
 
 
 class Cache:
@@ -72,71 +55,71 @@ class Cache:
         limit_bytes: Largest size; None for `$ORTPREP_CACHE_BYTES`, else 50 GiB.
 
     Raises:
-        RegistryError: The folder cannot be made, or the limit is no number.
+        RegistryError: The folder cannot be made, others can write to it, or the limit is no number.
     """
 
     def __init__(self, root: Path | None = None, *, limit_bytes: int | None = None) -> None:
         self.root = root or default_cache_folder().with_name("registry")
-        self.limit_bytes = _read_limit() if limit_bytes is None else limit_bytes
+        self.limit_bytes = (
+            read_limit(LIMIT_VARIABLE, DEFAULT_LIMIT_BYTES) if limit_bytes is None else limit_bytes
+        )
         try:
-            for name in ("files", "records", "names", "bundles", "locks"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(self.root)
+            for name in ("files", "documents", "names", "bundles", "locks"):
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
+                _check_owner(self.root / name)
         except OSError as error:
             raise RegistryError(
                 f"no cache for what is pulled: {self.root}\n  {error.strerror or error}",
                 hint="export ORTPREP_CACHE_DIR=DIR   (a folder that can be written)",
             ) from error
 
-    def read_record(self, name: RecordName) -> bytes | None:
-        """Returns a record's bytes, unchecked, None if it is not here."""
+    def read_document(self, digest: str) -> bytes | None:
+        """Returns a document, checked, None if it is not here."""
         try:
-            with (self.root / "records" / str(name)).open("rb") as file:
-                return file.read(MAX_RECORD_BYTES + 1)
+            with (self.root / "documents" / digest.removeprefix(PREFIX)).open("rb") as file:
+                data = file.read(MAX_DOCUMENT_BYTES + 1)
         except OSError:
             return None
+        return data if digest_bytes(data) == digest else None
 
-    def write_record(self, name: RecordName, data: bytes) -> None:
-        """Keeps a record, unless it is one of those that are soon gone again."""
-        if name.kind in PASSING:
-            return
+    def write_document(self, data: bytes) -> None:
+        """Keeps a document."""
+        digest = digest_bytes(data)
+        if self.read_document(digest) is None:
+            path = self.root / "documents" / digest.removeprefix(PREFIX)
+            with contextlib.suppress(OSError):
+                write_bytes_atomic(path, data, durable=False)
+
+    def remember(self, key: object, digests: Sequence[str]) -> None:
+        """Keeps which digests a key, of JSON types, stands for now."""
         with contextlib.suppress(OSError):
-            write_bytes_atomic(self.root / "records" / str(name), data, durable=False)
+            write_bytes_atomic(self._name_path(key), "\n".join(digests).encode(), durable=False)
 
-    def remember(self, registry: str, reference: str, version: str, records: tuple[str, ...]) -> None:
-        """Keeps what a reference names now, and which records it takes to use that."""
-        data = canonical_json(encode(Remembered(version, records, time.time())))
-        with contextlib.suppress(OSError):
-            write_bytes_atomic(self._name_path(registry, reference), data, durable=False)
-
-    def recall(self, registry: str, reference: str) -> Remembered | None:
-        """Returns what a reference named when it was last resolved, None if it never was."""
+    def recall(self, key: object) -> tuple[tuple[str, ...], float]:
+        """Returns the digests that a key stood for last, and when, in seconds since 1970; none if never."""
+        path = self._name_path(key)
         try:
-            known = decode(Remembered, read_json(self._name_path(registry, reference)))
-        except BundleError:
-            return None
-        return known if is_digest(known.version) else None
+            return tuple(path.read_text(encoding="ascii").split()), path.stat().st_mtime
+        except (OSError, ValueError):
+            return (), 0.0
 
-    def _name_path(self, registry: str, reference: str) -> Path:
-        key = digest_json([registry, reference]).removeprefix(PREFIX)
-        return self.root / "names" / f"{key}.json"
+    def _name_path(self, key: object) -> Path:
+        return self.root / "names" / digest_json(key).removeprefix(PREFIX)
 
     def fetch_file(self, entry: FileEntry, open_at: OpenAt, report: Report) -> Path:
         """Returns a file with these bytes, fetching it unless it is here.
 
-        What was fetched before a process was killed is kept, and the rest is asked for.
-
-        Args:
-            entry: Size and digest.
-            open_at: Opens the file in its registry at an offset.
-            report: Told how many more bytes are here.
+        What was fetched before a process was killed is kept, and the rest is asked for at its offset.
 
         Raises:
             IntegrityError: The registry has other bytes; they are not kept.
             OSError: The disk is full.
         """
         path = self._file_path(entry.sha256)
-        with self._lock(entry.sha256):
-            if self._is_intact(path, entry):
+        with FileLock(self._lock_path("file", entry.sha256)):
+            if self.has_file(entry):
                 _mark_used(path)
                 report(entry.size_bytes)
                 return path
@@ -154,9 +137,7 @@ class Cache:
 
     def has_file(self, entry: FileEntry) -> bool:
         """Says whether a file with these bytes is here."""
-        return self._is_intact(self._file_path(entry.sha256), entry)
-
-    def _is_intact(self, path: Path, entry: FileEntry) -> bool:
+        path = self._file_path(entry.sha256)
         try:
             return path.stat().st_size == entry.size_bytes and DigestCache().digest(path) == entry.sha256
         except OSError:
@@ -166,11 +147,10 @@ class Cache:
         text = digest.removeprefix(PREFIX)
         return self.root / "files" / text[:2] / text
 
-    @contextlib.contextmanager
-    def _lock(self, digest: str, kind: str = "file") -> Iterator[None]:
-        stripe = int(digest.removeprefix(PREFIX)[:8], 16) % _LOCK_STRIPES
-        with FileLock(self.root / "locks" / f"{kind}-{stripe:02x}"):
-            yield
+    def _lock_path(self, kind: str, key: object) -> Path:
+        """Returns one of a bounded number of lock files; none is ever removed."""
+        stripe = int(digest_json([kind, key]).removeprefix(PREFIX)[:2], 16)
+        return self.root / "locks" / f"{kind}-{stripe:02x}"
 
     def bundle_path(self, key: str) -> Path:
         """Returns where the bundle of that key is, or would be; marks it as used."""
@@ -179,138 +159,106 @@ class Cache:
             os.utime(path)
         return path
 
-    @contextlib.contextmanager
-    def making(self, path: Path) -> Iterator[None]:
-        """Holds the right to write a folder, as long as nobody does from another machine."""
-        digest = digest_json(os.path.realpath(path))
-        with self._lock(digest, "folder"):
-            yield
+    def lock_folder(self, path: Path) -> AbstractContextManager[object]:
+        """Locks a folder against other writers on this machine."""
+        return FileLock(self._lock_path("folder", os.path.realpath(path)))
 
     def keep(self, path: Path) -> None:
-        """Keeps a bundle of this cache as long as this process lives, whatever else is pulled."""
-        use = self._use_path(path)
+        """Keeps a bundle of this cache until this process ends."""
+        lock = self._lock_path("use", path.name)
         with _keeping:
-            while use not in _kept:
-                handle = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                fcntl.flock(handle, fcntl.LOCK_SH)
-                # A `trim` that held it may have removed it: then this lock says nothing to the next one.
-                if use.exists() and os.path.samestat(use.stat(), os.fstat(handle)):
-                    _kept[use] = handle
-                else:
-                    os.close(handle)
-
-    def _use_path(self, bundle: Path) -> Path:
-        return self.root / "locks" / f"use-{bundle.name}"
+            if lock not in _kept:
+                _kept[lock] = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                fcntl.flock(_kept[lock], fcntl.LOCK_SH)
 
     def trim(self, *, grace_s: float = GRACE_S) -> int:
-        """Removes what was not used for longest until the cache is within its limit; returns bytes freed.
+        """Removes the least recently used until the cache is within its limit; returns the bytes freed.
 
-        A bundle and the cached files that it shares are one file on disk; it takes both to free it. What
-        pulls that were killed left goes too, and so do records that were not fetched for a quarter of a year.
-
-        Args:
-            grace_s: What was used in the last so many seconds stays, even above the limit.
+        Also removes leftovers of killed pulls and documents of three months ago. What was used within
+        `grace_s` stays.
         """
+        oldest_s = time.time() - grace_s
         with FileLock(self.root / "locks" / "trim"):
-            holders = _as_used(list(self._list_items()))
-            links: dict[tuple[int, int], set[Path]] = {}
-            sizes: dict[tuple[int, int], int] = {}
-            for holder in holders:
-                for inode, size_bytes in holder.files:
-                    links.setdefault(inode, set()).add(holder.path)
-                    sizes[inode] = size_bytes
-            left, freed = sum(sizes.values()), 0
-            for holder in holders:
-                is_old = time.time() - holder.used_s >= grace_s
-                if not is_old or not (left - freed > self.limit_bytes or holder.is_litter):
-                    continue
-                if not self._remove(holder.path):
-                    continue
-                for inode, size_bytes in holder.files:
-                    links[inode].discard(holder.path)
-                    freed += 0 if links[inode] else size_bytes
-            self._remove_old_records()
-        if freed:
-            log.info("removed %d MB from the cache in %s", freed >> 20, self.root)
-        return freed
+            before = left = self._size_bytes()
+            for leftover in (self.root / "bundles").glob(f"{TEMP_PREFIX}*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if leftover.stat().st_mtime < oldest_s:
+                        self._remove(leftover)
+            # Files that a bundle shares with the cache are one on disk: first the bundle goes, then they.
+            while left > self.limit_bytes and self._remove_oldest(left - self.limit_bytes, oldest_s):
+                left = self._size_bytes()
+            self._remove_old_documents()
+        if left < before:
+            log.info("removed %d MB from the cache in %s", (before - left) >> 20, self.root)
+        return before - left
+
+    def _size_bytes(self) -> int:
+        found = (*_list_files(self.root / "files"), *_list_files(self.root / "bundles"))
+        return sum({_inode(status): status.st_blocks * 512 for _, status in found}.values())
+
+    def _remove_oldest(self, excess_bytes: int, oldest_s: float) -> bool:
+        """Removes the least recently used bundles and files of no bundle; says whether there were any."""
+        found: list[tuple[float, int, Path]] = []
+        held: set[tuple[int, int]] = set()
+        for bundle in (self.root / "bundles").iterdir():
+            files = [status for _, status in _list_files(bundle)]
+            held |= set(map(_inode, files))
+            with contextlib.suppress(FileNotFoundError):
+                found.append((bundle.stat().st_mtime, sum(one.st_blocks * 512 for one in files), bundle))
+        for path, status in _list_files(self.root / "files"):
+            if _inode(status) not in held:
+                found.append((max(status.st_atime, status.st_mtime), status.st_blocks * 512, path))
+        removed = False
+        for used_s, size_bytes, path in sorted(found):
+            if excess_bytes > 0 and used_s <= oldest_s and self._remove(path):
+                excess_bytes -= size_bytes
+                removed = True
+        return removed
 
     def _remove(self, path: Path) -> bool:
         """Removes a file, or a bundle that nobody keeps; says whether it did."""
         if not path.is_dir():
             path.unlink(missing_ok=True)
             return True
-        with self._use_path(path).open("ab") as use:
+        with self._lock_path("use", path.name).open("ab") as use:
             try:
                 fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
             shutil.rmtree(path, ignore_errors=True)
-            self._use_path(path).unlink(missing_ok=True)
         return True
 
-    def _remove_old_records(self) -> None:
-        oldest_s = time.time() - _OLD_RECORD_S
-        for folder in ("records", "names"):
+    def _remove_old_documents(self) -> None:
+        oldest_s = time.time() - _OLD_DOCUMENT_S
+        for folder in ("documents", "names"):
             for path in (self.root / folder).iterdir():
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < oldest_s:
                         path.unlink()
 
-    def _list_items(self) -> Iterator[_Holder]:
-        for bundle in (self.root / "bundles").iterdir():
-            with contextlib.suppress(OSError):
-                used_s = bundle.stat().st_mtime
-                files = tuple(_inode(path) for path in bundle.rglob("*") if path.is_file())
-                yield _Holder(bundle, files, used_s, is_litter=bundle.name.startswith(TEMP_PREFIX))
-        for folder in (self.root / "files").iterdir():
-            for path in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    yield _Holder(path, (_inode(path),), _used_s(path), is_litter=False)
-
 
 _kept: dict[Path, int] = {}
-"""Open files whose locks say that this process uses a bundle; the kernel closes them at its end."""
+"""Open lock files of the bundles that this process uses; the kernel closes them when it ends."""
 
 _keeping = threading.Lock()
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """A cached file, or a bundle: what keeps some files on disk."""
-
-    path: Path
-    files: tuple[tuple[tuple[int, int], int], ...]
-    used_s: float
-    is_litter: bool
-
-
-def _as_used(holders: list[_Holder]) -> list[_Holder]:
-    """Returns holders by when they were used last: a file is used whenever a bundle that has it is."""
-    used_s: dict[tuple[int, int], float] = {}
-    for holder in holders:
-        for inode, _ in holder.files:
-            used_s[inode] = max(used_s.get(inode, 0.0), holder.used_s)
-    later = (
-        replace(holder, used_s=used_s[holder.files[0][0]]) if holder.path.is_file() else holder
-        for holder in holders
-    )
-    return sorted(later, key=lambda holder: holder.used_s)
-
-
 def _mark_used(path: Path) -> None:
-    """Notes that a file is used, and leaves its modification time: a bundle that shares it is being read."""
+    """Sets the access time only: the digest cache compares the modification time."""
     with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
-def _used_s(path: Path) -> float:
-    status = path.stat()
-    return max(status.st_atime, status.st_mtime)
+def _list_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields the files below a folder; others may remove some meanwhile."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield Path(root, name), Path(root, name).stat()
 
 
-def _inode(path: Path) -> tuple[tuple[int, int], int]:
-    status = path.stat()
-    return (status.st_dev, status.st_ino), status.st_blocks * 512
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _fetch_rest(partial: Path, entry: FileEntry, open_at: OpenAt, report: Report) -> None:
@@ -327,10 +275,13 @@ def _fetch_rest(partial: Path, entry: FileEntry, open_at: OpenAt, report: Report
             copy_blocks(blocks, file, entry, report, seen=hasher)
 
 
-def _read_limit() -> int:
-    text = os.environ.get(LIMIT_VARIABLE)
-    if text is None:
-        return DEFAULT_LIMIT_BYTES
-    if not text.isdecimal():
-        raise RegistryError(f"bad {LIMIT_VARIABLE}: {text[:80]!r}\n  expected a number of bytes")
-    return int(text)
+def _check_owner(folder: Path) -> None:
+    """Raises unless nobody but this user, root apart, can write to a folder of the cache."""
+    status = folder.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022:
+        return
+    raise RegistryError(
+        f"not a cache of this user's own: {folder}\n"
+        "  expected a folder that nobody else can write to; what is in it is opened unasked",
+        hint="export ORTPREP_CACHE_DIR=DIR   (a folder of your own), or chmod go-w",
+    )

@@ -1,100 +1,190 @@
-"""A registry as the commands see it: a backend, read through what never changes."""
+"""A backend whose answers are checked, with a cache."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+from pipeline.bundle.codec import canonical_json
 from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import BundleError, NotPublishedError, RegistryError
-from pipeline.registry.backend import Backend, Block, Report
+from pipeline.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
+from pipeline.bundle.manifest import Manifest, read_manifest
+from pipeline.errors import BundleError, IntegrityError, RegistryError, SignatureError
+from pipeline.registry.alias_moves import Move, parse_move
+from pipeline.registry.backend import MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
 from pipeline.registry.cache import Cache
-from pipeline.registry.composition import Part
-from pipeline.registry.parts import read_part, small_files
+from pipeline.registry.documents import Part, Version, parse_part, parse_version
+from pipeline.registry.part_bundle import check_part_bundle, small_files
 from pipeline.registry.progress import ignore
-from pipeline.registry.records import (
-    MAX_ALL_RECORDS_BYTES,
-    PartRecord,
-    Record,
-    RecordName,
-    decode_record,
-    encode_record,
-)
 from pipeline.registry.references import open_registry
 from pipeline.registry.retries import with_retries
-from pipeline.registry.state import State, Version, fold
+from pipeline.registry.signature_methods import SignatureMethod
+from pipeline.registry.signatures import SignatureSubject, move_subject, subject_of, verify_subject
+from pipeline.registry.versions import ModelState, build_state
 
 log = logging.getLogger(__name__)
 
-_READERS = 8
-_TRIES = 3
-_MIRRORINGS = 5
+T = TypeVar("T")
+D = TypeVar("D", Part, Version)
 
 
 class Catalogue:
-    """What a registry has.
+    """The checked content of a registry; documents and files are kept in a cache between commands.
 
-    Args:
-        backend: The registry.
-        cache: Where records are kept between commands.
+    Every method raises RegistryError if the registry fails.
     """
 
     def __init__(self, backend: Backend, cache: Cache) -> None:
         self.backend = backend
         self.cache = cache
 
-    def read_state(self, model: str) -> State:
-        """Reads what a model's records mean now.
+    def read_state(self, model: str, verifier: SignatureMethod | None = None) -> ModelState:
+        """Reads which versions a model has now and what names them.
+
+        With a verifier that has `signed_names`, versions and aliases that are not signed so are left out.
+        """
+        documents = self.backend.read_versions(model, self.cache.read_document)
+        if len(documents) > MAX_VERSIONS:
+            raise RegistryError(f"too many versions: {model}\n  expected at most {MAX_VERSIONS}")
+        versions = [version for data in documents for version in self._parse_version(model, data)]
+        labels = {version.digest: version.label for version in versions}
+        found = self.backend.read_aliases(model)
+        aliases = {alias: digest for alias, digest in found.items() if labels.get(digest) != alias}
+        if verifier is not None and verifier.signed_names:
+            versions, _ = self._find_verified(model, versions, verifier)
+            aliases = self._verified_aliases(model, versions, aliases, verifier)
+        return build_state(model, versions, aliases)
+
+    def _parse_version(self, model: str, data: bytes) -> Iterator[Version]:
+        try:
+            version = parse_version(data)
+        except BundleError as error:
+            # No version, or one of a newer ortprep: others must still be read.
+            log.warning("%s: a version is left out: %s", model, error)
+            return
+        if version.model == model:
+            self.cache.write_document(data)
+            yield version
+
+    def _verified_aliases(
+        self, model: str, versions: Iterable[Version], now: Mapping[str, str], verifier: SignatureMethod
+    ) -> dict[str, str]:
+        """Returns the aliases whose last signed move is to where they are now."""
+        recorded = self.read_moves(model, versions)
+        verified = {}
+        for alias, version in now.items():
+            moves = recorded.get(alias, ())
+            signed, _ = _verify_each(
+                (
+                    (move, move_subject(model, move), [canonical_json(move.signature)])
+                    for move in moves
+                    if move.signature is not None
+                ),
+                verifier,
+            )
+            if signed and signed[-1].version == version:
+                verified[alias] = version
+            else:
+                log.warning("%s@%s is left out: it was not moved there with a signature", model, alias)
+        return verified
+
+    def _find_verified(
+        self, model: str, documents: Sequence[D], verifier: SignatureMethod
+    ) -> tuple[list[D], list[SignatureError]]:
+        """Returns the parts or versions that are signed as a verifier demands, and why others are not."""
+        found = self.backend.read_attached(model, documents, SIGNATURE)
+        return _verify_each(
+            ((one, subject_of(one), found.get(one.digest, ())) for one in documents), verifier
+        )
+
+    def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
+        """Reads every recorded move of every alias to one of some versions, by alias, in order."""
+        moves: list[Move] = []
+        for digest, documents in self.backend.read_attached(model, list(versions), MOVE).items():
+            for data in documents:
+                try:
+                    move = parse_move(data)
+                except BundleError as error:
+                    log.warning("%s: a move of an alias is left out: %s", model, error)
+                    continue
+                if move.version == digest:
+                    moves.append(move)
+        moves.sort(key=lambda move: (move.sequence, move.at, move.version))
+        return {
+            alias: tuple(move for move in moves if move.alias == alias)
+            for alias in sorted({move.alias for move in moves})
+        }
+
+    def read_part(self, model: str, digest: str) -> Part:
+        """Reads the document of a part.
 
         Raises:
-            IntegrityError: A record is not what its name says.
-            RegistryError: The registry failed; as every method here may.
+            IntegrityError: It is not what its digest says, or not of this model.
+            NotPublishedError: It is not there.
         """
-        return fold(model, self.read_records(model))
+        data = self.cache.read_document(digest)
+        if data is None:
+            data = self.backend.read_part(model, digest)
+            if digest_bytes(data) != digest:
+                raise IntegrityError(
+                    f"a part is not what its digest says: {model}\n"
+                    f"  expected {digest}, got {digest_bytes(data)}"
+                )
+            self.cache.write_document(data)
+        part = parse_part(data)
+        if part.model != model:
+            raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
+        return part
 
-    def read_records(self, model: str, *, only: str | None = None) -> dict[RecordName, Record]:
-        """Reads all records of a model, or all of one kind."""
-        listed = self.backend.list_records(model)
-        names = [name for name in listed if only is None or name.kind == only]
-        left = _Allowance(model)
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="ortprep-records") as pool:
-            records = pool.map(lambda name: self._read_record(model, name, left), names)
-            return {name: record for name, record in zip(names, records, strict=True) if record is not None}
+    def read_parts(self, version: Version, verifier: SignatureMethod | None = None) -> tuple[Part, ...]:
+        """Reads the parts of a version; those that a verifier refuses are left out, and nothing else is read.
 
-    def _read_record(self, model: str, name: RecordName, left: _Allowance) -> Record | None:
-        """Returns a record, None for one that is gone, or that this version cannot read."""
-        cached = self.cache.read_record(name)
-        if cached is not None and digest_bytes(cached) == name.digest:
-            return self._decode(model, name, cached)
-        for attempt in range(_TRIES):
-            try:
-                data = self.backend.read_record(model, name)
-            except NotPublishedError:
-                return None  # collected since it was listed
-            left.take(len(data))
-            if digest_bytes(data) == name.digest:
-                self.cache.write_record(name, data)
-                return self._decode(model, name, data)
-            if attempt < _TRIES - 1:
-                time.sleep(0.2)  # where records do not appear in one instant, it may be half there
-        return decode_record(name, data)  # which says what is wrong
+        Raises:
+            SignatureError: None is signed as the verifier demands.
+            IntegrityError: One is of another source or spec, or not what its digest says.
+        """
+        parts = tuple(self.read_part(version.model, summary.digest) for summary in version.parts)
+        for part in parts:
+            if (part.source, part.spec) != version.family:
+                raise IntegrityError(f"a part of another source or spec: {part.digest} in {version.digest}")
+        if verifier is None:
+            return parts
+        verified, problems = self._find_verified(version.model, parts, verifier)
+        if not verified:
+            raise problems[0]
+        return tuple(verified)
 
-    def _decode(self, model: str, name: RecordName, data: bytes) -> Record | None:
-        try:
-            return decode_record(name, data)
-        except BundleError as error:
-            # As it was written, and no record, or one of a newer ortprep: others must still be read.
-            log.warning("%s: a record is left out: %s", model, error)
-            return None
+    def read_signatures(self, subject: Part | Version) -> tuple[bytes, ...]:
+        """Reads the signatures of a part or a version, unverified."""
+        model = subject.model
+        return self.backend.read_attached(model, [subject], SIGNATURE).get(subject.digest, ())
 
-    def fetch_file(self, part: PartRecord, entry: FileEntry, report: Report) -> Path:
+    def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
+        """Reads a part's `loader.json` and `manifest.json`.
+
+        Raises:
+            IntegrityError: The registry has other bytes than were published, or they contradict the part.
+            BundleError: They are not of this form.
+        """
+        with tempfile.TemporaryDirectory(prefix="ortprep-") as name:
+            folder = Path(name)
+            for path, entry in small_files(part).items():
+                shutil.copyfile(self.fetch_file(part, entry, ignore), folder / path)
+            config, manifest = read_loader_config(folder), read_manifest(folder)
+        check_part_bundle(part, config, manifest)
+        return config, manifest
+
+    def read_manifests(self, parts: Sequence[Part]) -> tuple[tuple[Part, Manifest], ...]:
+        """Reads the manifests of parts, those prepared last first; raises as `read_records`."""
+        newest = sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True)
+        return tuple((part, self.read_records(part)[1]) for part in newest)
+
+    def fetch_file(self, part: Part, entry: FileEntry, report: Report) -> Path:
         """Returns one of a part's files, from the cache or by way of it.
 
         Raises:
@@ -103,86 +193,28 @@ class Catalogue:
             OSError: The disk is full.
         """
 
-        def open_at(offset: int) -> AbstractContextManager[Iterator[Block]]:
+        def open_at(offset: int) -> Any:
             return self.backend.open_file(part.model, part, entry, offset)
 
         return with_retries(lambda: self.cache.fetch_file(entry, open_at, report))
 
-    def fetch_small(self, part: PartRecord) -> dict[str, Path]:
-        """Returns where a part's `loader.json` and `manifest.json` lie; raises what `fetch_file` does."""
-        return {path: self.fetch_file(part, entry, ignore) for path, entry in small_files(part).items()}
 
-    def read_parts(self, state: State, version: Version) -> tuple[Part, ...]:
-        """Reads the parts of a version, without their models.
-
-        Raises:
-            IntegrityError: The registry has other bytes than were published.
-            BundleError: They are not of this form.
-        """
-        records = {digest: state.parts[digest] for digest in version.record.parts}
-        return tuple(read_part(digest, part, self.fetch_small(part)) for digest, part in records.items())
-
-    def read_record(self, model: str, name: RecordName) -> bytes:
-        """Returns a record's bytes, as they were written.
-
-        Raises:
-            NotPublishedError: It is not there any more.
-        """
-        cached = self.cache.read_record(name)
-        if cached is not None and digest_bytes(cached) == name.digest:
-            return cached
-        return self.backend.read_record(model, name)
-
-    def write_record(self, model: str, record: Record) -> RecordName:
-        """Writes a record and returns its name."""
-        name, data = encode_record(record)
-        self.backend.write_record(model, name, data)
-        return name
-
-    def delete_record(self, model: str, name: RecordName) -> None:
-        """Removes a record."""
-        self.backend.delete_record(model, name)
-
-    def mirror(self, model: str) -> State:
-        """Shows what the records mean to the registry's other users, and returns it."""
-        state = self.read_state(model)
-        for _ in range(_MIRRORINGS):
-            self.backend.mirror(model, state)
-            # Who showed an older state at the same time may have been the last; so may we.
-            shown, state = state, self.read_state(model)
-            if state == shown:
-                break
-        return state
-
-
-class _Allowance:
-    """How much may still be read of a model's records."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._left_bytes = MAX_ALL_RECORDS_BYTES
-        self._lock = threading.Lock()
-
-    def take(self, size_bytes: int) -> None:
-        with self._lock:
-            self._left_bytes -= size_bytes
-            if self._left_bytes < 0:
-                raise RegistryError(
-                    f"too many records: {self._model}\n"
-                    f"  expected at most {MAX_ALL_RECORDS_BYTES >> 20} MB of them together"
-                )
+def _verify_each(
+    claims: Iterable[tuple[T, SignatureSubject, Iterable[bytes]]], verifier: SignatureMethod
+) -> tuple[list[T], list[SignatureError]]:
+    verified, problems = [], []
+    for one, subject, signatures in claims:
+        try:
+            verify_subject(subject, signatures, verifier)
+            verified.append(one)
+        except SignatureError as error:
+            problems.append(error)
+            log.warning("left out: %s", error.message)
+    return verified, problems
 
 
 @contextlib.contextmanager
 def open_catalogue(url: str, *, cache: Cache | None = None) -> Iterator[Catalogue]:
-    """Yields the registry at a URL; see `references.open_registry`.
-
-    Raises:
-        RegistryError: The URL is malformed or carries credentials, or there can be no cache.
-        MissingExtraError: The backend's package is not installed.
-    """
-    backend = open_registry(url)
-    try:
+    """Yields the registry at a URL; raises what `open_registry` and `Cache` do."""
+    with contextlib.closing(open_registry(url)) as backend:
         yield Catalogue(backend, cache or Cache())
-    finally:
-        backend.close()

@@ -1,29 +1,27 @@
-"""A folder on a disk or on a store that fsspec has a filesystem for: files appear whole or not at all.
+"""A folder on a disk, or on a store that fsspec has a filesystem for; files appear whole or not at all.
 
 Beyond disks and object stores that rests on the filesystem: fsspec's own `mv` is a copy and a removal.
-
-What goes wrong is told as the registry's errors, after a few tries where another try may help.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pipeline.bundle.atomic import TEMP_PREFIX, sync_folder, write_bytes_atomic
+from pipeline.bundle.atomic import TEMP_PREFIX, sync_folder
 from pipeline.bundle.digest import digest_file
+from pipeline.bundle.file_memory import open_regular
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.regular_file import open_regular
 from pipeline.errors import (
     DISK_ERRORS,
     AccessDeniedError,
-    IntegrityError,
     MissingExtraError,
     NotPublishedError,
     RegistryError,
@@ -37,10 +35,10 @@ from pipeline.spec.redaction import redact_url
 
 T = TypeVar("T")
 
-_ALL_OR_NOTHING = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2", "oss", "memory"})
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2", "oss"})
 """Stores where an object appears whole or not at all; elsewhere it is renamed into place."""
 
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 _PLUGIN_FAILURES = (
     ("botocore.exceptions", "BotoCoreError"),
     ("aiohttp", "ClientError"),
@@ -50,19 +48,19 @@ _PLUGIN_FAILURES = (
 """What filesystems' own libraries raise, beside the errors of the standard library."""
 
 
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a folder; `modified_s` counts from 1970 and is infinite if the store does not say."""
+
+    size_bytes: int
+    modified_s: float
+
+
 class FsspecFolder:
-    """A folder by its URL; paths are relative to it, with `/`.
+    """A folder by its path or fsspec URL; paths are relative to it, with `/`. Messages name it as `called`.
 
-    Methods may be called from several threads at once, and raise:
-
-        NotPublishedError: What was asked for is not there.
-        RegistryUnavailableError: The store cannot be reached, is overloaded, or breaks off.
-        AccessDeniedError: It wants other credentials.
-        RegistryError: It refuses for another reason.
-
-    Args:
-        url: A path, or an fsspec URL.
-        called: What it is, for messages.
+    Methods may be called from several threads at once, try again while the store is unavailable, and raise
+    what those of `Backend` do. `open` tries once: its caller knows where to go on.
 
     Raises:
         RegistryError: No filesystem knows the URL's scheme.
@@ -70,17 +68,13 @@ class FsspecFolder:
     """
 
     def __init__(self, url: str, *, called: str = "registry") -> None:
-        self.url = url
+        self.name = redact_url(url)
+        """The URL, fit to be shown."""
         self._called = called
         self._filesystem, self._root = _resolve(url)
         protocol = self._filesystem.protocol
         self._protocols = frozenset({protocol} if isinstance(protocol, str) else protocol)
         self._is_local = "file" in self._protocols
-
-    @property
-    def name(self) -> str:
-        """The URL, fit to be shown."""
-        return redact_url(self.url)
 
     def is_absent(self) -> bool:
         """Says whether the folder is known not to be there; many stores know no empty folders."""
@@ -88,49 +82,35 @@ class FsspecFolder:
 
     def list_names(self, folder: str) -> list[str]:
         """Returns the names of what is in a folder below; none for one that is not there."""
+        found = self._ask(lambda: self._filesystem.ls(self._locate(folder), detail=False), folder, [])
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
 
-        def names() -> list[str]:
-            self._filesystem.invalidate_cache()
-            found: list[str] = self._filesystem.ls(self._locate(folder), detail=False)
-            return [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
-
-        try:
-            return self._try(names, folder)
-        except NotPublishedError:
-            return []
-
-    def find_sizes(self, folder: str) -> Mapping[str, int]:
-        """Returns the sizes in bytes of all files below a folder, by their names without folders."""
-
-        def find() -> dict[str, dict[str, Any]]:
-            self._filesystem.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._filesystem.find(self._locate(folder), detail=True)
-            return found
-
-        try:
-            found = self._try(find, folder)
-        except NotPublishedError:
-            return {}
-        return {path.rsplit("/", 1)[-1]: int(info.get("size") or 0) for path, info in found.items()}
+    def find(self, folder: str) -> Mapping[str, StoredFile]:
+        """Returns all files below a folder, by their paths."""
+        found = self._ask(lambda: self._filesystem.find(self._locate(folder), detail=True), folder, {})
+        start = len(self._locate("")) + 1
+        return {
+            path[start:]: StoredFile(int(info.get("size") or 0), _modified_at(info))
+            for path, info in found.items()
+        }
 
     def size_of(self, path: str) -> int | None:
         """Returns the size of a file in bytes, None if it is not there."""
+        info = self._ask(lambda: self._filesystem.info(self._locate(path)), path, None)
+        return None if info is None else int(info["size"] or 0)
 
-        def ask() -> int:
-            self._filesystem.invalidate_cache()
-            return int(self._filesystem.info(self._locate(path))["size"] or 0)
-
+    def _ask(self, action: Callable[[], Any], what: str, default: object) -> Any:
         try:
-            return self._try(ask, path)
+            return self._try(action, what)
         except NotPublishedError:
-            return None
+            return default
 
     def read(self, path: str, *, limit_bytes: int) -> bytes:
         """Returns a file's bytes, never more than a limit and one."""
 
         def read() -> bytes:
             place = self._locate(path)
-            with open_regular(Path(place)) if self._is_local else self._filesystem.open(place, "rb") as file:
+            with open_regular(place) if self._is_local else self._filesystem.open(place, "rb") as file:
                 data: bytes = file.read(limit_bytes + 1)
             return data
 
@@ -140,49 +120,74 @@ class FsspecFolder:
         """Writes a file; readers see what was there before or all of this."""
         place = self._locate(path)
         if self._is_local:
-            self._try(lambda: write_bytes_atomic(Path(place), data), path)
+            self._try(lambda: _put_local(Path(place), lambda file: file.write(data)), path)
         else:
             self._try(lambda: self._put(place, lambda target: self._filesystem.pipe_file(target, data)), path)
 
-    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
-        """Uploads a file; what is kept is exactly the bytes that `entry` describes.
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a file unless there is one, in one step where the store can; says whether it did."""
+        place = self._locate(path)
 
-        Raises:
-            IntegrityError: The file at `source` has other bytes.
-        """
+        def create() -> bool:
+            if self._is_local:
+                return _put_local(Path(place), lambda file: file.write(data), replace=False)
+            if self._filesystem.exists(place):
+                return False
+            try:
+                self._filesystem.pipe_file(place, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+        return self._try(create, path)
+
+    def refresh(self, path: str) -> bool:
+        """Makes a file count as written just now, where the store can do that; says whether it did."""
         place = self._locate(path)
         if self._is_local:
-            self._try(lambda: _copy_into_place(source, Path(place), entry, report), entry.path)
-            return
+            self._try(lambda: os.utime(place), path)
+        elif self._protocols & {"s3", "s3a"}:
+            self._try(lambda: self._filesystem.cp_file(place, place, MetadataDirective="REPLACE"), path)
+        else:
+            return False
+        return True
+
+    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
+        place = self._locate(path)
+
+        def copy(file: IO[bytes]) -> None:
+            with counted(report) as count:
+                copy_blocks(read_blocks(source), file, entry, count)
 
         def put(target: str) -> None:
             # Hashed before, since what a store has taken cannot be looked at while it is written.
             check_copied(entry, source.stat().st_size, digest_file(source))
             self._filesystem.put_file(str(source), target)
 
-        self._try(lambda: self._put(place, put), entry.path)
-        report(entry.size_bytes)
+        if self._is_local:
+            self._try(lambda: _put_local(Path(place), copy), entry.path)
+        else:
+            self._try(lambda: self._put(place, put), entry.path)
+            report(entry.size_bytes)
 
     @contextmanager
-    def open(self, path: str, offset: int, what: str) -> Iterator[Iterator[Block]]:
-        """Yields the blocks of a file from an offset on, unchecked; `what` names it in errors."""
+    def open(self, path: str, entry: FileEntry, offset: int) -> Iterator[Iterator[Block]]:
+        """Yields the blocks of a file from an offset on, unchecked."""
         place = self._locate(path)
         if self._is_local:
-            yield self._guard(read_blocks(Path(place), offset), what)
+            yield self._guard(read_blocks(Path(place), offset), entry.path)
             return
-        with self._try(lambda: self._filesystem.open(place, "rb", cache_type="readahead"), what) as file:
+        with self._translated(entry.path):
+            file = self._filesystem.open(place, "rb", cache_type="readahead")
+        with file:
             file.seek(offset)
-            yield self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), what)
+            yield self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), entry.path)
 
     def delete(self, path: str) -> None:
         """Removes a file; one that is not there is fine."""
         with suppress(NotPublishedError):
             self._try(lambda: self._filesystem.rm_file(self._locate(path)), path)
-
-    def leftovers(self, pattern: str) -> Iterator[Path]:
-        """Yields what broken uploads left, by a glob of their names; nothing on a store that keeps none."""
-        if self._is_local:
-            yield from Path(self._root).glob(pattern)
 
     def _locate(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -197,7 +202,7 @@ class FsspecFolder:
             yield block
 
     def _put(self, path: str, put: Callable[[str], object]) -> None:
-        if self._protocols & _ALL_OR_NOTHING:
+        if self._protocols & (OBJECT_STORES | {"memory"}):
             put(path)
             return
         folder, _, name = path.rpartition("/")
@@ -215,50 +220,61 @@ class FsspecFolder:
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
-        failures: tuple[type[Exception], ...] = (
-            OSError,
-            ValueError,
-            RuntimeError,
-            EOFError,
-            *_plugin_failures(),
-        )
+        where = f"{what} in {self.name}" if what else self.name
+        failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
         try:
             yield
-        except failures as error:
-            raise self._translate(error, what) from error
-
-    def _translate(self, error: Exception, what: str) -> Exception:
-        where = f"{what} in {self.name}" if what else self.name
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        if isinstance(error, FileNotFoundError):
-            return NotPublishedError(f"not in the {self._called}: {where}")
-        if isinstance(error, PermissionError):
-            return AccessDeniedError(
-                f"no permission: {where}\n  {reason}",
+        except FileNotFoundError as error:
+            raise NotPublishedError(f"not in the {self._called}: {where}") from error
+        except PermissionError as error:
+            raise AccessDeniedError(
+                f"no permission: {where}\n  {error.strerror or type(error).__name__}",
                 hint="the filesystem takes credentials from its usual environment variables and files",
-            )
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            return RegistryError(
-                f"cannot write {where}\n  {reason}", hint=hint_of_os_error(error, self._root)
-            )
-        if self._is_local or isinstance(error, _FINAL):
-            return RegistryError(f"the {self._called} failed: {where}\n  {reason}")
-        return RegistryUnavailableError(f"the {self._called} failed: {where}\n  {reason}")
+            ) from error
+        except failures + _plugin_failures() as error:
+            reason = f"{where}\n  {getattr(error, 'strerror', None) or type(error).__name__}"
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                hint = hint_of_os_error(error, self._root)
+                raise RegistryError(f"cannot write {reason}", hint=hint) from error
+            kind = RegistryError if self._is_local or isinstance(error, _FINAL) else RegistryUnavailableError
+            raise kind(f"the {self._called} failed: {reason}") from error
+
+
+def _put_local(path: Path, write: Callable[[IO[bytes]], object], *, replace: bool = True) -> bool:
+    """Writes a file by way of a temporary one, and says whether it is there now: not if it was before.
+
+    A killed publisher leaves the temporary file to the next collection.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMP_PREFIX}{path.name}~{os.urandom(8).hex()}")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
 
 
 def _resolve(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError(
-            "fsspec is not installed\n  expected it for registries", hint="pip install 'ortprep[registry]'"
-        ) from error
     name = redact_url(url)
     try:
+        import fsspec
+
         # Listings must be true at the time they are asked for.
         filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
-        raise MissingExtraError(f"no filesystem for {name}\n  {error}") from error
+        raise MissingExtraError(
+            f"no filesystem for {name}\n  {error}", hint="pip install 'ortprep[registry]'"
+        ) from error
     except ValueError as error:
         raise RegistryError(
             f"no such kind of registry: {name}\n"
@@ -267,50 +283,16 @@ def _resolve(url: str) -> tuple[Any, str]:
     return filesystem, root.rstrip("/")
 
 
+def _modified_at(info: Mapping[str, Any]) -> float:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return math.inf
+
+
 def _plugin_failures() -> tuple[type[Exception], ...]:
     found = (getattr(sys.modules.get(module), name, None) for module, name in _PLUGIN_FAILURES)
     return tuple(kind for kind in found if kind is not None)
-
-
-def _copy_into_place(source: Path, destination: Path, entry: FileEntry, report: Report) -> None:
-    """Copies a file by way of a temporary one, going on with what a killed publisher left of it."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.with_name(f"{TEMP_PREFIX}{destination.name}~partial")
-    with temporary.open("a+b") as file, counted(report) as count:
-        if _is_ours(file, temporary):
-            _copy_rest(source, file, entry, count)
-        else:
-            # Another publisher is at it, or the file system has no locks: whoever is first puts it there.
-            temporary = destination.with_name(f"{TEMP_PREFIX}{destination.name}~{os.urandom(8).hex()}")
-            with temporary.open("x+b") as own:
-                _copy_rest(source, own, entry, count)
-        temporary.replace(destination)
-    sync_folder(destination.parent)
-
-
-def _is_ours(file: IO[bytes], path: Path) -> bool:
-    """Takes the right to write an open file; not of one that was put in its place since it was opened."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except OSError:
-        return False
-
-
-def _copy_rest(source: Path, file: IO[bytes], entry: FileEntry, report: Report) -> None:
-    seen, offset = hashlib.sha256(), 0
-    for old, new in zip(read_blocks(Path(file.name)), read_blocks(source), strict=False):
-        if old != new:
-            break
-        seen.update(old)
-        offset += len(old)
-    file.truncate(offset)
-    file.seek(offset)
-    report(offset)
-    try:
-        copy_blocks(read_blocks(source, offset), file, entry, report, seen=seen)
-        file.flush()
-        os.fsync(file.fileno())
-    except IntegrityError:
-        Path(file.name).unlink(missing_ok=True)
-        raise

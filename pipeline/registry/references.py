@@ -1,20 +1,19 @@
-"""How users name registries and what is in them."""
+"""References to registries, models and versions."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import RegistryError
+from pipeline.errors import MissingExtraError, RegistryError
 from pipeline.registry.backend import Backend
 from pipeline.spec.redaction import has_credentials, redact_url
 
 REGISTRY_VARIABLE = "ORTPREP_REGISTRY"
-"""Environment variable with the registry that is meant where none is named."""
+"""Environment variable with the default registry."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -22,13 +21,8 @@ _OWN = "registry://"
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A model and, if named, one of its versions.
-
-    Attributes:
-        name: Of the model.
-        version: An alias, a label or a digest; None for the latest version.
-    """
+class VersionRef:
+    """A model and one of its versions by alias, label or digest; None for the latest version."""
 
     name: str
     version: str | None
@@ -37,45 +31,39 @@ class Reference:
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
-def parse_reference(text: str) -> Reference:
-    """Returns what `NAME` or `NAME@VERSION` names.
-
-    Raises:
-        RegistryError: The text is neither.
-    """
+def parse_reference(text: str) -> VersionRef:
+    """Returns the reference in `NAME` or `NAME@VERSION`; raises RegistryError for other text."""
     name, at, version = text.partition("@")
     if not is_safe_name(name) or (at and not _VERSION.fullmatch(version)):
         raise RegistryError(
             f"no reference: {text[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
             hint="ortprep list",
         )
-    return Reference(name, version if at else None)
+    return VersionRef(name, version if at else None)
 
 
-def split_location(text: str, environment: Mapping[str, str] = os.environ) -> tuple[str, Reference]:
+def split_location(text: str, *, registry: str | None = None) -> tuple[str, VersionRef]:
     """Returns the registry and the reference that `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION` names.
 
+    `registry` is the one that `registry://` stands for, None for that in `$ORTPREP_REGISTRY`.
+
     Raises:
-        RegistryError: It names none, or `$ORTPREP_REGISTRY` is needed and not set.
+        RegistryError: The text is invalid, or `$ORTPREP_REGISTRY` is needed and not set.
     """
     if text.startswith(_OWN):
-        return default_registry(environment), parse_reference(text.removeprefix(_OWN))
-    registry, slash, reference = text.rpartition("/")
-    if not slash or not registry:
+        return registry or default_registry(), parse_reference(text.removeprefix(_OWN))
+    url, _, reference = text.rpartition("/")
+    if not url:
         raise RegistryError(
             f"no registry in {redact_url(text)!r}\n"
             "  expected registry://NAME@VERSION or REGISTRY/NAME@VERSION"
         )
-    return registry, parse_reference(reference)
+    return url, parse_reference(reference)
 
 
-def default_registry(environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the registry that `$ORTPREP_REGISTRY` names.
-
-    Raises:
-        RegistryError: It is not set.
-    """
-    registry = environment.get(REGISTRY_VARIABLE)
+def default_registry() -> str:
+    """Returns the registry that `$ORTPREP_REGISTRY` names; raises RegistryError if it is not set."""
+    registry = os.environ.get(REGISTRY_VARIABLE)
     if not registry:
         raise RegistryError(
             f"no registry named\n  expected one in ${REGISTRY_VARIABLE}, got nothing",
@@ -85,11 +73,10 @@ def default_registry(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def open_registry(url: str) -> Backend:
-    """Returns the registry at a URL; nothing is asked of it yet.
+    """Returns the registry at a URL, without a request to it.
 
-    Args:
-        url: A folder, any fsspec URL whose filesystem is installed, `oci://HOST/PREFIX` (`oci+http://`
-            without TLS), or `mlflow+` and an MLflow tracking URI.
+    The URL is a path, an fsspec URL, `oci://HOST/PREFIX` (`oci+http://` without TLS), or `mlflow+` and an
+    MLflow tracking URI.
 
     Raises:
         RegistryError: The URL carries credentials or is malformed.
@@ -103,15 +90,21 @@ def open_registry(url: str) -> Backend:
         )
     scheme = _SCHEME.match(url)
     name = scheme[1].lower() if scheme else ""
-    # Each backend brings in its client's library, which the others' users need not have.
-    if name in ("oci", "oci+http"):
-        from pipeline.registry.backends.oci.backend import OciBackend
+    # Users of one backend need not install the client library of another.
+    kind = name.partition("+")[0]
+    try:
+        if kind == "oci":
+            from pipeline.registry.backends.oci.backend import OciBackend
 
-        return OciBackend(url)
-    if name == "mlflow" or name.startswith("mlflow+"):
-        from pipeline.registry.backends.mlflow.backend import MlflowBackend
+            return OciBackend(url)
+        if kind == "mlflow":
+            from pipeline.registry.backends.mlflow.backend import MlflowBackend
 
-        return MlflowBackend(url)
-    from pipeline.registry.backends.directory import DirectoryBackend
-
+            return MlflowBackend(url)
+        from pipeline.registry.backends.directory import DirectoryBackend
+    except ImportError as error:
+        raise MissingExtraError(
+            f"cannot use the registry: {url[:80]}\n  expected its client to be installed, got: {error}",
+            hint=f"pip install 'ortprep[{kind if kind in ('oci', 'mlflow') else 'registry'}]'",
+        ) from error
     return DirectoryBackend(url if scheme else str(Path(url).expanduser().absolute()))

@@ -1,9 +1,7 @@
-"""Who made a bundle: signatures over its files by OpenSSF model-signing, and their verification.
+"""Signatures by OpenSSF model-signing, and their verification.
 
-A signature covers every file of a part by path and digest. The digests are known and checked where the
-files are transferred, so signing and verifying read no file again, and a signature can be verified when
-some of the variants were pulled only. What is signed is what `model_signing sign` of the whole folder would
-sign.
+A signature covers every file of a part by path and digest, as `model_signing sign` of the pulled folder
+would, without its receipt. Digests are checked when files are transferred, so no file is read again here.
 """
 
 from __future__ import annotations
@@ -11,203 +9,148 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.digest import PREFIX
+from pipeline.bundle.codec import canonical_json, encode, parse_json
+from pipeline.bundle.digest import PREFIX, digest_bytes
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import MissingExtraError, RegistryError, SignatureError
-from pipeline.registry.records import PartRecord, SignatureRecord
-
-PASSWORD_VARIABLE = "ORTPREP_SIGN_PASSWORD"
-"""Environment variable with the password of an encrypted private key."""
-
-_SIGNERS = {
-    "key": ("use_elliptic_key_signer", {"private_key"}),
-    "certificate": ("use_certificate_signer", {"private_key", "signing_certificate", "certificate_chain"}),
-    "sigstore": (
-        "use_sigstore_signer",
-        {"oidc_issuer", "use_ambient_credentials", "use_staging", "force_oob", "client_id", "trust_config"},
-    ),
-    "pkcs11": ("use_pkcs11_signer", {"pkcs11_uri", "module_paths"}),
-    "pkcs11-certificate": (
-        "use_pkcs11_certificate_signer",
-        {"pkcs11_uri", "module_paths", "signing_certificate", "certificate_chain"},
-    ),
-}
-"""Methods of model-signing, and those of their arguments that are no secrets: others see command lines."""
-
-_VERIFIERS = {
-    "key": ("use_elliptic_key_verifier", {"public_key"}),
-    "certificate": ("use_certificate_verifier", {"certificate_chain", "log_fingerprints"}),
-    "sigstore": ("use_sigstore_verifier", {"identity", "oidc_issuer", "use_staging", "trust_config"}),
-}
-PATH_OPTIONS = frozenset(
-    {"private_key", "public_key", "signing_certificate", "certificate_chain", "trust_config", "module_paths"}
+from pipeline.bundle.paths import RECEIPT_FOLDER
+from pipeline.errors import BundleError, MissingExtraError, SignatureError
+from pipeline.registry.alias_moves import Move
+from pipeline.registry.documents import Part, Version
+from pipeline.registry.signature_methods import (
+    PASSWORD_VARIABLE,
+    SIGNERS,
+    VERIFIERS,
+    SignatureMethod,
+    describe_method,
 )
-"""Options that name files, or lists of them."""
 
-_LIBRARY_FAILURES = (
-    ("OpenSSL.crypto", "Error"),
-    ("OpenSSL.crypto", "X509StoreContextError"),
-    ("sigstore.errors", "Error"),
-    ("cryptography.exceptions", "UnsupportedAlgorithm"),
-)
-_LISTS = frozenset({"certificate_chain", "module_paths"})
+PART_FILE = f"{RECEIPT_FOLDER}/part.json"
+"""Where a pulled bundle keeps the document of its part."""
+
+MAX_SIGNATURE_BYTES = 1024 * 1024
+"""Largest signature, in bytes, that is read."""
+
 _PREDICATE = "https://model_signing/signature/v1.0"
 _SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
 
 
 @dataclass(frozen=True)
-class Method:
-    """How to sign, or what signature to accept.
+class SignatureSubject:
+    """Files that are signed together, by path and digest, under a name."""
 
-    Attributes:
-        kind: `key`, `certificate`, `sigstore`, `pkcs11` or `pkcs11-certificate`.
-        options: Arguments of model-signing's method of that kind.
-    """
-
-    kind: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    files: tuple[FileEntry, ...]
 
 
-def parse_signer(text: str) -> Method:
-    """Returns what `--sign` names: a private key's file, or `KIND:option=value,…`.
-
-    Raises:
-        RegistryError: There is no such kind.
-    """
-    needed = {"key": ("private_key",), "certificate": ("private_key", "signing_certificate")}
-    return _parse(text, kinds=_SIGNERS, key_option="private_key", needed=needed)
+def subject_of(document: Part | Version) -> SignatureSubject:
+    """Returns what is signed: the files of a part and its document, or the document of a version."""
+    name = PART_FILE if isinstance(document, Part) else "version.json"
+    files = document.files if isinstance(document, Part) else ()
+    return SignatureSubject(document.model, (*files, FileEntry(name, len(document.data), document.digest)))
 
 
-def parse_verifier(text: str) -> Method:
-    """Returns what `--verify` names: a public key's file, or `KIND:option=value,…`.
-
-    Raises:
-        RegistryError: There is no such kind.
-    """
-    needed = {"key": ("public_key",), "sigstore": ("identity", "oidc_issuer")}
-    return _parse(text, kinds=_VERIFIERS, key_option="public_key", needed=needed)
+def move_subject(model: str, move: Move) -> SignatureSubject:
+    """Returns what the signature of a move covers: all of it, and the model."""
+    data = canonical_json([model, encode(replace(move, signature=None))])
+    return SignatureSubject(model, (FileEntry("alias.json", len(data), digest_bytes(data)),))
 
 
-def _parse(
-    text: str,
-    *,
-    kinds: Mapping[str, tuple[str, set[str]]],
-    key_option: str,
-    needed: Mapping[str, tuple[str, ...]],
-) -> Method:
-    kind, colon, rest = text.partition(":")
-    if kind not in kinds and (not colon or "/" in kind or "=" not in rest):
-        return Method("key", {key_option: text})
-    if kind not in kinds:
-        raise RegistryError(
-            f"no such kind of signature: {kind!r}\n  expected one of {', '.join(kinds)}, or a file"
-        )
-    options: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        name, _, value = item.partition("=")
-        if name not in kinds[kind][1] or "pin-value" in value:
-            raise RegistryError(
-                f"no option of {kind} signatures: {name!r}\n"
-                f"  expected some of {', '.join(sorted(kinds[kind][1]))}; secrets are no options",
-                hint=f"export {PASSWORD_VARIABLE}=…   (the password of a private key)",
-            )
-        options[name] = _parse_value(name, value)
-    missing = [name for name in needed.get(kind, ()) if name not in options]
-    if missing:
-        raise RegistryError(
-            f"{kind} signatures need more: {', '.join(missing)}\n  expected {kind}:{missing[0]}=…, got none"
-        )
-    return Method(kind, options)
-
-
-def _parse_value(name: str, value: str) -> Any:
-    if name in _LISTS:
-        return value.split(":")
-    return {"true": True, "false": False}.get(value.lower(), value)
-
-
-def sign_part(part: PartRecord, digest: str, method: Method) -> SignatureRecord:
-    """Signs a part's files.
-
-    Args:
-        part: What is signed.
-        digest: Of the part's record.
-        method: How.
+def sign(subject: SignatureSubject, method: SignatureMethod) -> bytes:
+    """Returns a signature: a Sigstore bundle, as OpenSSF model-signing writes it.
 
     Raises:
         SignatureError: The key cannot be used.
         MissingExtraError: model-signing is not installed.
     """
-    signing = _import("signing")
+    signing = _import_model_signing().signing
     options = dict(method.options)
     if method.kind == "key":
         # Annotated as text by model-signing 1.1, and handed on to where bytes are needed.
         options["password"] = _password()
     with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
         target = Path(folder) / "model.sig"
-        with _translated(f"cannot sign {part.model}", method):
-            config = getattr(signing.Config(), _SIGNERS[method.kind][0])(**options)
-            config.set_hashing_config(_known_digests(part)).sign(folder, target)
-        return SignatureRecord(digest, json.loads(target.read_bytes()))
+        with _translated(f"cannot sign {subject.name}", method):
+            config = getattr(signing.Config(), SIGNERS[method.kind].function)(**options)
+            config.set_hashing_config(_known_digests(subject)).sign(folder, target)
+        return canonical_json(json.loads(target.read_bytes()))
 
 
-def verify_part(
-    part: PartRecord, digest: str, signatures: Iterable[SignatureRecord], method: Method
-) -> SignatureRecord:
-    """Checks that one of a part's signatures is of its files, and by whom `method` says; returns it.
-
-    Args:
-        part: What should be signed.
-        digest: Of the part's record.
-        signatures: All signatures that claim to be for it.
-        method: What signature is accepted.
+def verify_subject(subject: SignatureSubject, signatures: Iterable[bytes], method: SignatureMethod) -> None:
+    """Checks that at least one of several signatures of a subject is valid by `method`.
 
     Raises:
-        SignatureError: None is; the message says what is wrong with each.
+        SignatureError: None is valid; the message says what is wrong with each.
         MissingExtraError: model-signing is not installed.
     """
     problems = []
     for signature in signatures:
         try:
-            _verify(part, signature, method)
+            return _verify(subject, signature, method)
         except SignatureError as error:
             problems.append(error.message.partition("\n")[2] or error.message)
-        else:
-            return signature
     got = "\n".join(problems) or "  got none"
     raise SignatureError(
-        f"no valid signature: {part.model} ({digest})\n  expected one by {describe_method(method)}\n{got}",
+        f"no valid signature: {subject.name}\n  expected one by {describe_method(method)}\n{got}",
         hint="ortprep publish BUNDLE --sign KEY   (by whoever has the key)",
     )
 
 
-def _verify(part: PartRecord, signature: SignatureRecord, method: Method) -> None:
-    statement = _read_statement(signature)
-    verifying = _import("verifying")
-    with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
-        source = Path(folder) / "model.sig"
-        source.write_text(json.dumps(signature.bundle), encoding="utf-8")
-        with _translated(f"signature of {part.model} is not valid", method, differences(part, statement)):
-            config = getattr(verifying.Config(), _VERIFIERS[method.kind][0])(**method.options)
-            config.set_hashing_config(_known_digests(part)).verify(Path(folder), source)
-
-
-def _read_statement(signature: SignatureRecord) -> dict[str, Any]:
-    """Returns what is signed, as yet unverified, unless it says less than what we sign says.
-
-    model-signing also accepts what it wrote before 1.0, and keys that are not named.
-    """
+def _verify(subject: SignatureSubject, signature: bytes, method: SignatureMethod) -> None:
     try:
-        material = signature.bundle["verificationMaterial"]
-        statement: dict[str, Any] = json.loads(base64.b64decode(signature.bundle["dsseEnvelope"]["payload"]))
+        bundle = parse_json(signature[:MAX_SIGNATURE_BYTES], name="a signature")
+    except BundleError as error:
+        raise SignatureError("signature is not of this form\n  expected a Sigstore bundle") from error
+    statement = _read_statement(bundle)
+    if method.kind == "certificate" and not method.options.get("certificate_chain"):
+        raise SignatureError("certificates of any authority\n  expected the chain of one to trust")
+    verifying = _import_model_signing().verifying
+    what = f"signature of {subject.name} is not valid"
+    with (
+        tempfile.TemporaryDirectory(prefix="ortprep-") as folder,
+        _translated(what, method, _list_differences(subject, statement)),
+    ):
+        source = Path(folder) / "model.sig"
+        source.write_text(json.dumps(bundle), encoding="utf-8")
+        config = getattr(verifying.Config(), VERIFIERS[method.kind].function)(**method.options)
+        config.set_hashing_config(_known_digests(subject)).verify(Path(folder), source)
+        if method.kind == "certificate":
+            _check_certificate(bundle, method.subject)
+
+
+def _check_certificate(bundle: Mapping[str, Any], wanted: str) -> None:
+    """Raises unless the verified certificate has that name."""
+    from cryptography import x509
+
+    first = bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][0]
+    names = _names_in(x509.load_der_x509_certificate(base64.b64decode(first["rawBytes"])))
+    if wanted not in names:
+        raise ValueError(f"expected a certificate of {wanted}, got one of {', '.join(names) or 'nobody'}")
+
+
+def _names_in(certificate: Any) -> list[str]:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    with suppress(x509.ExtensionNotFound):
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        for kind in (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier):
+            names += found.get_values_for_type(kind)
+    return names
+
+
+def _read_statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the unverified statement of a signature; refuses weak ones that model-signing accepts."""
+    try:
+        material = bundle["verificationMaterial"]
+        statement: dict[str, Any] = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
         predicate = statement["predicate"] if statement["predicateType"] == _PREDICATE else {}
         serialization = {name: predicate["serialization"][name] for name in ("method", "hash_type")}
         names_key = "publicKey" not in material or bool(material["publicKey"]["hint"])
@@ -222,67 +165,55 @@ def _read_statement(signature: SignatureRecord) -> dict[str, Any]:
     return statement
 
 
-def differences(part: PartRecord, statement: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns every difference between what is signed and a part's files, in words."""
+def _list_differences(subject: SignatureSubject, statement: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns every difference between what is signed and what should be, in words."""
     resources = statement["predicate"].get("resources")
-    listed = resources if isinstance(resources, list) else []
-    signed = {
-        str(one.get("name")): PREFIX + str(one.get("digest")) for one in listed if isinstance(one, dict)
-    }
-    recorded = {entry.path: entry.sha256 for entry in part.files}
-    return (
-        *(f"{path}: not signed" for path in sorted(recorded.keys() - signed.keys())),
-        *(f"{path}: signed, and not there" for path in sorted(signed.keys() - recorded.keys())),
-        *(
-            f"{path}: content: signed {signed[path]}, got {recorded[path]}"
-            for path in sorted(signed.keys() & recorded.keys())
-            if signed[path] != recorded[path]
-        ),
+    listed = [one for one in resources if isinstance(one, dict)] if isinstance(resources, list) else []
+    signed = {str(one.get("name")): PREFIX + str(one.get("digest")) for one in listed}
+    recorded = {entry.path: entry.sha256 for entry in subject.files}
+    return tuple(
+        f"{path}: content: signed {signed.get(path, 'nothing')}, got {recorded.get(path, 'no such file')}"
+        for path in sorted(signed.keys() | recorded.keys())
+        if signed.get(path) != recorded.get(path)
     )
 
 
-def is_signed_by(
-    part: PartRecord, digest: str, signatures: Iterable[SignatureRecord], signer: Method
-) -> bool:
-    """Says whether a part has a valid signature by this signer, if that can be told without signing."""
-    if signer.kind == "certificate":
-        chain = signer.options.get("certificate_chain", [])
-        return _is_valid(part, digest, signatures, Method("certificate", {"certificate_chain": chain}))
-    if signer.kind != "key":
+def is_signed_by(subject: SignatureSubject, signatures: Iterable[bytes], signer: SignatureMethod) -> bool:
+    """Says whether a subject has a valid signature by this signer; False for signers without a local key."""
+    if signer.kind not in ("key", "certificate"):
         return False
-    _import("signing")
+    _import_model_signing()
+    with _translated(f"cannot sign {subject.name}", signer), tempfile.TemporaryDirectory() as folder:
+        verifier = _verifier_of(signer, Path(folder))
+        try:
+            verify_subject(subject, signatures, verifier)
+        except SignatureError:
+            return False
+        return True
+
+
+def _verifier_of(signer: SignatureMethod, folder: Path) -> SignatureMethod:
+    """Returns the verifier for a signer with a key or a certificate."""
+    from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    with _translated(f"cannot sign {part.model}", signer), tempfile.TemporaryDirectory() as folder:
-        private = Path(signer.options["private_key"]).read_bytes()
-        key = serialization.load_pem_private_key(private, _password()).public_key()
-        public = Path(folder) / "key.pub"
-        public.write_bytes(
-            key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        )
-        return _is_valid(part, digest, signatures, Method("key", {"public_key": str(public)}))
-
-
-def _is_valid(part: PartRecord, digest: str, signatures: Iterable[SignatureRecord], method: Method) -> bool:
-    try:
-        verify_part(part, digest, signatures, method)
-    except SignatureError:
-        return False
-    return True
+    if signer.kind == "certificate":
+        own = x509.load_pem_x509_certificate(Path(signer.options["signing_certificate"]).read_bytes())
+        chain = signer.options.get("certificate_chain", [])
+        return SignatureMethod("certificate", {"certificate_chain": chain}, subject=_names_in(own)[0])
+    private = Path(signer.options["private_key"]).read_bytes()
+    key = serialization.load_pem_private_key(private, _password()).public_key()
+    public = folder / "key.pub"
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_bytes(serialization.Encoding.PEM, form))
+    return SignatureMethod("key", {"public_key": str(public)})
 
 
 def _password() -> bytes | None:
-    text = os.environ.get(PASSWORD_VARIABLE)
-    return text.encode() if text else None
+    return os.environ.get(PASSWORD_VARIABLE, "").encode() or None
 
 
-def describe_method(method: Method) -> str:
-    """Returns a method in words."""
-    shown = ", ".join(f"{name}={value}" for name, value in method.options.items())
-    return f"{method.kind} ({shown})" if shown else method.kind
-
-
-def _import(name: str) -> Any:
+def _import_model_signing() -> Any:
     try:
         import model_signing.signing
         import model_signing.verifying
@@ -291,14 +222,13 @@ def _import(name: str) -> Any:
             "model-signing is not installed\n  expected it to sign and verify",
             hint="pip install 'ortprep[sign]'",
         ) from error
-    return getattr(model_signing, name)
+    return model_signing
 
 
 @contextmanager
-def _translated(what: str, method: Method, differing: Sequence[str] = ()) -> Iterator[None]:
+def _translated(what: str, method: SignatureMethod, differing: Sequence[str] = ()) -> Iterator[None]:
     from cryptography.exceptions import InvalidSignature
 
-    own: tuple[type[Exception], ...] = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
     try:
         yield
     except OSError as error:
@@ -307,7 +237,7 @@ def _translated(what: str, method: Method, differing: Sequence[str] = ()) -> Ite
         raise SignatureError(
             f"{what}\n  not signed by {describe_method(method)}, or changed since"
         ) from error
-    except own + _library_failures() as error:
+    except _library_failures() as error:
         # model-signing's own, of malformed keys, signatures and payloads, and of files that differ
         is_difference = bool(differing) and str(error).startswith("Signature mismatch")
         reasons = differing if is_difference else (f"{type(error).__name__}: {str(error)[:300]}", *differing)
@@ -316,20 +246,24 @@ def _translated(what: str, method: Method, differing: Sequence[str] = ()) -> Ite
 
 
 def _library_failures() -> tuple[type[Exception], ...]:
-    """Returns what libraries under model-signing raise, of those that were imported."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in _LIBRARY_FAILURES)
-    return tuple(kind for kind in found if kind is not None)
+    """Returns what model-signing and the libraries under it raise."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from OpenSSL import crypto
+    from sigstore.errors import Error
+
+    own = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+    return (*own, UnsupportedAlgorithm, crypto.Error, crypto.X509StoreContextError, Error)
 
 
-def _known_digests(part: PartRecord) -> Any:
-    """Returns a hashing configuration for model-signing that takes a part's digests as they are."""
+def _known_digests(subject: SignatureSubject) -> Any:
+    """Returns a hashing configuration for model-signing that takes a subject's digests as they are."""
     from model_signing import hashing, manifest
     from model_signing._hashing.hashing import Digest
 
     class KnownDigests(hashing.Config):
         def hash(self, model_path: object, *, files_to_hash: object = None) -> manifest.Manifest:  # noqa: ARG002
             kind = manifest.SerializationType.from_args(dict(_SERIALIZATION))
-            return manifest.Manifest(part.model, [_item(kind, entry) for entry in part.files], kind)
+            return manifest.Manifest(subject.name, [_item(kind, entry) for entry in subject.files], kind)
 
     def _item(kind: manifest.SerializationType, entry: FileEntry) -> manifest.ManifestItem:
         return kind.new_item(entry.path, Digest("sha256", bytes.fromhex(entry.sha256.removeprefix(PREFIX))))

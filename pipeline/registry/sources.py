@@ -5,27 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.bundle.digest import DigestCache
-from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.choosing import Wanted
-from pipeline.registry.pulling import pull_cached
+from pipeline.registry.pull import PullRequest, pull_cached
 from pipeline.registry.receipt import verify_bundle
 from pipeline.registry.references import split_location
-from pipeline.registry.signatures import parse_verifier
+from pipeline.registry.signature_methods import parse_verifier
 
 
 def locate(bundle: str, *, require_signature: str | None = None) -> Path:
-    """Returns the folder of a bundle; see `pipeline.runtime.loading.sources.locate`.
-
-    Raises:
-        PipelineError: As described there.
-    """
+    """Returns the folder of a bundle, as `pipeline.runtime.loading.sources.locate` describes."""
     method = None if require_signature is None else parse_verifier(require_signature)
     path = Path(bundle)
     if "://" in bundle:
         url, reference = split_location(bundle)
-        with open_catalogue(url, cache=Cache()) as catalogue:
-            path = pull_cached(Wanted(reference, verifier=method), catalogue).path
+        with open_catalogue(url) as catalogue:
+            path = pull_cached(PullRequest(reference, verifier=method), catalogue).path
     if method is not None:
         verify_bundle(path, method, digest_cache=DigestCache())
     return path

@@ -1,33 +1,33 @@
-"""Bytes on their way: hashed while they are written, several files at once."""
+"""Transfers of files: hashed while they are written, several at once."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
 from pipeline.bundle.digest import PREFIX
+from pipeline.bundle.file_memory import open_regular
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.regular_file import open_regular
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, RegistryError
 from pipeline.registry.backend import BLOCK_BYTES, Report
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 PARALLEL_TRANSFERS = 4
+PARALLEL_REQUESTS = 8
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
-    """Yields a file's blocks from `offset` on; each is valid until the next is asked for.
+    """Yields a file's blocks from `offset` on; each is valid until the next one is read.
 
-    One buffer serves for all, and it fits the processor's cache: new memory for every megabyte takes longer
-    than hashing it (1 GiB in two files on two cores: 1.2 s with, 0.5 s without).
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
+    One buffer that fits the processor's cache serves for all: new memory for every block takes longer than
+    hashing it.
     """
     block = memoryview(bytearray(BLOCK_BYTES))
     with open_regular(path) as file:
@@ -44,14 +44,9 @@ def copy_blocks(
     *,
     seen: hashlib._Hash | None = None,
 ) -> None:
-    """Writes blocks to a file and checks that they are those of `entry`.
+    """Writes blocks to a file, from where it is on, and checks that it is then what `entry` says.
 
-    Args:
-        blocks: What is written.
-        file: Where to, at the offset where `blocks` begin.
-        entry: Size and digest of the whole file.
-        report: Told of every block.
-        seen: Has hashed what is before the offset.
+    `seen` has hashed what is before; every block is reported.
 
     Raises:
         IntegrityError: There are more bytes, fewer, or others.
@@ -81,18 +76,15 @@ def counted(report: Report) -> Iterator[Report]:
         total += size_bytes
         report(size_bytes)
 
-    with ExitStack() as undo:
-        undo.callback(lambda: report(-total))
+    try:
         yield count
-        undo.pop_all()
+    except BaseException:
+        report(-total)
+        raise
 
 
 def check_copied(entry: FileEntry, size_bytes: int, digest: str) -> None:
-    """Checks size and digest of what was transferred.
-
-    Raises:
-        IntegrityError: They are not those of `entry`.
-    """
+    """Raises IntegrityError unless size and digest are those of `entry`."""
     if (size_bytes, digest) != (entry.size_bytes, entry.sha256):
         raise IntegrityError(
             f"other bytes than recorded: {entry.path}\n"
@@ -106,17 +98,26 @@ def run_parallel(action: Callable[[T], None], items: Sequence[T]) -> None:
 
     What has begun is waited for, so that nothing is written after this returned.
     """
-    if not items:
-        return
-    with ThreadPoolExecutor(
-        min(PARALLEL_TRANSFERS, len(items)), thread_name_prefix="ortprep-transfer"
-    ) as pool:
+    with ThreadPoolExecutor(PARALLEL_TRANSFERS, thread_name_prefix="ortprep-transfer") as pool:
         futures = [pool.submit(action, item) for item in items]
-        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in waiting:
-            future.cancel()
-        for future in done:
-            future.result()
-    for future in futures:
-        if not future.cancelled():
-            future.result()
+        try:
+            for future in as_completed(futures):
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def map_parallel(action: Callable[[T], R], items: Sequence[T]) -> dict[T, R]:
+    """Returns what `action` returns for every item; it is called for several at a time."""
+    with ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="ortprep-request") as pool:
+        return dict(zip(items, pool.map(action, items), strict=True))
+
+
+def read_limit(variable: str, default: int) -> int:
+    """Returns the number in an environment variable, or a default; raises RegistryError for other text."""
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise RegistryError(f"bad {variable}: {text[:80]!r}\n  expected a whole number")
+    return int(text)

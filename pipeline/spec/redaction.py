@@ -1,8 +1,9 @@
-"""URLs as they may be shown, logged and recorded: without the secrets people put into them."""
+"""URLs without secrets, to show, log and record."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from urllib.parse import unquote
 
@@ -31,13 +32,25 @@ def redact_url(url: str) -> str:
 
     A parameter whose name says that it is a secret or part of a signature (presigned S3, GCS and Azure URLs
     among them) loses its value, so that two signatures of one object read the same. A long random-looking
-    value under any other name may be a secret or an identifier: a short digest stands for it, which keeps
-    identifiers distinct. Total and idempotent. Secrets in the path cannot be told from other paths and stay.
-
-    Args:
-        url: Any text; fsspec's chained URLs (`zip://a.onnx::https://…`) are taken link by link.
+    value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
+    identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
+    chained URLs (`zip://a.onnx::https://…`) are redacted link by link.
     """
     return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+
+
+def hide_queries_in_logs() -> None:
+    """Cuts the queries off the URLs in urllib3's debug messages: they have tokens and signatures in them."""
+    logging.getLogger("urllib3.connectionpool").addFilter(_hide_queries)
+
+
+def _hide_queries(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            one.partition("?")[0] + "?…" if isinstance(one, str) and "?" in one else one
+            for one in record.args
+        )
+    return True
 
 
 def has_credentials(url: str) -> bool:
@@ -46,7 +59,7 @@ def has_credentials(url: str) -> bool:
 
 
 def last_link(url: str) -> str:
-    """Returns the URL that is fetched in the end: `https://…` of `zip://a.onnx::https://…`."""
+    """Returns the last link of a chained URL: `https://…` of `zip://a.onnx::https://…`."""
     return _LINK_BORDER.split(url)[-1]
 
 

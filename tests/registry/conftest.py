@@ -10,11 +10,18 @@ import pytest
 
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
-from tests.registry.mlflow_server import mlflow_server
-from tests.registry.oci_server import oci_server
-from tests.registry.s3_server import BUCKET, s3_server
+from tests.registry.backends.mlflow.fakes import mlflow_server
+from tests.registry.backends.oci.fakes import oci_server
+from tests.registry.fakes import BUCKET, s3_server
 
-KINDS = ("directory", "s3", "oci", "mlflow")
+KINDS = (
+    "directory",
+    "oci",
+    pytest.param("s3", marks=pytest.mark.slow),
+    pytest.param("mlflow", marks=pytest.mark.slow),
+)
+"""A contract is quick on two kinds of registry, and slow on all."""
+
 _numbers = itertools.count(1)
 
 

@@ -15,23 +15,23 @@ from typing import Any
 from pipeline.registry.backend import Backend
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.choosing import ALL, Wanted
-from pipeline.registry.collection import Policy, collect
+from pipeline.registry.garbage_collection import RetentionPolicy, collect
 from pipeline.registry.progress import Progress
-from pipeline.registry.publishing import publish
-from pipeline.registry.pulling import pull
-from pipeline.registry.references import Reference, open_registry
+from pipeline.registry.publish import publish
+from pipeline.registry.pull import PullRequest, pull
+from pipeline.registry.references import VersionRef, open_registry
 
 _COUNTED = frozenset(
     {
-        "write_record",
-        "delete_record",
-        "upload_file",
-        "finish_part",
-        "mirror",
-        "delete_files",
-        "delete_part",
+        "add_version",
+        "attach",
+        "delete_version",
         "open_file",
+        "put_part",
+        "read_aliases",
+        "set_alias",
+        "sweep",
+        "upload_file",
     }
 )
 
@@ -62,6 +62,10 @@ class Dying:
 
 def main(action: str, registry: str, path: str, name: str, step: str) -> None:
     backend: Any = Dying(open_registry(registry), int(step))
+    folder = getattr(backend, "_folder", None)
+    if folder is not None:
+        delete = folder.delete
+        folder.delete = lambda path: (backend.count(), delete(path))
     catalogue = Catalogue(backend, Cache(Path(path).parent / "cache"))
 
     def observe(progress: Progress) -> None:
@@ -69,8 +73,8 @@ def main(action: str, registry: str, path: str, name: str, step: str) -> None:
 
     actions: dict[str, Callable[[], object]] = {
         "publish": lambda: publish(Path(path), catalogue, observer=observe),
-        "pull": lambda: pull(Wanted(Reference(name, None), ALL), catalogue, Path(path), observer=observe),
-        "collect": lambda: collect(name, catalogue, policy=Policy(0, 0), dry_run=False),
+        "pull": lambda: pull(PullRequest(VersionRef(name, None)), catalogue, Path(path), observer=observe),
+        "collect": lambda: collect(name, catalogue, policy=RetentionPolicy(0, 0, 0), dry_run=False),
     }
     actions[action]()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,14 @@ from pipeline.bundle.verification import check_bundle
 from pipeline.errors import IntegrityError, RegistryError, RegistryUnavailableError
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.choosing import ALL, Wanted
-from pipeline.registry.publishing import Note, publish
-from pipeline.registry.pulling import pull, pull_cached
+from pipeline.registry.publish import publish
+from pipeline.registry.pull import PullRequest, pull, pull_cached
 from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import Reference
+from pipeline.registry.references import VersionRef
 from pipeline.registry.retries import with_retries
-from pipeline.registry.signatures import parse_signer, parse_verifier
-from tests.registry.bundles import BARE, Made, read_tree, write_bundle
-from tests.registry.fault_proxy import fault_proxy
-from tests.registry.keys import write_keys
+from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
+from tests.registry.fakes import fault_proxy
 
 DATA = os.urandom(3_000_000)
 ENTRY = FileEntry("weights", len(DATA), digest_bytes(DATA))
@@ -128,6 +127,29 @@ def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path: Pa
     assert [cache.has_file(entry) for entry in entries] == [False, False, True, True]
 
 
+def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit_bytes=0)
+    done = threading.Event()
+
+    def pull_and_remove() -> None:
+        while not done.is_set():
+            for number in range(20):
+                folder = tmp_path / f"bundles/{number}/cpu"
+                with suppress(FileNotFoundError):  # trimmed already
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / "x").write_bytes(b"x")
+                shutil.rmtree(folder.parent, ignore_errors=True)
+
+    thread = threading.Thread(target=pull_and_remove)
+    thread.start()
+    try:
+        for _ in range(300):
+            cache.trim(grace_s=0)
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RegistryError, match="no cache for what is pulled") as raised:
@@ -154,7 +176,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(registry), str(out)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 5, done.stderr
@@ -175,12 +197,12 @@ def test_without_the_registry_a_reference_names_what_it_named_last(
     with fault_proxy(oci_url) as proxy:
         url = registry.replace(oci_url.partition("://")[2], proxy.url.partition("://")[2])
         with open_catalogue(url, cache=cache) as catalogue:
-            publish(bundle, catalogue, note=Note("v1"))
-            online = pull_cached(Wanted(Reference("net", "v1")), catalogue, hardware=BARE)
+            publish(bundle, catalogue, label="v1")
+            online = pull_cached(PullRequest(VersionRef("net", "v1")), catalogue, hardware=BARE)
     with open_catalogue(url, cache=cache) as catalogue:
-        offline = pull_cached(Wanted(Reference("net", "v1")), catalogue, hardware=BARE, say=said.append)
+        offline = pull_cached(PullRequest(VersionRef("net", "v1")), catalogue, hardware=BARE, say=said.append)
         with pytest.raises(RegistryUnavailableError):
-            pull_cached(Wanted(Reference("net", "never-asked-for")), catalogue, hardware=BARE)
+            pull_cached(PullRequest(VersionRef("net", "never-asked-for")), catalogue, hardware=BARE)
     assert offline.path == online.path
     assert read_tree(offline.path) == read_tree(bundle)
     assert len(said) == 1
@@ -192,7 +214,7 @@ def test_a_version_named_by_its_digest_needs_no_registry(
     registry: str, catalogue: Catalogue, tmp_path: Path
 ) -> None:
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
-    wanted = Wanted(Reference("net", published.version.digest))
+    wanted = PullRequest(VersionRef("net", published.version.digest))
     first = pull_cached(wanted, catalogue, hardware=BARE)
     Path(registry).rename(tmp_path / "gone")
     assert pull_cached(wanted, catalogue, hardware=BARE).path == first.path
@@ -227,22 +249,22 @@ def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(
     for i in range(3):
         weights = os.urandom(1_000_000)
         made = (Made("portable", weights=weights),)
-        publish(write_bundle(tmp_path / str(i), made=made, spec=bytes([i])), catalogue, note=Note(f"v{i}"))
+        publish(write_bundle(tmp_path / str(i), made=made, spec=bytes([i])), catalogue, label=f"v{i}")
         child = (
             "import sys; from pathlib import Path\n"
             "from pipeline.registry.cache import Cache\n"
             "from pipeline.registry.catalogue import Catalogue\n"
-            "from pipeline.registry.choosing import *\n"
-            "from pipeline.registry.pulling import *\n"
+            "from pipeline.registry.pull import *\n"
             "from pipeline.registry.references import *\n"
+            "from pipeline.registry.pull import *\n"
             "own = Catalogue(open_registry(sys.argv[1]), Cache(Path(sys.argv[2])))\n"
-            "print(pull_cached(Wanted(Reference('net', sys.argv[3]), ALL), own).path)\n"
+            "print(pull_cached(PullRequest(VersionRef('net', sys.argv[3])), own).path)\n"
         )
         arguments = [sys.executable, "-c", child, catalogue.backend.url, str(cache.root), f"v{i}"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=600)
         paths.append(Path(done.stdout.strip()))
     (cache.root / "bundles/.tmp-left").mkdir()
-    kept = pull_cached(Wanted(Reference("net", "v0"), ALL), own, hardware=BARE).path
+    kept = pull_cached(PullRequest(VersionRef("net", "v0")), own, hardware=BARE).path
     assert kept == paths[0]
     for path in cache.root.rglob("*"):
         os.utime(path, (1, 1), follow_symlinks=False)
@@ -258,23 +280,25 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalo
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
-    pull_cached(Wanted(Reference("net", None)), catalogue, hardware=BARE)
+    pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
     publish(bundle, catalogue, signer=parse_signer(str(private)))
     verifier = parse_verifier(str(public))
-    path = pull_cached(Wanted(Reference("net", None), verifier=verifier), catalogue, hardware=BARE).path
+    path = pull_cached(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, hardware=BARE).path
     verify_bundle(path, verifier)
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_damaged_record_in_the_cache_is_read_again(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_damaged_document_in_the_cache_is_read_again(catalogue: Catalogue, tmp_path: Path) -> None:
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
-    wanted = Wanted(Reference("net", published.version.digest))
+    wanted = PullRequest(VersionRef("net", published.version.digest))
     pull_cached(wanted, catalogue, hardware=BARE)
-    for record in (catalogue.cache.root / "records").iterdir():
-        record.write_bytes(b"damaged")
+    for document in (catalogue.cache.root / "documents").iterdir():
+        document.write_bytes(b"damaged")
     again = pull_cached(wanted, catalogue, hardware=BARE)
     assert again.version == published.version.digest
-    assert b"damaged" not in [record.read_bytes() for record in (catalogue.cache.root / "records").iterdir()]
+    assert b"damaged" not in [
+        document.read_bytes() for document in (catalogue.cache.root / "documents").iterdir()
+    ]
 
 
 @pytest.mark.parametrize("kind", ["directory"])
@@ -285,7 +309,7 @@ def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue: Catalogue, t
 
     def run(_: int) -> Path:
         own = Catalogue(catalogue.backend, Cache(tmp_path / "shared"))
-        return pull(Wanted(Reference("net", None), ALL), own, out, hardware=BARE).path
+        return pull(PullRequest(VersionRef("net", None)), own, out, hardware=BARE).path
 
     with ThreadPoolExecutor(6) as pool:
         assert set(pool.map(run, range(12))) == {out}
@@ -301,15 +325,15 @@ def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path: Path) -> Non
 
 
 def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path: Path) -> None:
-    """Removing the bundle, which another process was at, took away the file that was locked."""
+    """Another process that was at removing it goes first; then it is kept."""
     cache = Cache(tmp_path)
-    use = tmp_path / "locks/use-one"
+    use = cache._lock_path("use", "one")
     with use.open("ab") as trimming:
         fcntl.flock(trimming, fcntl.LOCK_EX)
         thread = threading.Thread(target=cache.keep, args=(tmp_path / "bundles/one",))
         thread.start()
         time.sleep(0.2)
-        use.unlink()
-    thread.join(10)
+        assert thread.is_alive()
+    thread.join(300)
     with use.open("ab") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.manifest import read_manifest
 from pipeline.bundle.verification import check_bundle
 from pipeline.errors import (
+    BundleError,
     ConflictError,
     NotPublishedError,
     PromotionRefusedError,
     RegistryError,
     SignatureError,
 )
+from pipeline.registry.backend import MOVE
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.choosing import ALL, Wanted
-from pipeline.registry.collection import Policy, collect
-from pipeline.registry.promotion import Gate, promote, rollback
-from pipeline.registry.publishing import Note, Published, publish
-from pipeline.registry.pulling import Pulled, pull, pull_cached
-from pipeline.registry.references import Reference
-from pipeline.registry.signatures import parse_signer, parse_verifier
-from tests.registry.bundles import (
-    ANY,
+from pipeline.registry.documents import Part, Version, build_version
+from pipeline.registry.garbage_collection import RetentionPolicy, collect
+from pipeline.registry.promotion import PromotionGate, promote, rollback
+from pipeline.registry.publish import PublishResult, publish
+from pipeline.registry.pull import PullRequest, PullResult, pull, pull_cached
+from pipeline.registry.references import VersionRef, open_registry
+from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from pipeline.runtime.machine.hardware import Hardware
+from tests.registry.builders import (
     BARE,
     ELSEWHERE,
     HERE,
@@ -39,25 +43,33 @@ from tests.registry.bundles import (
     on_gpu,
     read_tree,
     write_bundle,
+    write_keys,
 )
-from tests.registry.keys import write_keys
 
 LATER, LATEST = "2026-11-21T00:00:00+00:00", "2026-11-22T00:00:00+00:00"
-NOTHING = Policy(keep_latest=0, keep_days=0)
+NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
 
 
-def pull_all(catalogue: Catalogue, out: Path, model: str, version: str | None = None) -> Pulled:
-    return pull(Wanted(Reference(model, version), ALL), catalogue, out, hardware=BARE)
+def pull_it(
+    catalogue: Catalogue, out: Path, model: str, version: str | None = None, hardware: Hardware = BARE
+) -> PullResult:
+    return pull(PullRequest(VersionRef(model, version)), catalogue, out, hardware=hardware)
 
 
-def publish_build(catalogue: Catalogue, folder: Path, build: Build, label: str | None = None) -> Published:
-    return publish(write_bundle(folder, build), catalogue, note=Note(label))
+def publish_build(
+    catalogue: Catalogue, folder: Path, build: Build, label: str | None = None
+) -> PublishResult:
+    return publish(write_bundle(folder, build), catalogue, label=label)
+
+
+def part_of(catalogue: Catalogue, published: PublishResult) -> Part:
+    return catalogue.read_part(published.version.model, published.part)
 
 
 def test_what_is_pulled_is_what_was_published(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", HERE), Made("portable")))
     published = publish(bundle, catalogue)
-    pulled = pull_all(catalogue, tmp_path / "out", model)
+    pulled = pull_it(catalogue, tmp_path / "out", model)
     assert read_tree(tmp_path / "out") == read_tree(bundle)
     assert pulled.version == published.version.digest
     check_bundle(tmp_path / "out")
@@ -86,38 +98,46 @@ def test_versions_that_share_weights_upload_them_once(
         (Made("portable", weights=weights),), name=model, graph=b"other", created_at=LATER, spec=b"other"
     )
     second = publish_build(catalogue, tmp_path / "b", other)
-    assert second.uploaded_bytes < 10_000
+    assert second.uploaded_bytes < 20_000
 
 
-def test_variants_of_one_source_and_spec_become_one_version(
+def test_parts_of_one_source_and_spec_become_one_version(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
     builds = (
-        Build((Made("cpu", HERE, b"one"), Made("portable", ANY, b"p")), name=model),
+        Build((Made("cpu", HERE, b"one"),), name=model),
         Build((Made("cuda", on_gpu(9, 0), b"two"),), name=model, created_at=LATER),
         Build((Made("cuda", on_gpu(8, 6), b"three"),), name=model, created_at=LATEST),
     )
     published = [publish_build(catalogue, tmp_path / str(i), build) for i, build in enumerate(builds)]
     last = published[-1].version
-    assert len(last.record.parts) == 3
+    assert last.part_digests == {one.part for one in published}
     state = catalogue.read_state(model)
-    assert state.versions[published[0].version.digest].superseded_by == last.digest
-    pull_all(catalogue, tmp_path / "out", model)
-    check_bundle(tmp_path / "out")
-    config = read_loader_config(tmp_path / "out")
-    assert [variant.target for variant in config.variants] == ["cuda", "cuda", "cpu", "cpu"]
-    assert config.variants[-1].name == "portable"
-    weights = {(tmp_path / "out" / v.files[1].path).read_bytes() for v in config.variants}
-    assert weights == {b"one", b"two", b"three", b"p"}
-    assert len(read_manifest(tmp_path / "out").parts) == 3
+    assert state.superseded_by[published[0].version.digest] == last.digest
+    for index, hardware in enumerate((BARE, machine_with_gpu((9, 0)), machine_with_gpu((8, 6)))):
+        pulled = pull_it(catalogue, tmp_path / f"out{index}", model, hardware=hardware)
+        assert pulled.part == published[index].part
+        assert set(pulled.left_out) == last.part_digests - {pulled.part}
+        assert read_tree(tmp_path / f"out{index}") == read_tree(tmp_path / str(index))
+    other = PullRequest(VersionRef(model, None), published[1].part)
+    assert pull(other, catalogue, tmp_path / "named", hardware=BARE).variants == ("cuda", "portable")
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_a_bundle_without_a_portable_variant_is_not_published(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "a", name=model, made=(Made("cpu", HERE),), portable=False)
+    with pytest.raises(BundleError, match="not a complete bundle"):
+        publish(bundle, catalogue)
 
 
 def test_a_version_never_changes(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
     first = publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), name=model), "one")
-    before = pull_all(catalogue, tmp_path / "before", model, "one")
+    before = pull_it(catalogue, tmp_path / "before", model, "one")
     cuda = Build((Made("cuda", on_gpu(9, 0)),), name=model, created_at=LATER)
     publish_build(catalogue, tmp_path / "b", cuda)
-    after = pull_all(catalogue, tmp_path / "after", model, "one")
+    after = pull_it(catalogue, tmp_path / "after", model, "one")
     assert before.version == after.version == first.version.digest
     assert read_tree(tmp_path / "before") == read_tree(tmp_path / "after")
 
@@ -127,20 +147,81 @@ def test_a_label_never_comes_to_mean_other_bytes(catalogue: Catalogue, model: st
     other = Build((Made("portable", weights=b"other"),), name=model, spec=b"other")
     with pytest.raises(ConflictError, match=r"label taken: net\d+@1.4"):
         publish_build(catalogue, tmp_path / "b", other, "1.4")
-    assert catalogue.read_state(model).labels["1.4"] == first.version.digest
+    assert [one.digest for one in catalogue.read_state(model).labels()["1.4"]] == [first.version.digest]
 
 
-def test_versions_without_a_given_label_are_numbered_by_day(
+def test_a_label_that_another_version_has_is_refused_by_the_registry_itself(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
-    labels = [
-        publish_build(
-            catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]), created_at=LATER)
-        ).version.labels
+    first = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.4")
+    other = publish_build(catalogue, tmp_path / "b", Build(name=model, spec=b"other"), "other")
+    rival = build_version(model, [part_of(catalogue, other)], label="1.4", published_at=LATEST)
+    assert not catalogue.backend.add_version(model, rival)
+    state = catalogue.read_state(model)
+    assert set(state.versions) == {first.version.digest, other.version.digest}
+    assert catalogue.backend.add_version(model, first.version)
+    assert catalogue.read_state(model) == state
+
+
+def claim_labels(registry: str, claims: Sequence[Version], start: Barrier, outcomes: Connection) -> None:
+    """Adds versions in a process of its own, each at the same moment as its rival."""
+    backend = open_registry(registry)
+    backend.read_aliases(claims[0].model)
+    for version in claims:
+        start.wait(600)
+        outcomes.send(backend.add_version(version.model, version))
+    backend.close()
+
+
+def test_of_two_processes_that_claim_one_label_at_once_exactly_one_gets_it(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    rounds = 6
+    parts = [
+        part_of(catalogue, publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))))
         for i in range(2)
     ]
-    today = datetime.now(UTC).date().isoformat()
-    assert labels == [(f"{today}.1",), (f"{today}.2",)]
+    claims = [
+        [build_version(model, [part], label=f"1.{i}", published_at=LATEST) for i in range(rounds)]
+        for part in parts
+    ]
+    context = get_context("spawn")
+    start, pipes = context.Barrier(2), [context.Pipe() for _ in parts]
+    processes = [
+        context.Process(target=claim_labels, args=(registry, own, start, pipe[1]))
+        for own, pipe in zip(claims, pipes, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = [[pipe[0].recv() for _ in range(rounds)] for pipe in pipes]
+    for process in processes:
+        process.join(600)
+    labels = catalogue.read_state(model).labels()
+    for number, (first, second) in enumerate(zip(*outcomes, strict=True)):
+        assert first != second
+        assert labels[f"1.{number}"] == (claims[0 if first else 1][number],)
+
+
+def test_a_merged_version_gets_a_number_where_the_label_is_taken(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    cpu = write_bundle(tmp_path / "cpu", name=model, made=(Made("cpu", HERE),))
+    cuda = write_bundle(tmp_path / "cuda", name=model, made=(Made("cuda", on_gpu(9, 0)),))
+    found = [publish(one, catalogue, label="1.4").version for one in (cpu, cuda, cuda)]
+    assert [version.label for version in found] == ["1.4", "1.4-2", "1.4-2"]
+
+
+def test_versions_without_a_given_label_are_called_after_the_day(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    days = {datetime.now(UTC).date().isoformat()}
+    labels = {
+        publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))).version.label
+        for i in range(2)
+    }
+    days.add(datetime.now(UTC).date().isoformat())
+    assert len(labels) == 2
+    assert all(label and label[:10] in days and label[10] == "." and len(label) == 19 for label in labels)
 
 
 def test_publishers_at_the_same_time_lose_nothing(
@@ -157,34 +238,17 @@ def test_publishers_at_the_same_time_lose_nothing(
     ]
     bundles = [write_bundle(tmp_path / f"b{i}", build) for i, build in enumerate(builds)]
 
-    def run(i: int) -> Published:
+    def run(i: int) -> PublishResult:
         with open_catalogue(registry, cache=Cache(tmp_path / f"cache{i}")) as own:
             return publish(bundles[i], own)
 
     with ThreadPoolExecutor(nodes) as pool:
         list(pool.map(run, range(nodes)))
     state = catalogue.read_state(model)
-    current = [version for version in state.versions.values() if not version.superseded_by]
-    assert [len(version.record.parts) for version in current] == [nodes]
-    assert all(version.labels for version in current)
-    pull_all(catalogue, tmp_path / "out", model)
+    current = [one for digest, one in state.versions.items() if digest not in state.superseded_by]
+    assert [len(version.parts) for version in current] == [nodes]
+    pull_it(catalogue, tmp_path / "out", model)
     check_bundle(tmp_path / "out")
-
-
-def test_only_what_this_machine_can_use_is_pulled(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
-    made = (Made("cuda", on_gpu(9, 0), b"c"), Made("cpu", ELSEWHERE, b"e"), Made("portable", weights=b"p"))
-    publish_build(catalogue, tmp_path / "a", Build(made, name=model))
-    pulled = pull(Wanted(Reference(model, None)), catalogue, tmp_path / "out", hardware=BARE)
-    assert pulled.variants == ("portable",)
-    assert set(pulled.left_out) == {"cuda", "cpu"}
-    check_bundle(tmp_path / "out")
-    assert not (tmp_path / "out/cuda").exists()
-    gpu = pull(Wanted(Reference(model, None)), catalogue, tmp_path / "gpu", hardware=machine_with_gpu((9, 0)))
-    assert gpu.variants == ("cuda", "portable")
-    publish_build(catalogue, tmp_path / "b", Build((Made("cpu", ELSEWHERE),), name=model, spec=b"2"), "e")
-    with pytest.raises(RegistryError, match="no variant of"):
-        pull(Wanted(Reference(model, "e")), catalogue, tmp_path / "no", hardware=BARE)
-    assert not (tmp_path / "no").exists()
 
 
 def test_aliases_move_with_history_and_roll_back(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
@@ -195,33 +259,51 @@ def test_aliases_move_with_history_and_roll_back(catalogue: Catalogue, model: st
         for i in range(3)
     ]
     for i in range(3):
-        promote(Reference(model, f"v{i}"), "production", catalogue)
+        promote(VersionRef(model, f"v{i}"), "production", catalogue)
     assert rollback(model, "production", catalogue).version.digest == versions[1]
     assert rollback(model, "production", catalogue, reason="slow").version.digest == versions[0]
     with pytest.raises(NotPublishedError, match="nothing to roll back to"):
         rollback(model, "production", catalogue)
-    alias = catalogue.read_state(model).aliases["production"]
-    assert [move.record.action for move in alias.history] == ["promote"] * 3 + ["rollback"] * 2
-    assert alias.history[-1].record.reason == "slow"
-    pulled = pull_all(catalogue, tmp_path / "out", model, "production")
+    moves = catalogue.read_moves(model, catalogue.read_state(model).versions.values())["production"]
+    assert [move.action for move in moves] == ["promote"] * 3 + ["rollback"] * 2
+    assert moves[-1].reason == "slow"
+    pulled = pull_it(catalogue, tmp_path / "out", model, "production")
     assert pulled.version == versions[0]
+
+
+def test_an_alias_that_was_moved_by_other_means_counts(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    versions = [
+        publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}").version
+        for i in range(4)
+    ]
+    promote(VersionRef(model, "v0"), "production", catalogue)
+    promote(VersionRef(model, "v1"), "production", catalogue)
+    catalogue.backend.set_alias(model, "production", versions[2])
+    assert pull_it(catalogue, tmp_path / "out", model, "production").version == versions[2].digest
+    assert rollback(model, "production", catalogue).version == versions[1]
+    catalogue.backend.set_alias(model, "production", versions[2])
+    moved = promote(VersionRef(model, "v3"), "production", catalogue)
+    assert moved.before == versions[2].digest
+    assert rollback(model, "production", catalogue).version == versions[2]
 
 
 def test_promoting_twice_is_recorded_once(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
     publish_build(catalogue, tmp_path / "a", Build(name=model), "a")
-    promote(Reference(model, "a"), "production", catalogue)
-    promote(Reference(model, "a"), "production", catalogue)
-    assert len(catalogue.read_state(model).aliases["production"].history) == 1
+    promote(VersionRef(model, "a"), "production", catalogue)
+    promote(VersionRef(model, "a"), "production", catalogue)
+    versions = list(catalogue.read_state(model).versions.values())
+    assert [len(found) for found in catalogue.backend.read_attached(model, versions, MOVE).values()] == [1]
 
 
 @pytest.mark.parametrize(
     ("made", "objection"),
     [
         (Made("portable", error=2.0), "verification failed"),
-        (Made("portable", init_ms=12.0), r"getting ready takes 12 ms instead of 10 ms, 1.20×"),
-        (Made("portable", steady_ms=6.0), "steady run takes 6 ms instead of 5 ms"),
-        (Made("portable", init_ms=None), "not measured"),
-        (Made("cuda", on_gpu(9, 0)), "nothing for target cpu"),
+        (Made("portable", init_ms=12.0), r"ready, warm cache: 12 ms instead of 10 ms, 1.200×"),
+        (Made("portable", steady_ms=6.0), "steady, warm cache: 6 ms instead of 5 ms"),
+        (Made("portable", init_ms=None), "not known any more"),
     ],
 )
 @pytest.mark.parametrize("kind", ["directory"])
@@ -229,15 +311,38 @@ def test_the_gate_refuses_what_is_worse(
     catalogue: Catalogue, model: str, tmp_path: Path, made: Made, objection: str
 ) -> None:
     publish_build(catalogue, tmp_path / "a", Build(name=model), "old")
-    promote(Reference(model, "old"), "production", catalogue)
+    promote(VersionRef(model, "old"), "production", catalogue)
     publish_build(catalogue, tmp_path / "b", Build((made,), name=model, spec=b"new"), "new")
     with pytest.raises(PromotionRefusedError, match=objection):
-        promote(Reference(model, "new"), "production", catalogue)
+        promote(VersionRef(model, "new"), "production", catalogue)
+    forced = PromotionGate(force=True)
     with pytest.raises(RegistryError, match="no reason given"):
-        promote(Reference(model, "new"), "production", catalogue, gate=Gate(force=True))
-    moved = promote(Reference(model, "new"), "production", catalogue, gate=Gate(force=True), reason="must")
-    assert moved.alias.history[-1].record.reason == "must"
-    assert len(moved.forced) == 1
+        promote(VersionRef(model, "new"), "production", catalogue, gate=forced)
+    moved = promote(VersionRef(model, "new"), "production", catalogue, gate=forced, reason="must")
+    (*_, last) = catalogue.read_moves(model, catalogue.read_state(model).versions.values())["production"]
+    assert (last.reason, last.forced) == ("must", moved.forced)
+    assert moved.forced
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_the_gate_refuses_to_lose_a_variant(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+    publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), name=model), "old")
+    promote(VersionRef(model, "old"), "production", catalogue)
+    publish_build(catalogue, tmp_path / "b", Build(name=model, spec=b"new"), "new")
+    with pytest.raises(PromotionRefusedError, match="cpu: it is not there any more"):
+        promote(VersionRef(model, "new"), "production", catalogue)
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_the_gate_lets_pass_what_is_within_the_noise(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    publish_build(catalogue, tmp_path / "a", Build((Made("portable", spread=0.2),), name=model), "old")
+    promote(VersionRef(model, "old"), "production", catalogue)
+    slower = Made("portable", init_ms=12.0, spread=0.2)
+    publish_build(catalogue, tmp_path / "b", Build((slower,), name=model, spec=b"new"), "new")
+    moved = promote(VersionRef(model, "new"), "production", catalogue)
+    assert moved.forced == ()
 
 
 def test_what_an_alias_names_is_never_collected(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
@@ -248,21 +353,20 @@ def test_what_an_alias_names_is_never_collected(catalogue: Catalogue, model: str
         publish_build(catalogue, tmp_path / str(i), build, f"v{i}").version.digest
         for i, build in enumerate(builds)
     ]
-    promote(Reference(model, "v1"), "production", catalogue)
+    promote(VersionRef(model, "v1"), "production", catalogue)
     planned = collect(model, catalogue, policy=NOTHING)
-    assert set(planned.versions) == {versions[0], versions[2]}
+    assert {one.digest for one in planned.versions} == {versions[0], versions[2]}
     assert set(catalogue.read_state(model).versions) == set(versions), "a dry run removes nothing"
     done = collect(model, catalogue, policy=NOTHING, dry_run=False)
     assert done.versions == planned.versions
     assert set(catalogue.read_state(model).versions) == {versions[1]}
-    pull_all(catalogue, tmp_path / "out", model, "production")
+    pull_it(catalogue, tmp_path / "out", model, "production")
     check_bundle(tmp_path / "out")
     with pytest.raises(NotPublishedError):
-        pull_all(catalogue, tmp_path / "gone", model, "v0")
+        pull_it(catalogue, tmp_path / "gone", model, "v0")
     again = publish_build(catalogue, tmp_path / "again", builds[0], "v0b")
-    assert again.version.digest == versions[0]
-    with pytest.raises(ConflictError):
-        publish_build(catalogue, tmp_path / "other", Build(name=model, spec=b"x"), "v2")
+    assert again.is_new
+    assert pull_it(catalogue, tmp_path / "v0b", model, "v0b").version == again.version.digest
 
 
 def test_what_was_pulled_once_is_there_without_the_registry(
@@ -270,8 +374,8 @@ def test_what_was_pulled_once_is_there_without_the_registry(
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle", name=model)
     publish(bundle, catalogue)
-    first = pull_cached(Wanted(Reference(model, None)), catalogue, hardware=BARE)
-    second = pull_cached(Wanted(Reference(model, None)), catalogue, hardware=BARE)
+    first = pull_cached(PullRequest(VersionRef(model, None)), catalogue, hardware=BARE)
+    second = pull_cached(PullRequest(VersionRef(model, None)), catalogue, hardware=BARE)
     assert first.path == second.path
     assert second.fetched_bytes == 0
     assert read_tree(first.path) == read_tree(bundle)
@@ -284,14 +388,16 @@ def test_a_signature_is_verified_when_it_is_required(
     _, wrong = write_keys(tmp_path / "wrong")
     bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", ELSEWHERE), Made("portable")))
     publish(bundle, catalogue)
-    right = Wanted(Reference(model, None), verifier=parse_verifier(str(public)))
+    right = PullRequest(VersionRef(model, None), verifier=parse_verifier(str(public)))
     with pytest.raises(SignatureError, match="got none"):
         pull(right, catalogue, tmp_path / "unsigned", hardware=BARE)
     publish(bundle, catalogue, signer=parse_signer(str(private)))
     publish(bundle, catalogue, signer=parse_signer(str(private)))
-    assert [len(found) for found in catalogue.read_state(model).signatures.values()] == [1]
+    (version,) = catalogue.read_state(model).versions.values()
+    assert len(catalogue.read_signatures(catalogue.read_part(model, version.parts[0].digest))) == 1
+    assert len(catalogue.read_signatures(version)) == 1
     pull(right, catalogue, tmp_path / "signed", hardware=BARE)
-    other = Wanted(Reference(model, None), verifier=parse_verifier(str(wrong)))
+    other = PullRequest(VersionRef(model, None), verifier=parse_verifier(str(wrong)))
     with pytest.raises(SignatureError, match="does not match"):
         pull(other, catalogue, tmp_path / "wrong-key", hardware=BARE)
     assert not (tmp_path / "unsigned").exists()
@@ -300,7 +406,7 @@ def test_a_signature_is_verified_when_it_is_required(
 
 def test_a_model_that_is_not_there_is_said_to_be_missing(catalogue: Catalogue, tmp_path: Path) -> None:
     with pytest.raises(NotPublishedError, match="no such model: nothing-here"):
-        pull_all(catalogue, tmp_path / "out", "nothing-here")
+        pull_it(catalogue, tmp_path / "out", "nothing-here")
     assert catalogue.read_state("nothing-here").versions == {}
 
 
@@ -313,7 +419,7 @@ def test_what_goes_wrong_with_the_reader_is_not_blamed_on_the_registry(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
     published = publish_build(catalogue, tmp_path / "a", Build(name=model))
-    part = catalogue.read_state(model).parts[published.part]
+    part = part_of(catalogue, published)
 
     def read() -> None:
         with catalogue.backend.open_file(model, part, part.files[0], 0) as blocks:
@@ -329,7 +435,7 @@ def test_a_file_is_read_from_any_offset(catalogue: Catalogue, model: str, tmp_pa
     published = publish_build(
         catalogue, tmp_path / "a", Build((Made("portable", weights=weights),), name=model)
     )
-    part = catalogue.read_state(model).parts[published.part]
+    part = part_of(catalogue, published)
     entry = next(one for one in part.files if one.size_bytes == len(weights))
     for offset in (0, 1, 150_000, len(weights)):
         with catalogue.backend.open_file(model, part, entry, offset) as blocks:
@@ -344,12 +450,12 @@ def test_an_older_bundle_that_is_published_is_what_its_label_names(
     old = Build((Made("portable", weights=b"old"),), name=model)
     latest = publish_build(catalogue, tmp_path / "new", new, "new").version
     for _ in range(2):
-        published = publish(write_bundle(tmp_path / "old", old), catalogue, note=Note("old"))
-        assert published.version.superseded_by == latest.digest
-    assert published.version.labels == ("old",)
-    pull_all(catalogue, tmp_path / "out", model, "old")
+        published = publish(write_bundle(tmp_path / "old", old), catalogue, label="old")
+        assert published.superseded_by == latest.digest
+    assert published.version.label == "old"
+    pull_it(catalogue, tmp_path / "out", model, "old")
     assert (tmp_path / "out/portable" / f"{model}_optimized.onnx.data").read_bytes() == b"old"
-    assert pull_all(catalogue, tmp_path / "out", model).version == latest.digest
+    assert pull_it(catalogue, tmp_path / "out", model).version == latest.digest
 
 
 @pytest.mark.parametrize("kind", ["directory"])
@@ -357,9 +463,7 @@ def test_the_latest_versions_are_those_published_last_and_not_superseded(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
     versions = [
-        publish_build(
-            catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}"
-        ).version.digest
+        publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}").version
         for i in range(3)
     ]
     made = (Made("cuda", on_gpu(9, 0)),)
@@ -367,17 +471,47 @@ def test_the_latest_versions_are_those_published_last_and_not_superseded(
         catalogue, tmp_path / "m", Build(made, name=model, spec=b"\0", created_at=LATER), "v3"
     )
     state = catalogue.read_state(model)
-    kept = collect(model, catalogue, policy=Policy(keep_latest=2, keep_days=0))
-    assert set(state.versions) - set(kept.versions) == {versions[2], merged.version.digest}
+    planned = collect(model, catalogue, policy=RetentionPolicy(keep_latest=2, keep_days=0))
+    gone = {version.digest for version in planned.versions}
+    assert set(state.versions) - gone == {versions[2].digest, merged.version.digest}
 
 
-@pytest.mark.parametrize("kind", ["directory"])
 def test_the_same_bundle_gets_its_label_back_after_it_was_collected(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        assert publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0").version.labels == ("1.0",)
+        assert publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0").version.label == "1.0"
         collect(model, catalogue, policy=NOTHING, dry_run=False)
+        assert not catalogue.read_state(model).versions
+
+
+@pytest.mark.parametrize("kind", ["directory", "s3", "mlflow"])
+def test_what_nobody_names_goes_after_the_grace_period_and_what_is_refreshed_stays(
+    catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    published = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0")
+    part = part_of(catalogue, published)
+    catalogue.backend.delete_version(model, published.version)
+    patient = RetentionPolicy(0, 0, grace_hours=1)
+    assert not collect(model, catalogue, policy=patient, dry_run=False).swept.parts
+    assert catalogue.backend.find_missing(model, part) == ()
+    assert collect(model, catalogue, policy=NOTHING, dry_run=False).swept.parts == (part.digest,)
+    assert len(catalogue.backend.find_missing(model, part)) == len({one.sha256 for one in part.files})
+
+
+@pytest.mark.parametrize("kind", ["directory"])
+def test_what_a_publisher_relies_on_is_young_again(
+    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
+) -> None:
+    published = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0")
+    blobs = [path for path in Path(registry, model, "blobs").rglob("*") if path.is_file()]
+    for path in blobs:
+        os.utime(path, (1, 1))
+    catalogue.backend.delete_version(model, published.version)
+    assert catalogue.backend.find_missing(model, part_of(catalogue, published)) == ()
+    swept = collect(model, catalogue, policy=RetentionPolicy(0, 0, grace_hours=1), dry_run=False).swept
+    assert swept.files == 0
+    assert all(path.exists() for path in blobs)
 
 
 @pytest.mark.parametrize("kind", ["directory"])
@@ -385,12 +519,12 @@ def test_what_a_killed_first_publisher_left_is_collected(
     registry: str, catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:
     publish_build(catalogue, tmp_path / "a", Build(name=model))
-    for record in Path(registry, model, "records").iterdir():
-        record.unlink()
-    partial = Path(registry, model, "files/ab/.tmp-x~partial")
+    for path in Path(registry, model, "versions").iterdir():
+        path.unlink()
+    partial = Path(registry, model, "blobs/ab/.tmp-x~partial")
     partial.parent.mkdir(exist_ok=True)
     partial.write_bytes(b"x")
     os.utime(partial, (1, 1))
     assert catalogue.backend.list_models() == (model,)
     collect(model, catalogue, policy=NOTHING, dry_run=False)
-    assert not [path for path in Path(registry, model, "files").rglob("*") if path.is_file()]
+    assert not [path for path in Path(registry, model, "blobs").rglob("*") if path.is_file()]

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.codec import canonical_json, encode
 from pipeline.bundle.digest import digest_bytes
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.verification import check_bundle
@@ -23,29 +22,23 @@ from pipeline.errors import ConflictError, IntegrityError, NotPublishedError, Pi
 from pipeline.registry.backend import Block
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.choosing import ALL, Wanted
-from pipeline.registry.collection import Policy, collect
-from pipeline.registry.fsspec_folder import _is_ours
-from pipeline.registry.parts import read_bundle_part
+from pipeline.registry.documents import Part, build_version
+from pipeline.registry.garbage_collection import RetentionPolicy, collect
+from pipeline.registry.part_bundle import read_part_bundle
 from pipeline.registry.promotion import promote
-from pipeline.registry.publishing import Note, publish
-from pipeline.registry.pulling import pull, pull_cached
+from pipeline.registry.publish import publish
+from pipeline.registry.pull import PullRequest, pull, pull_cached
 from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.records import (
-    ClaimRecord,
-    CollectionRecord,
-    PartRecord,
-    RecordName,
-    VersionRecord,
-    record_digest,
-)
-from pipeline.registry.references import Reference, open_registry
-from pipeline.registry.signatures import parse_signer, parse_verifier
-from tests.registry.bundles import BARE, HERE, Build, Made, on_gpu, read_tree, write_bundle
-from tests.registry.keys import write_keys
-from tests.registry.oci_server import oci_server
+from pipeline.registry.references import VersionRef, open_registry
+from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from tests.fakes import wait_for
+from tests.registry.backends.oci.fakes import oci_server
+from tests.registry.builders import BARE, HERE, Build, Made, on_gpu, read_tree, write_bundle, write_keys
+from tests.registry.fakes import Fault, fault_proxy
 
-NOTHING = Policy(keep_latest=0, keep_days=0)
+NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
+PATIENT = RetentionPolicy(keep_latest=0, keep_days=0)
+"""Removes every version that nothing names, and files as soon as nobody can be publishing them."""
 
 
 @pytest.fixture
@@ -82,46 +75,49 @@ def interposed(
     return Catalogue(backend, Cache(tmp_path / "interposed")), backend
 
 
+def age(registry: str) -> None:
+    """Makes every file of a registry older than any grace period."""
+    for path in Path(registry).rglob("*"):
+        os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize(
+    "method", ["find_missing", "upload_file", "put_part", "add_version", "read_versions"]
+)
 def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
-    registry: str, catalogue: Catalogue, tmp_path: Path
+    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
 ) -> None:
     weights = b"shared weights" * 100
     old = Build((Made("portable", weights=weights),), spec=b"old")
-    publish(write_bundle(tmp_path / "old", old), catalogue, note=Note("old"))
+    publish(write_bundle(tmp_path / "old", old), catalogue, label="old")
+    age(registry)
     new = write_bundle(tmp_path / "new", Build((Made("portable", weights=weights),), spec=b"new"))
-    for method in ("find_missing", "upload_file", "finish_part", "write_record", "mirror"):
-        slow, backend = interposed(
-            registry, tmp_path, method, lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
-        )
-        publish(new, slow, note=Note())
-        assert backend.calls
-        pull(Wanted(Reference("net", None), ALL), catalogue, tmp_path / f"out-{method}", hardware=BARE)
-        assert read_tree(tmp_path / f"out-{method}") == read_tree(new)
-        collect("net", catalogue, policy=NOTHING, dry_run=False)
-        assert not catalogue.read_state("net").versions
+    slow, backend = interposed(
+        registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
+    )
+    published = publish(new, slow)
+    assert backend.calls
+    request = PullRequest(VersionRef("net", published.version.digest))
+    pull(request, catalogue, tmp_path / "out", hardware=BARE)
+    assert read_tree(tmp_path / "out") == read_tree(new)
 
 
-def test_a_publisher_waits_for_a_collection_that_may_not_have_seen_it(
-    catalogue: Catalogue, tmp_path: Path
+def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(
+    registry: str, catalogue: Catalogue, tmp_path: Path
 ) -> None:
-    name = catalogue.write_record("net", CollectionRecord(time.time(), "other"))
-    bundle = write_bundle(tmp_path / "bundle")
-    thread = threading.Thread(target=lambda: publish(bundle, catalogue))
-    thread.start()
-    thread.join(0.5)
-    assert thread.is_alive()
-    assert catalogue.read_state("net").versions == {}
-    catalogue.delete_record("net", name)
-    thread.join(30)
-    assert len(catalogue.read_state("net").versions) == 1
+    publish(write_bundle(tmp_path / "old", spec=b"old"), catalogue, label="old")
+    new = write_bundle(tmp_path / "new", spec=b"new")
 
+    def take() -> None:
+        for path in Path(registry, "net/blobs").rglob("*"):
+            if path.is_file():
+                path.unlink()
 
-def test_a_collection_that_died_does_not_hold_up_publishers_for_ever(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
-    catalogue.write_record("net", CollectionRecord(time.time() - 2 * 24 * 3600, "dead"))
-    publish(write_bundle(tmp_path / "bundle"), catalogue)
-    assert len(catalogue.read_state("net").versions) == 1
+    slow, _ = interposed(registry, tmp_path, "add_version", take)
+    published = publish(new, slow)
+    request = PullRequest(VersionRef("net", published.version.digest))
+    pull(request, catalogue, tmp_path / "out", hardware=BARE)
+    assert read_tree(tmp_path / "out") == read_tree(new)
 
 
 def test_a_puller_whose_version_is_collected_leaves_nothing(
@@ -132,69 +128,97 @@ def test_a_puller_whose_version_is_collected_leaves_nothing(
         registry, tmp_path, "open_file", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
     )
     with pytest.raises(NotPublishedError):
-        pull(Wanted(Reference("net", None), ALL), slow, tmp_path / "out", hardware=BARE)
+        pull(PullRequest(VersionRef("net", None)), slow, tmp_path / "out", hardware=BARE)
     assert backend.calls
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_a_promotion_in_the_middle_of_a_collection_waits_or_fails_and_never_dangles(
-    registry: str, catalogue: Catalogue, tmp_path: Path
+@pytest.mark.parametrize("method", ["read_versions", "read_aliases", "delete_version", "sweep"])
+def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dangles(
+    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
 ) -> None:
-    version = publish(write_bundle(tmp_path / "bundle"), catalogue, note=Note("v1")).version
+    version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="v1").version
     outcome: list[BaseException | None] = []
 
     def try_to_promote() -> None:
-        with open_catalogue(registry, cache=Cache(tmp_path / "own")) as own:
-            try:
-                promote(Reference("net", "v1"), "production", own)
-                outcome.append(None)
-            except PipelineError as error:
-                outcome.append(error)
+        try:
+            promote(VersionRef("net", "v1"), "production", catalogue)
+            outcome.append(None)
+        except PipelineError as error:
+            outcome.append(error)
 
-    threads: list[threading.Thread] = []
-
-    def begin() -> None:
-        threads.append(threading.Thread(target=try_to_promote))
-        threads[0].start()
-        time.sleep(0.3)
-
-    slow, _ = interposed(registry, tmp_path, "list_files", begin)
+    slow, _ = interposed(registry, tmp_path, method, try_to_promote)
     collect("net", slow, policy=NOTHING, dry_run=False)
-    threads[0].join(30)
     state = catalogue.read_state("net")
-    if outcome == [None]:
-        assert state.aliases["production"].version == version.digest
-        pull(Wanted(Reference("net", "production"), ALL), catalogue, tmp_path / "out", hardware=BARE)
+    if outcome == [None] and version.digest in state.versions:
+        pull(PullRequest(VersionRef("net", "production")), catalogue, tmp_path / "out", hardware=BARE)
     else:
-        assert isinstance(outcome[0], NotPublishedError)
-        assert not state.aliases
-        assert not state.versions
+        with pytest.raises(NotPublishedError):
+            pull(PullRequest(VersionRef("net", "production")), catalogue, tmp_path / "out", hardware=BARE)
+    # Between the last look at an alias and a removal there is one request.
+    assert (outcome == [None]) or isinstance(outcome[0], NotPublishedError)
+    assert version.digest in state.versions or method in ("delete_version", "sweep")
 
 
-def test_a_label_that_two_versions_claim_at_once_goes_to_one_of_them_at_most(
+def test_a_version_that_is_promoted_while_others_are_collected_stays(tmp_path: Path) -> None:
+    """Against a real registry: its answer to the first deletion is late, and the alias is set meanwhile."""
+    with (
+        oci_server(tmp_path / "server") as server,
+        fault_proxy(server.url) as proxy,
+        open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
+        open_catalogue(f"oci+{proxy.url}/team", cache=Cache(tmp_path / "c2")) as slow,
+    ):
+        for i in range(3):
+            publish(write_bundle(tmp_path / str(i), spec=bytes([i])), own, label=f"v{i}")
+        late = Fault("slow", "DELETE", delay_s=600)
+        proxy.faults.append(late)
+        with ThreadPoolExecutor(1) as pool:
+            collecting = pool.submit(collect, "net", slow, policy=NOTHING, dry_run=False)
+            wait_for(lambda: proxy.count("DELETE"), what="the first version is deleted")
+            promote(VersionRef("net", "v2"), "production", own)
+            late.released.set()
+            collected = collecting.result()
+        assert {version.label for version in collected.versions} == {"v0", "v1"}
+        assert list(own.read_state("net").labels()) == ["v2"]
+        pull(PullRequest(VersionRef("net", "production")), own, tmp_path / "out", hardware=BARE)
+
+
+def test_two_promotions_at_once_tell_the_one_that_lost(
     registry: str, catalogue: Catalogue, tmp_path: Path
 ) -> None:
-    other = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, note=Note("first")).version
-    bundle = write_bundle(tmp_path / "bundle")
+    for i in range(2):
+        publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}")
+    winner = catalogue.read_state("net").labels()["v1"][0]
 
-    class Claiming(Interposed):
+    class Overtaken(Interposed):
         def __getattr__(self, name: str) -> Any:
             value = getattr(self._backend, name)
-            if name != "write_record":
-                return value
 
-            def write(model: str, record_name: Any, data: bytes) -> None:
-                value(model, record_name, data)
-                if record_name.kind == "claim":
-                    catalogue.write_record("net", ClaimRecord("1.4", other.digest))
+            def set_alias(*args: Any) -> None:
+                value(*args)
+                catalogue.backend.set_alias("net", "production", winner)
 
-            return write
+            return set_alias if name == "set_alias" else value
 
-    backend: Any = Claiming(registry, "", lambda: None)
+    backend: Any = Overtaken(registry, "", lambda: None)
+    with pytest.raises(ConflictError, match="somebody else moves net@production"):
+        promote(VersionRef("net", "v0"), "production", Catalogue(backend, Cache(tmp_path / "c")))
+    assert catalogue.read_state("net").aliases == {"production": winner.digest}
+
+
+def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(
+    registry: str, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    rival = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="first")
+    part = catalogue.read_part("net", rival.part)
+    claim = build_version("net", [part], label="1.4", published_at="2026-11-23T00:00:00+00:00")
+    slow, _ = interposed(
+        registry, tmp_path, "add_version", lambda: catalogue.backend.add_version("net", claim)
+    )
     with pytest.raises(ConflictError, match=r"label taken: net@1\.4"):
-        publish(bundle, Catalogue(backend, Cache(tmp_path / "c")), note=Note("1.4"))
-    assert "1.4" not in catalogue.read_state("net").labels
+        publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
+    assert [one.digest for one in catalogue.read_state("net").labels()["1.4"]] == [claim.digest]
 
 
 def test_pullers_at_the_same_time_fetch_each_file_once(
@@ -214,7 +238,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
 
         @contextmanager
         def open_file(
-            self, model: str, part: PartRecord, entry: FileEntry, offset: int
+            self, model: str, part: Part, entry: FileEntry, offset: int
         ) -> Iterator[Iterator[Block]]:
             opened.append(entry.sha256)
             time.sleep(0.05)
@@ -226,7 +250,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
 
     def run() -> None:
         own = Catalogue(backend, Cache(tmp_path / "shared"))
-        paths.append(pull_cached(Wanted(Reference("net", None), ALL), own, hardware=BARE).path)
+        paths.append(pull_cached(PullRequest(VersionRef("net", None)), own, hardware=BARE).path)
 
     threads = [threading.Thread(target=run) for _ in range(6)]
     for thread in threads:
@@ -239,38 +263,28 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
     check_bundle(paths[0])
 
 
-def test_records_of_one_bundle_are_equal_wherever_it_is_published(tmp_path: Path) -> None:
+def test_the_part_of_one_bundle_is_the_same_wherever_it_is_published(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
-    assert record_digest(read_bundle_part(bundle).record) == read_bundle_part(bundle).digest
+    assert read_part_bundle(bundle).part == read_part_bundle(bundle).part
 
 
-def test_a_collection_just_before_signing_loses_no_signature(
-    registry: str, catalogue: Catalogue, tmp_path: Path
+@pytest.mark.parametrize("method", ["read_attached", "find_missing", "put_part", "attach", "add_version"])
+def test_a_collection_while_signing_loses_no_signature(
+    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
 ) -> None:
     private, public = write_keys(tmp_path / "keys")
-    signer, verifier = parse_signer(str(private)), parse_verifier(str(public))
+    signer, verifier = (
+        parse_signer(str(private)),
+        parse_verifier(f"key:public_key={public},signed_names=true"),
+    )
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue, signer=signer)
-    for method in ("write_record", "list_records", "find_missing", "finish_part"):
-        slow, _ = interposed(
-            registry, tmp_path, method, lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
-        )
-        publish(bundle, slow, signer=signer, verifier=verifier)
-        out = tmp_path / f"out-{method}"
-        pull(Wanted(Reference("net", None), ALL, verifier), catalogue, out, hardware=BARE)
-        assert verify_bundle(out, verifier).variants == ("portable",)
-
-
-def test_a_label_that_a_merged_version_cannot_have_gets_a_number(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
-    cpu = write_bundle(tmp_path / "cpu", made=(Made("cpu", HERE),))
-    cuda = write_bundle(tmp_path / "cuda", made=(Made("cuda", on_gpu(9, 0)),))
-    versions = [publish(bundle, catalogue, note=Note("1.4")).version for bundle in (cpu, cuda, cuda)]
-    assert [version.labels for version in versions] == [("1.4",), ("1.4-2",), ("1.4-2",)]
-    with pytest.raises(ConflictError, match="label taken"):
-        publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, note=Note("1.4"))
-    assert len(catalogue.read_state("net").versions) == 2, "a label is looked at before anything is uploaded"
+    slow, _ = interposed(
+        registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
+    )
+    publish(bundle, slow, signer=signer, verifier=verifier)
+    pull(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, tmp_path / "out", hardware=BARE)
+    assert verify_bundle(tmp_path / "out", verifier).reference == "net"
 
 
 def test_a_damaged_file_in_the_registry_is_repaired_on_request(
@@ -282,26 +296,12 @@ def test_a_damaged_file_in_the_registry_is_repaired_on_request(
     (damaged,) = Path(registry).rglob(name)
     damaged.write_bytes(b"damaged")
     with pytest.raises(IntegrityError):
-        pull(Wanted(Reference("net", None), ALL), catalogue, tmp_path / "out", hardware=BARE)
+        pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
     publish(bundle, catalogue, repair=True)
-    pull(Wanted(Reference("net", None), ALL), catalogue, tmp_path / "out", hardware=BARE)
+    pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
 
 
-def test_a_record_of_a_later_version_of_the_format_keeps_its_name(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
-    """A minor version may add fields; what names a part is what was written."""
-    record = read_bundle_part(write_bundle(tmp_path / "bundle")).record
-    data = canonical_json({"schema_version": "1.7", "added": 1, **encode(record)})
-    part = RecordName("part", digest_bytes(data))
-    catalogue.backend.write_record("net", part, data)
-    catalogue.write_record("net", VersionRecord("net", record.source, record.spec, (part.digest,)))
-    state = catalogue.read_state("net")
-    assert len(state.versions) == 1
-    assert set(state.parts) == {part.digest}
-
-
-def test_a_collection_where_nothing_can_be_removed_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path: Path) -> None:
     with (
         oci_server(tmp_path / "server", delete=False) as server,
         open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
@@ -309,9 +309,8 @@ def test_a_collection_where_nothing_can_be_removed_holds_up_nobody(tmp_path: Pat
         publish(write_bundle(tmp_path / "bundle"), own)
         with pytest.raises(RegistryError, match="deletion is switched off"):
             collect("net", own, policy=NOTHING, dry_run=False)
-        begun_s = time.monotonic()
         publish(write_bundle(tmp_path / "other", spec=b"other"), own)
-        assert time.monotonic() - begun_s < 60
+        assert len(own.read_state("net").versions) == 2
 
 
 def test_a_collected_version_is_no_longer_shown_by_an_oci_registry(tmp_path: Path) -> None:
@@ -321,29 +320,14 @@ def test_a_collected_version_is_no_longer_shown_by_an_oci_registry(tmp_path: Pat
     ):
         cpu = write_bundle(tmp_path / "cpu", made=(Made("cpu", HERE),))
         cuda = write_bundle(tmp_path / "cuda", made=(Made("cuda", on_gpu(9, 0)),))
-        publish(cpu, own, note=Note("v1"))
-        publish(cuda, own, note=Note("v2"))
-        promote(Reference("net", "v2"), "production", own)
+        publish(cpu, own, label="v1")
+        publish(cuda, own, label="v2")
+        promote(VersionRef("net", "v2"), "production", own)
         collect("net", own, policy=NOTHING, dry_run=False)
-        with urllib.request.urlopen(f"{server.url}/v2/team/net/tags/list", timeout=10) as answer:
+        with urllib.request.urlopen(f"{server.url}/v2/team/net/tags/list", timeout=300) as answer:
             tags = set(json.loads(answer.read())["tags"])
-        assert {tag for tag in tags if not tag.startswith("ortprep-")} == {"v2", "production"}
-        pull(Wanted(Reference("net", "production"), ALL), own, tmp_path / "out", hardware=BARE)
-
-
-def test_a_partial_upload_that_became_the_file_is_not_written_to(tmp_path: Path) -> None:
-    """Opened before the other publisher put it in its place, locked after it had let go."""
-    partial, place = tmp_path / "partial", tmp_path / "file"
-    with partial.open("a+b") as late:
-        partial.write_bytes(b"whole")
-        partial.replace(place)
-        assert not _is_ours(late, partial)
-        partial.write_bytes(b"")
-        assert not _is_ours(late, partial)
-    with partial.open("a+b") as own:
-        assert _is_ours(own, partial)
-        with partial.open("a+b") as other:
-            assert not _is_ours(other, partial)
+        assert {tag for tag in tags if not tag.startswith("_")} == {"v2", "production"}
+        pull(PullRequest(VersionRef("net", "production")), own, tmp_path / "out", hardware=BARE)
 
 
 def test_publishers_of_one_file_at_the_same_time_all_succeed(registry: str, tmp_path: Path) -> None:
@@ -360,5 +344,5 @@ def test_publishers_of_one_file_at_the_same_time_all_succeed(registry: str, tmp_
     with ThreadPoolExecutor(6) as pool:
         assert len(set(pool.map(run, range(6)))) == 6
     with open_catalogue(registry, cache=Cache(tmp_path / "check")) as own:
-        pull(Wanted(Reference("net", None), ALL), own, tmp_path / "out", hardware=BARE)
+        pull(PullRequest(VersionRef("net", None)), own, tmp_path / "out", hardware=BARE)
     assert not list(Path(registry).rglob(".tmp-*"))

@@ -1,153 +1,174 @@
 """A folder as a registry: on a disk, or on any store that fsspec has a filesystem for.
 
-ROOT/NAME/records/KIND-HEX.json     records
-ROOT/NAME/files/HE/HEX              files by digest: versions that share weights store them once
+ROOT/NAME/versions/LABEL.json               versions: the name is the label, so no two have the same
+ROOT/NAME/aliases/ALIAS                     the digest of the version that an alias names
+ROOT/NAME/parts/HEX.json                    parts
+ROOT/NAME/blobs/HE/HEX                      files by digest: versions that share weights store them once
+ROOT/NAME/attached/HEX/KIND-HEX.json        signatures, moves of aliases
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from pipeline.bundle.atomic import TEMP_PREFIX
-from pipeline.bundle.digest import PREFIX
+from pipeline.bundle.digest import PREFIX, digest_bytes, is_digest
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.paths import is_safe_name
 from pipeline.errors import NotPublishedError, RegistryError
-from pipeline.registry.backend import Block, Report, StoredFile
-from pipeline.registry.fsspec_folder import FsspecFolder
-from pipeline.registry.records import MAX_RECORD_BYTES, MAX_RECORDS, PartRecord, RecordName
-from pipeline.registry.state import State, Version
+from pipeline.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Block, Known, Report, SweepResult
+from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, check_model_name
+from pipeline.registry.fsspec_folder import FsspecFolder, StoredFile
+from pipeline.registry.transfer import map_parallel
 
-_RECORDS, _FILES = "records", "files"
 _LEFTOVER_S = 24 * 3600.0
+_FRESH_S = 3600.0
+"""Age up to which a file need not be refreshed."""
 
 
-class DirectoryBackend:
-    """A registry in a folder.
-
-    Args:
-        url: A path, or an fsspec URL.
-
-    Raises:
-        RegistryError: No filesystem knows the URL's scheme.
-        MissingExtraError: The filesystem's package is not installed.
-    """
+class DirectoryBackend(Backend):
+    """A registry in a folder, by its path or fsspec URL; raises as `FsspecFolder`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._folder = FsspecFolder(url)
 
     def list_models(self) -> tuple[str, ...]:
-        """Returns the names of all models, sorted, and of what publishers that were killed left.
-
-        Raises:
-            NotPublishedError: There is no such folder.
-        """
+        """Returns the names of all models, sorted, and of what publishers that were killed left."""
         if self._folder.is_absent():
             raise NotPublishedError(f"no registry there: {self._folder.name}\n  expected a folder, got none")
         names = sorted(name for name in self._folder.list_names("") if is_safe_name(name))
-        return tuple(name for name in names if {_RECORDS, _FILES} & set(self._folder.list_names(name)))
+        return tuple(name for name in names if {"versions", "blobs"} & set(self._folder.list_names(name)))
 
-    def list_records(self, model: str) -> tuple[RecordName, ...]:
-        """Returns the names of a model's records."""
-        names = self._folder.list_names(_path(model, _RECORDS))
-        parsed = (RecordName.parse(name.removesuffix(".json")) for name in names)
-        found = tuple(sorted(name for name in parsed if name is not None))
-        if len(found) > MAX_RECORDS:
+    def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
+        return tuple(self._read_all(_path(model, "versions")).values())
+
+    def _read_all(self, folder: str) -> dict[str, bytes]:
+        names = [name for name in self._folder.list_names(folder) if not name.startswith(TEMP_PREFIX)]
+        if len(names) > MAX_VERSIONS:
             raise RegistryError(
-                f"too many records of {model} in {self._folder.name}\n  expected at most {MAX_RECORDS}"
+                f"too many files: {folder} in {self._folder.name}\n  expected at most {MAX_VERSIONS}"
             )
-        return found
 
-    def read_record(self, model: str, name: RecordName) -> bytes:
-        """Returns a record's bytes, unchecked."""
-        return self._folder.read(_record_path(model, name), limit_bytes=MAX_RECORD_BYTES)
+        def read(name: str) -> bytes | None:
+            with suppress(NotPublishedError):  # removed since it was listed
+                return self._folder.read(f"{folder}/{name}", limit_bytes=MAX_DOCUMENT_BYTES)
+            return None
 
-    def write_record(self, model: str, name: RecordName, data: bytes) -> None:
-        """Writes a record; it is listed once it is there whole."""
-        self._folder.write(_record_path(model, name), data)
+        return {name: data for name, data in map_parallel(read, names).items() if data is not None}
 
-    def delete_record(self, model: str, name: RecordName) -> None:
-        """Removes a record."""
-        self._folder.delete(_record_path(model, name))
+    def read_aliases(self, model: str) -> Mapping[str, str]:
+        found = self._read_all(_path(model, "aliases"))
+        texts = {name: data.decode("ascii", errors="replace").strip() for name, data in found.items()}
+        return {name: text for name, text in texts.items() if is_safe_name(name) and is_digest(text)}
 
-    def find_missing(self, model: str, part: PartRecord) -> tuple[FileEntry, ...]:
-        """Returns those of a part's files that have to be uploaded, each digest once."""
-        present = {file.digest: file.size_bytes for file in self.list_files(model)}
-        missing = {
-            entry.sha256: entry for entry in part.files if present.get(entry.sha256) != entry.size_bytes
-        }
-        return tuple(missing.values())
-
-    def upload_file(
-        self,
-        model: str,
-        part: PartRecord,  # noqa: ARG002 - files of all parts lie together
-        entry: FileEntry,
-        source: Path,
-        report: Report,
-    ) -> None:
-        """Uploads a file; what is kept is exactly the bytes that `entry` describes."""
-        self._folder.upload(_file_path(model, entry.sha256), entry, source, report)
-
-    def finish_part(self, model: str, part: PartRecord) -> None:
-        """Does nothing: a part is its files."""
-
-    def open_file(
-        self,
-        model: str,
-        part: PartRecord,  # noqa: ARG002 - files of all parts lie together
-        entry: FileEntry,
-        offset: int,
-    ) -> AbstractContextManager[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, unchecked."""
-        return self._folder.open(_file_path(model, entry.sha256), offset, f"{entry.path} of {model}")
-
-    def list_files(self, model: str) -> tuple[StoredFile, ...]:
-        """Returns all files of a model."""
-        sizes = self._folder.find_sizes(_path(model, _FILES))
-        return tuple(
-            StoredFile(PREFIX + name, size_bytes)
-            for name, size_bytes in sorted(sizes.items())
-            if len(name) == 64
-        )
-
-    def delete_files(self, model: str, digests: Sequence[str]) -> None:
-        """Removes files; of none, what uploads left that broke off more than a day ago."""
-        for digest in digests:
-            self._folder.delete(_file_path(model, digest))
-        if not digests:
-            for leftover in self._folder.leftovers(f"{_path(model, _FILES)}/*/{TEMP_PREFIX}*"):
-                with suppress(OSError):
-                    if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
-                        leftover.unlink()
-
-    def delete_part(self, model: str, digest: str) -> None:
-        """Does nothing: a part is its files."""
+    def add_version(self, model: str, version: Version) -> bool:
+        path = _version_path(model, version)
+        if self._folder.create(path, version.data):
+            return True
+        return self._folder.read(path, limit_bytes=MAX_DOCUMENT_BYTES) == version.data
 
     def delete_version(self, model: str, version: Version) -> None:
-        """Does nothing: a folder has no other users."""
+        with suppress(NotPublishedError):
+            path = _version_path(model, version)
+            if self._folder.read(path, limit_bytes=MAX_DOCUMENT_BYTES) == version.data:
+                self._folder.delete(path)
+        for path in self._folder.find(_attached_path(model, version.digest)):
+            self._folder.delete(path)
 
-    def mirror(self, model: str, state: State) -> None:
-        """Does nothing: a folder has no other users."""
+    def set_alias(self, model: str, alias: str, version: Version) -> None:
+        self._folder.write(_path(model, "aliases", alias), version.digest.encode())
 
-    def close(self) -> None:
-        """Does nothing."""
+    def find_missing(self, model: str, part: Part) -> tuple[FileEntry, ...]:
+        present = self._folder.find(_path(model, "blobs"))
+        missing = {}
+        for entry in part.files:
+            path = _blob_path(model, entry.sha256)
+            file = present.get(path)
+            if file is None or file.size_bytes != entry.size_bytes or not self._refresh(path, file):
+                missing[entry.sha256] = entry
+        return tuple(missing.values())
+
+    def _refresh(self, path: str, file: StoredFile) -> bool:
+        """Says whether a file is there, and young."""
+        with suppress(NotPublishedError):  # swept since it was listed
+            return time.time() - file.modified_s < _FRESH_S or self._folder.refresh(path)
+        return False
+
+    def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        self._folder.upload(_blob_path(model, entry.sha256), entry, source, report)
+
+    def put_part(self, model: str, part: Part) -> None:
+        self._folder.write(_part_path(model, part.digest), part.data)
+
+    def read_part(self, model: str, digest: str) -> bytes:
+        return self._folder.read(_part_path(model, digest), limit_bytes=MAX_DOCUMENT_BYTES)
+
+    def open_file(
+        self, model: str, part: Part, entry: FileEntry, offset: int
+    ) -> AbstractContextManager[Iterator[Block]]:
+        return self._folder.open(_blob_path(model, entry.sha256), entry, offset)
+
+    def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
+        name = f"{KIND_NAMES[kind]}-{digest_bytes(data).removeprefix(PREFIX)}.json"
+        self._folder.write(f"{_attached_path(model, subject.digest)}/{name}", data)
+
+    def read_attached(
+        self, model: str, subjects: Sequence[Part | Version], kind: str
+    ) -> Mapping[str, tuple[bytes, ...]]:
+        found = {}
+        for subject in subjects:
+            documents = self._read_all(_attached_path(model, subject.digest))
+            start = f"{KIND_NAMES[kind]}-"
+            found[subject.digest] = tuple(data for name, data in documents.items() if name.startswith(start))
+        return found
+
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}
+        documents = {_part_path(model, part.digest) for part in live}
+        parts = self._sweep(_path(model, "parts"), documents, grace_s, dry_run=dry_run)
+        files = self._sweep(_path(model, "blobs"), blobs, grace_s, dry_run=dry_run)
+        digests = tuple(PREFIX + path.rpartition("/")[2].removesuffix(".json") for path in parts)
+        return SweepResult(digests, len(files), sum(files.values()))
+
+    def _sweep(self, folder: str, live: set[str], grace_s: float, *, dry_run: bool) -> dict[str, int]:
+        """Removes old files but the live ones, and what killed publishers left; returns their sizes."""
+        gone = {}
+        for path, file in sorted(self._folder.find(folder).items()):
+            is_leftover = path.rpartition("/")[2].startswith(TEMP_PREFIX)
+            oldest_s = time.time() - (_LEFTOVER_S if is_leftover else grace_s)
+            if path in live or file.modified_s > oldest_s:
+                continue
+            # Looked at again: a publisher may have refreshed it since it was listed.
+            again = file if dry_run else self._folder.find(path).get(path)
+            if again is None or again.modified_s > oldest_s:
+                continue
+            if not is_leftover:
+                gone[path] = file.size_bytes
+            if not dry_run:
+                self._folder.delete(path)
+        return gone
 
 
 def _path(model: str, *parts: str) -> str:
-    if not is_safe_name(model):
-        raise RegistryError(f"no name of a model: {model[:80]!r}")
-    return "/".join((model, *parts))
+    return "/".join((check_model_name(model), *parts))
 
 
-def _record_path(model: str, name: RecordName) -> str:
-    return _path(model, _RECORDS, f"{name}.json")
+def _version_path(model: str, version: Version) -> str:
+    return _path(model, "versions", f"{version.label}.json")
 
 
-def _file_path(model: str, digest: str) -> str:
+def _part_path(model: str, digest: str) -> str:
+    return _path(model, "parts", f"{digest.removeprefix(PREFIX)}.json")
+
+
+def _blob_path(model: str, digest: str) -> str:
     text = digest.removeprefix(PREFIX)
-    return _path(model, _FILES, text[:2], text)
+    return _path(model, "blobs", text[:2], text)
+
+
+def _attached_path(model: str, digest: str) -> str:
+    return _path(model, "attached", digest.removeprefix(PREFIX))

@@ -1,264 +1,151 @@
-"""Files of MLflow runs: through the tracking server's proxy, or straight in the store where it has none."""
+"""Files of MLflow runs: through the tracking server's proxy, or straight in the object store."""
 
 from __future__ import annotations
 
+import io
+import math
 import posixpath
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import requests
 
 from pipeline.bundle.codec import parse_json
-from pipeline.errors import (
-    BundleError,
-    NotPublishedError,
-    RegistryError,
-)
-from pipeline.registry.backend import Block
-from pipeline.registry.backends.mlflow.errors import translated
-from pipeline.registry.backends.mlflow.http import read_body, refusal, request
-from pipeline.registry.backends.mlflow.upload import Upload
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.errors import AccessDeniedError, BundleError, NotPublishedError, RegistryError
+from pipeline.registry.backend import BLOCK_BYTES, Block, Report
+from pipeline.registry.backends.mlflow.server import MAX_ANSWER_BYTES, MlflowServer, refuse
+from pipeline.registry.backends.rest import open_file, read_body, read_refusal
+from pipeline.registry.fsspec_folder import OBJECT_STORES, FsspecFolder, StoredFile
 from pipeline.registry.retries import with_retries
-from pipeline.registry.transfer import read_blocks
+from pipeline.registry.transfer import check_copied, counted
+from pipeline.spec.redaction import redact_url
 
-MAX_LISTING_BYTES = 64 * 1024 * 1024
-"""Largest list of a folder's files that is read; 100,000 records take about 15 MB."""
-
-_API = "/mlflow-artifacts/artifacts"
+_API = "/api/2.0/mlflow-artifacts/artifacts"
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """A file or folder as a run's store lists it; `size_bytes` of a folder is 0."""
-
-    name: str
-    is_folder: bool
-    size_bytes: int
-
-
-class Artifacts(Protocol):
-    """The files of one run. Every method raises `RegistryError` or one of its kinds."""
-
-    def list_folder(self, folder: str) -> tuple[Artifact, ...]:
-        """Returns what is in a folder; nothing for one that is not there."""
-
-    def open(self, path: str, offset: int, size_bytes: int) -> AbstractContextManager[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, up to `size_bytes` of the whole file."""
-
-    def put(self, path: str, upload: Upload) -> None:
-        """Writes a file."""
-
-    def delete(self, path: str) -> None:
-        """Removes a file; one that is not there is fine."""
-
-
-def open_artifacts(artifact_uri: str, *, tracking_uri: str, registry_uri: str | None) -> Artifacts:
+def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | ProxiedArtifacts:
     """Returns the files below the address that a run has for them.
 
-    Raises:
-        RegistryError: The client has no driver for that kind of store.
-    """
-    with translated("open a run's artifacts"):
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-        from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
-
-        try:
-            repository = get_artifact_repository(artifact_uri, tracking_uri, registry_uri)
-        except ImportError as error:
-            raise RegistryError(
-                "MLflow's client lacks a driver for the run's artifact store\n"
-                f"  expected the package {error.name or 'it needs'} to be installed"
-            ) from error
-    if isinstance(repository, HttpArtifactRepository):
-        return ProxiedArtifacts(repository.artifact_uri)
-    return DirectArtifacts(repository)
-
-
-def read_whole(artifacts: Artifacts, path: str, max_bytes: int) -> bytes:
-    """Returns a file's bytes, never more than `max_bytes`; asks again when the answer breaks off.
+    The creator of the experiment wrote that address. The server's credentials go to the server alone, and a
+    server cannot make its clients read or write their own disks.
 
     Raises:
-        NotPublishedError: It is not there.
-        RegistryUnavailableError: It broke off each time.
+        AccessDeniedError: It leads elsewhere.
+        MissingExtraError: The object store's filesystem is not installed.
     """
-
-    def read() -> bytes:
-        with artifacts.open(path, 0, max_bytes) as blocks:
-            return b"".join(blocks)
-
-    return with_retries(read)
+    address, own = urlsplit(artifact_uri), urlsplit(server.tracking_url)
+    if address.scheme == "mlflow-artifacts" and address.netloc in ("", own.netloc):
+        return ProxiedArtifacts(server, address.path)
+    if (address.scheme, address.netloc) == (own.scheme, own.netloc):
+        return ProxiedArtifacts(server, address.path.partition(_API)[2])
+    if address.scheme not in OBJECT_STORES or "::" in artifact_uri:  # fsspec's mark of one URL in another
+        raise AccessDeniedError(
+            f"artifacts elsewhere: {redact_url(artifact_uri)[:200]}\n"
+            f"  expected {redact_url(server.tracking_url)} itself or an object store",
+            hint="give the experiment another artifact location: mlflow-artifacts:/…, s3://…, gs://…",
+        )
+    return FsspecFolder(artifact_uri, called="MLflow store")
 
 
 class ProxiedArtifacts:
-    """Files behind the tracking server.
+    """Files of a run that the tracking server proxies; `root` is the run's folder in its API.
 
-    The client's own class for them reads listings of any length, tries for minutes, sends `#` and `?` of
-    names unquoted, and knows neither progress nor ranges; its way of sending a request, with its credentials
-    and certificates, is used here instead.
-
-    Args:
-        artifact_uri: `http(s)://HOST/…/mlflow-artifacts/artifacts/…`.
+    MLflow's own client reads listings of any length, sends `#` and `?` of names unquoted, and has neither
+    progress nor ranges.
     """
 
-    def __init__(self, artifact_uri: str) -> None:
-        self._api, _, root = artifact_uri.partition(_API)
+    def __init__(self, server: MlflowServer, root: str) -> None:
+        self._server = server
         self._root = root.strip("/")
 
-    def _request(self, method: str, endpoint: str, doing: str, **options: Any) -> AbstractContextManager[Any]:
-        return request(self._api, endpoint, method, doing, **options)
+    def _open(
+        self, method: str, path: str, doing: str, **options: Any
+    ) -> AbstractContextManager[requests.Response]:
+        where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
+        return self._server.open(method, f"{self._server.tracking_url}{_API}{where}", doing, **options)
 
-    def _endpoint(self, path: str) -> str:
-        return f"{_API}/{quote(posixpath.join(self._root, path))}"
+    def find(self, folder: str) -> Mapping[str, StoredFile]:
+        """Returns the files right in a folder by path; none for one that is not there."""
+        return with_retries(lambda: self._find(folder))
 
-    def list_folder(self, folder: str) -> tuple[Artifact, ...]:
-        """Returns what is in a folder; nothing for one that is not there."""
-        return with_retries(lambda: self._list_folder(folder))
-
-    def _list_folder(self, folder: str) -> tuple[Artifact, ...]:
+    def _find(self, folder: str) -> Mapping[str, StoredFile]:
         doing = f"list artifacts: {folder}"
         where = {"path": posixpath.join(self._root, folder)}
-        with self._request("GET", _API, doing, params=where) as response:
+        with self._open("GET", "", doing, params=where) as response:
             if response.status_code != 200:
-                raise refusal(response, doing)
-            data = b"".join(read_body(response, doing, skip=0, left=MAX_LISTING_BYTES + 1))
-        if len(data) > MAX_LISTING_BYTES:
-            raise RegistryError(
-                f"answer too large: cannot {doing}\n  expected {MAX_LISTING_BYTES} bytes at most"
-            )
-        return _parse_listing(data, doing)
+                raise refuse(response, read_refusal(response, doing), doing)
+            body = read_body(response, doing, MAX_ANSWER_BYTES)
+        try:
+            return {
+                posixpath.join(folder, posixpath.basename(file["path"])): StoredFile(
+                    int(file.get("file_size") or 0), math.inf
+                )
+                for file in parse_json(body, name="a listing").get("files", [])
+                if not file["is_dir"]
+            }
+        except (BundleError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
+
+    def read(self, path: str, *, limit_bytes: int) -> bytes:
+        """Returns a small file; raises RegistryError if it is larger than `limit_bytes`."""
+
+        def read() -> bytes:
+            with self._get(path, {}) as response:
+                return read_body(response, f"read artifact: {path}", limit_bytes)
+
+        return with_retries(read)
+
+    def open(self, path: str, entry: FileEntry, offset: int) -> AbstractContextManager[Iterator[Block]]:
+        """Yields the blocks of a file from `offset` on; raises as `rest.open_file`."""
+        return open_file(lambda headers: self._get(path, headers), f"read artifact: {path}", entry, offset)
 
     @contextmanager
-    def open(self, path: str, offset: int, size_bytes: int) -> Iterator[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, up to `size_bytes` of the whole file."""
+    def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
         doing = f"read artifact: {path}"
-        # Compressed on the way, a range would be one of something else.
-        headers = {"Accept-Encoding": "identity"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-        with self._request("GET", self._endpoint(path), doing, extra_headers=headers) as response:
+        with self._open("GET", path, doing, extra_headers=headers) as response:
             if response.status_code not in (200, 206):
-                raise self._missing_or(refusal(response, doing), response.status_code, path)
-            skip = offset
-            if response.status_code == 206:
-                skip = 0
-                given = str(response.headers.get("Content-Range", ""))
-                if not given.startswith(f"bytes {offset}-"):
-                    raise RegistryError(
-                        f"cannot {doing}\n  expected bytes from {offset} on, got {given[:60]!r}"
-                    )
-            yield read_body(response, doing, skip=skip, left=size_bytes - offset)
+                # Servers before an object store say 500 of what is not there.
+                if response.status_code == 500 and path not in self._find(posixpath.dirname(path)):
+                    raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
+                raise refuse(response, read_refusal(response, doing), doing)
+            yield response
 
-    def _missing_or(self, error: RegistryError, status: int, path: str) -> RegistryError:
-        """Returns the error, or a better one: servers before an object store say 500 of what is not there."""
-        if status != 500:
-            return error
-        folder, name = posixpath.split(path)
-        try:
-            there = any(found.name == name for found in self._list_folder(folder))
-        except RegistryError:
-            return error
-        return (
-            error if there else NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-        )
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a small file."""
+        with_retries(lambda: self._put(path, data))
 
-    def put(self, path: str, upload: Upload) -> None:
-        """Writes a file."""
-        with_retries(lambda: self._put(path, upload))
+    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
 
-    def _put(self, path: str, upload: Upload) -> None:
+        def put() -> None:
+            check_copied(entry, source.stat().st_size, digest_file(source))
+            with counted(report) as count, _CountedFile(source, count) as file:
+                # Of an empty file requests would not send the length.
+                self._put(path, file if entry.size_bytes else b"")
+
+        with_retries(put)
+
+    def _put(self, path: str, body: Any) -> None:
         doing = f"write artifact: {path}"
         headers = {"Content-Type": "application/octet-stream"}
-        try:
-            options = {"extra_headers": headers, "data": upload.body()}
-            with self._request("PUT", self._endpoint(path), doing, **options) as response:
-                if not 200 <= response.status_code < 300:
-                    raise refusal(response, doing)
-        except RegistryError:
-            upload.take_back()
-            raise
-
-    def delete(self, path: str) -> None:
-        """Removes a file; one that is not there is fine."""
-        with_retries(lambda: self._delete(path))
-
-    def _delete(self, path: str) -> None:
-        doing = f"delete artifact: {path}"
-        with self._request("DELETE", self._endpoint(path), doing) as response:
-            if response.status_code in (405, 501):
-                raise RegistryError(f"MLflow's artifact store cannot delete: {path}\n  expected it to do so")
-            if response.status_code not in (404, 410) and not 200 <= response.status_code < 300:
-                raise refusal(response, doing)
+        with self._open("PUT", path, doing, extra_headers=headers, data=body) as response:
+            if not 200 <= response.status_code < 300:
+                raise refuse(response, read_refusal(response, doing), doing)
 
 
-def _parse_listing(data: bytes, doing: str) -> tuple[Artifact, ...]:
-    try:
-        files = parse_json(data, name="listing").get("files", [])
-        return tuple(
-            Artifact(posixpath.basename(file["path"]), bool(file["is_dir"]), int(file.get("file_size") or 0))
-            for file in files
-        )
-    except (BundleError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
+class _CountedFile(io.FileIO):
+    """A file as the body of a request, which tells how much of it was read."""
 
+    def __init__(self, path: Path, report: Report) -> None:
+        super().__init__(path)
+        self._report = report
 
-class DirectArtifacts:
-    """Files that the client reaches without the tracking server, by a driver of its own.
-
-    Args:
-        repository: MLflow's driver.
-    """
-
-    def __init__(self, repository: Any) -> None:
-        self._repository = repository
-
-    def list_folder(self, folder: str) -> tuple[Artifact, ...]:
-        """Returns what is in a folder; nothing for one that is not there."""
-        with translated(f"list artifacts: {folder}"):
-            found = self._repository.list_artifacts(folder)
-        return tuple(
-            Artifact(posixpath.basename(file.path), bool(file.is_dir), int(file.file_size or 0))
-            for file in found
-        )
-
-    @contextmanager
-    def open(self, path: str, offset: int, size_bytes: int) -> Iterator[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, up to `size_bytes` of the whole file."""
-        folder, name = posixpath.split(path)
-        there = [found for found in self.list_folder(folder) if found.name == name and not found.is_folder]
-        if not there:
-            raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-        if there[0].size_bytes > size_bytes:
-            raise RegistryError(
-                f"file too large in MLflow: {path}\n  expected {size_bytes} bytes, got {there[0].size_bytes}"
-            )
-        with tempfile.TemporaryDirectory(prefix="ortprep-") as temporary:
-            with translated(f"read artifact: {path}"):
-                local = Path(self._repository.download_artifacts(path, temporary))
-            yield read_blocks(local, offset)
-
-    def put(self, path: str, upload: Upload) -> None:
-        """Writes a file."""
-        upload.check()
-        folder, name = posixpath.split(path)
-        with tempfile.TemporaryDirectory(prefix="ortprep-") as temporary:
-            # The driver takes the name from the file it is given.
-            local = Path(temporary) / name
-            upload.link(local)
-            with translated(f"write artifact: {path}"):
-                self._repository.log_artifact(str(local), folder)
-        upload.report_rest()
-
-    def delete(self, path: str) -> None:
-        """Removes a file; one that is not there is fine."""
-        try:
-            with translated(f"delete artifact: {path}"):
-                self._repository.delete_artifacts(path)
-        except NotPublishedError:
-            return
-        except NotImplementedError as error:
-            raise RegistryError(
-                f"MLflow's artifact store cannot delete: {path}\n  expected it to do so"
-            ) from error
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(-1 if size is None else max(size, BLOCK_BYTES))
+        self._report(len(block))
+        return block

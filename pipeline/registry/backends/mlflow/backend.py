@@ -1,293 +1,225 @@
-"""An MLflow server as a registry: records and bundles are artifacts of runs, versions are registered models.
+"""An MLflow server as a registry: bundles are artifacts of runs, versions are registered model versions.
 
-Experiment `ortprep/NAME`
-    run `records`            records/KIND-HEX.json
-    run per part             bundle/…, with the bundle's figures as metrics
-Registered model NAME        a version for each of ours, with its labels as a tag and its aliases
+Experiment `ortprep/NAME`     a run per part: bundle/…, part.json, signatures; its figures as metrics
+Registered model NAME         versions with their documents, labels, signatures and moves as tags; aliases
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.digest import PREFIX, digest_bytes
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
-from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import AccessDeniedError, NotPublishedError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backend import Block, Report, StoredFile
-from pipeline.registry.backends.mlflow.artifacts import read_whole
-from pipeline.registry.backends.mlflow.errors import import_client, translated
-from pipeline.registry.backends.mlflow.part import build_batch, part_tags, run_name
-from pipeline.registry.backends.mlflow.runs import TAG_KIND, TAG_PART, Run, Tracking
-from pipeline.registry.backends.mlflow.upload import Upload, upload_bytes
-from pipeline.registry.backends.mlflow.views import BUNDLE, View
-from pipeline.registry.records import (
-    MAX_RECORD_BYTES,
-    MAX_RECORDS,
-    PartRecord,
-    RecordName,
-    record_digest,
+from pipeline.errors import NotPublishedError, RegistryError
+from pipeline.registry.backend import KIND_NAMES, Backend, Block, Known, Report, SweepResult
+from pipeline.registry.backends.mlflow.runs import Runs
+from pipeline.registry.backends.mlflow.server import (
+    EXISTS,
+    MISSING,
+    MlflowServer,
+    as_pairs,
+    objects_in,
+    tags_of,
 )
-from pipeline.registry.retries import with_retries
-from pipeline.registry.state import State, Version
+from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, as_mapping, check_model_name
+from pipeline.registry.progress import ignore
 
-_RECORDS = "records"
-_SCHEME = "mlflow"
+_TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
+_BUNDLE, _PART_FILE = "bundle", "part.json"
+_MAX_ATTACHED = 100
 
 
-class MlflowBackend:
-    """A registry in MLflow.
+class MlflowBackend(Backend):
+    """A registry in MLflow, by the URL of a `MlflowServer`.
 
-    Credentials come from where MLflow takes them: `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`,
-    or `MLFLOW_TRACKING_TOKEN`. How long its client waits, and how often it asks again, is up to
-    `MLFLOW_HTTP_REQUEST_TIMEOUT` and `MLFLOW_HTTP_REQUEST_MAX_RETRIES` (files and records, which do not go
-    through the client, are asked for four times).
-
-    Args:
-        url: `mlflow+` and a tracking URI, as in `mlflow+https://HOST`; or `mlflow://` for the tracking URI
-            and registry URI that MLflow itself takes from its environment.
-
-    Raises:
-        MissingExtraError: MLflow's client is not installed.
-        RegistryError: The URL is malformed, or has credentials in it.
+    Credentials and the timeout are those of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
+    `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`; `MLFLOW_HTTP_REQUEST_TIMEOUT`.
     """
 
     def __init__(self, url: str) -> None:
-        tracking_uri = _tracking_uri(url)
-        mlflow = import_client()
-        registry_uri: str | None = tracking_uri
-        with translated(f"use tracking URI: {url}"):
-            if tracking_uri is None:
-                if not mlflow.is_tracking_uri_set():
-                    raise RegistryError(
-                        f"no tracking URI for {url}\n  expected one in MLFLOW_TRACKING_URI, got none",
-                        hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
-                    )
-                tracking_uri, registry_uri = str(mlflow.get_tracking_uri()), None
-            client = mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=registry_uri)
-        self._url = url
-        self._tracking = Tracking(client, tracking_uri=tracking_uri, registry_uri=registry_uri)
-
-    @property
-    def url(self) -> str:
-        """Where it is, as the user wrote it."""
-        return self._url
+        self.url = url
+        self._server = MlflowServer(url)
+        self._runs = Runs(self._server)
 
     def list_models(self) -> tuple[str, ...]:
-        """Returns the names of all models with at least one record, sorted."""
-        names = sorted(name for name in self._tracking.list_experiments() if is_safe_name(name))
-        return tuple(name for name in names if self.list_records(name))
+        """Returns the names of all models that parts were published of, sorted."""
+        return self._runs.list_models()
 
-    def list_records(self, model: str) -> tuple[RecordName, ...]:
-        """Returns the names of a model's records."""
-        found: set[RecordName] = set()
-        for run in self._tracking.find_runs(_checked(model), TAG_KIND, _RECORDS):
-            names = (
-                RecordName.parse(file.name.removesuffix(".json"))
-                for file in run.artifacts.list_folder(_RECORDS)
-                # Older servers write into place: what was cut off at once is no record.
-                if file.size_bytes and file.name.endswith(".json") and not file.is_folder
-            )
-            found.update(name for name in names if name is not None)
-        if len(found) > MAX_RECORDS:
-            raise RegistryError(
-                f"too many records: {model} in {self._url}\n"
-                f"  expected at most {MAX_RECORDS}, got {len(found)}"
-            )
-        return tuple(sorted(found))
+    def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
+        versions = self._list_versions(model)
+        return tuple(tags[_TAG_DOCUMENT].encode() for tags in versions.values())
 
-    def read_record(self, model: str, name: RecordName) -> bytes:
-        """Returns a record's bytes, unchecked."""
-        try:
-            return self._read_record(
-                self._tracking.known_runs(_checked(model), TAG_KIND, _RECORDS), model, name
-            )
-        except NotPublishedError:
-            runs = self._tracking.find_runs(model, TAG_KIND, _RECORDS)
-            return self._read_record(runs, model, name)
+    def _list_versions(self, model: str) -> dict[int, dict[str, str]]:
+        """Returns the tags of all versions that are ours, by MLflow's numbers of them, in order."""
+        wanted = f"name='{check_model_name(model)}'"
+        found = self._server.list_all("GET", "model-versions/search", "model_versions", filter=wanted)
+        numbered = {str(one.get("version")): tags_of(one) for one in found}
+        versions = {int(number): tags for number, tags in numbered.items() if number.isdecimal()}
+        return {number: tags for number, tags in sorted(versions.items()) if _TAG_DOCUMENT in tags}
 
-    def _read_record(self, runs: Sequence[Run], model: str, name: RecordName) -> bytes:
-        cut: bytes | None = None
-        for run in runs:
-            with suppress(NotPublishedError):
-                data = read_whole(run.artifacts, _record_path(name), MAX_RECORD_BYTES + 1)
-                if digest_bytes(data) == name.digest:
-                    return data
-                cut = data
-        if cut is None:
-            raise NotPublishedError(
-                f"no such record: {name} of {model} in {self._url}\n  expected to find it"
-            )
-        return cut
+    def _numbers(self, model: str) -> dict[str, int]:
+        """Returns MLflow's numbers of all versions by the digests of their documents."""
+        return {_digest_of(tags): number for number, tags in self._list_versions(model).items()}
 
-    def write_record(self, model: str, name: RecordName, data: bytes) -> None:
-        """Writes a record; it is listed once it is there whole."""
-        # Asked for each time: what is written to a run that somebody deleted is never listed.
-        self._tracking.forget_runs(_checked(model), TAG_KIND, _RECORDS)
-        run = self._tracking.make_run(model, "records", TAG_KIND, _RECORDS, {"ortprep.model": model})
-        # Whatever is wrong with what is there, or with asking for it: writing it will tell.
-        with suppress(NotPublishedError, RegistryUnavailableError):
-            with run.artifacts.open(_record_path(name), 0, MAX_RECORD_BYTES + 1) as blocks:
-                there = b"".join(blocks)
-            if there == data:
-                return
-        run.artifacts.put(_record_path(name), upload_bytes(_record_path(name), data))
-        if not run.is_finished:
-            self._tracking.finish_run(run, {})
+    def _number_of(self, model: str, version: Version) -> str:
+        number = self._numbers(model).get(version.digest)
+        if number is None:
+            raise NotPublishedError(f"no such version in MLflow: {model}@{version.digest}")
+        return str(number)
 
-    def delete_record(self, model: str, name: RecordName) -> None:
-        """Removes a record.
-
-        Raises:
-            RegistryError: The server's artifact store cannot delete; or it failed.
-        """
-        for run in self._tracking.find_runs(_checked(model), TAG_KIND, _RECORDS):
-            run.artifacts.delete(_record_path(name))
-
-    def find_missing(self, model: str, part: PartRecord) -> tuple[FileEntry, ...]:
-        """Returns those of a part's files that have to be uploaded, each digest once."""
-        runs = self._tracking.find_runs(_checked(model), TAG_PART, record_digest(part))
-        sizes: dict[str, int] = {}
-        folders = {posixpath.dirname(_bundle_path(entry.path)) for entry in part.files} if runs else set()
-        for folder in folders:
-            listed = runs[0].artifacts.list_folder(folder)
-            sizes |= {f"{folder}/{file.name}": file.size_bytes for file in listed if not file.is_folder}
-        missing = {
-            entry.sha256: entry
-            for entry in part.files
-            if sizes.get(_bundle_path(entry.path)) != entry.size_bytes
-        }
-        return tuple(missing.values())
-
-    def upload_file(
-        self, model: str, part: PartRecord, entry: FileEntry, source: Path, report: Report
-    ) -> None:
-        """Uploads a file; what is kept is exactly the bytes that `entry` describes."""
-        paths = sorted({other.path for other in part.files if other.sha256 == entry.sha256} | {entry.path})
-        _check_paths(paths)
-        digest = record_digest(part)
-        run = self._tracking.make_run(
-            _checked(model), run_name(part, digest), TAG_PART, digest, {TAG_KIND: "part", **part_tags(part)}
+    def read_aliases(self, model: str) -> Mapping[str, str]:
+        answer = self._server.call(
+            "GET", "registered-models/get", tolerated=MISSING, name=check_model_name(model)
         )
-        for path in paths:
-            upload = Upload(entry, source, report if path == paths[0] else _ignore)
-            run.artifacts.put(_bundle_path(path), upload)
+        aliases = objects_in(as_mapping(answer.get("registered_model")), "aliases")
+        if not aliases:
+            return {}
+        digests = {str(number): _digest_of(tags) for number, tags in self._list_versions(model).items()}
+        named = {str(one.get("alias")): str(one.get("version")) for one in aliases}
+        return {alias: digests[number] for alias, number in named.items() if number in digests}
 
-    def finish_part(self, model: str, part: PartRecord) -> None:
-        """Shows the bundle's figures as metrics, and marks the run as finished."""
-        runs = self._tracking.find_runs(_checked(model), TAG_PART, record_digest(part))
-        if not runs:
-            raise NotPublishedError(f"no run for a part of {model} in {self._url}\n  expected its files")
-        if runs[0].is_finished:
+    def add_version(self, model: str, version: Version) -> bool:
+        """Adds a version whose parts are there; its files are those of the part prepared last.
+
+        MLflow numbers versions one after the other: of two with one label the lower number has it.
+        """
+        newest = max(version.parts, key=lambda part: (part.created_at, part.digest))
+        run = self._runs.get(model, newest.digest)
+        if version.digest in self._numbers(model):
+            return True
+        marks = {"tags": as_pairs({"ortprep": "1"}), "description": "ONNX Runtime bundles"}
+        self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
+        files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
+        tags = as_pairs(_version_tags(version))
+        made = self._server.call("POST", "model-versions/create", name=model, tags=tags, **files)
+        own = int(as_mapping(made.get("model_version")).get("version") or 0)
+        for number, found in self._list_versions(model).items():
+            is_same = _digest_of(found) == version.digest
+            if number < own and (is_same or found.get(_TAG_LABEL) == version.label):
+                self._delete(model, own)
+                return is_same
+        return True
+
+    def delete_version(self, model: str, version: Version) -> None:
+        for number, tags in self._list_versions(model).items():
+            if _digest_of(tags) == version.digest:
+                self._delete(model, number)
+
+    def _delete(self, model: str, number: int) -> None:
+        which = {"name": model, "version": str(number)}
+        self._server.call("DELETE", "model-versions/delete", tolerated=MISSING, **which)
+
+    def set_alias(self, model: str, alias: str, version: Version) -> None:
+        """Makes an alias name a version; MLflow keeps `latest` and `v1` for itself, and takes no dots."""
+        which = {"name": model, "alias": alias, "version": self._number_of(model, version)}
+        self._server.call("POST", "registered-models/alias", **which)
+
+    def find_missing(self, model: str, part: Part) -> tuple[FileEntry, ...]:
+        """Returns those of a part's files that have to be uploaded, and refreshes its run."""
+        run = self._runs.find(check_model_name(model), part.digest)
+        sizes = {}
+        if run is not None:
+            folders = {posixpath.dirname(_bundle_path(entry.path)) for entry in part.files}
+            found = {path: file for folder in folders for path, file in run.artifacts.find(folder).items()}
+            sizes = {path: file.size_bytes for path, file in found.items()}
+            self._runs.refresh(run)
+        missing = [one for one in part.files if sizes.get(_bundle_path(one.path)) != one.size_bytes]
+        return tuple({entry.sha256: entry for entry in missing}.values())
+
+    def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        paths = sorted({other.path for other in part.files if other.sha256 == entry.sha256} | {entry.path})
+        for path in paths:
+            # Its server decodes names twice, so one with a percent sign could become another's.
+            if "%" in path or "#" in path:
+                raise RegistryError(
+                    f"MLflow keeps no file of that name: {path}\n  expected one without '%' and '#'"
+                )
+        run = self._runs.make(part)
+        for path in paths:
+            run.artifacts.upload(_bundle_path(path), entry, source, report if path == paths[0] else ignore)
+
+    def put_part(self, model: str, part: Part) -> None:
+        """Writes the document of a part, and the bundle's figures as metrics of its run."""
+        run = self._runs.make(part)
+        run.artifacts.write(_PART_FILE, part.data)
+        if run.is_finished:
             return
         manifest = None
         if any(entry.path == MANIFEST_FILE for entry in part.files):
-            manifest = read_whole(runs[0].artifacts, _bundle_path(MANIFEST_FILE), MAX_MANIFEST_BYTES)
-        self._tracking.finish_run(runs[0], build_batch(part, manifest))
+            manifest = run.artifacts.read(_bundle_path(MANIFEST_FILE), limit_bytes=MAX_MANIFEST_BYTES)
+        self._runs.finish(run, part, manifest)
 
-    @contextmanager
+    def read_part(self, model: str, digest: str) -> bytes:
+        artifacts = self._runs.get(check_model_name(model), digest).artifacts
+        return artifacts.read(_PART_FILE, limit_bytes=MAX_DOCUMENT_BYTES)
+
     def open_file(
-        self, model: str, part: PartRecord, entry: FileEntry, offset: int
-    ) -> Iterator[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, unchecked."""
-        if offset >= entry.size_bytes:
-            yield iter(())
+        self, model: str, part: Part, entry: FileEntry, offset: int
+    ) -> AbstractContextManager[Iterator[Block]]:
+        return self._runs.get(model, part.digest).artifacts.open(_bundle_path(entry.path), entry, offset)
+
+    def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
+        """Attaches a small document: to a version as a tag, to a part as a file of its run."""
+        name = digest_bytes(data).removeprefix(PREFIX)
+        if isinstance(subject, Part):
+            path = f"{KIND_NAMES[kind]}s/{name}.json"
+            self._runs.get(model, subject.digest).artifacts.write(path, data)
             return
-        digest = record_digest(part)
-        with ExitStack() as stack:
-            try:
-                blocks = self._open(
-                    stack, self._tracking.known_runs(_checked(model), TAG_PART, digest), entry, offset
+        tag = {"key": f"ortprep.{KIND_NAMES[kind]}.{name[:16]}", "value": data.decode()}
+        which = {"name": model, "version": self._number_of(model, subject)}
+        self._server.call("POST", "model-versions/set-tag", **which, **tag)
+
+    def read_attached(
+        self, model: str, subjects: Sequence[Part | Version], kind: str
+    ) -> Mapping[str, tuple[bytes, ...]]:
+        parts = [one for one in subjects if isinstance(one, Part)]
+        found = {part.digest: self._read_files(part, f"{KIND_NAMES[kind]}s") for part in parts}
+        wanted = {one.digest for one in subjects if isinstance(one, Version)}
+        for tags in self._list_versions(model).values() if wanted else ():
+            if _digest_of(tags) in wanted:
+                start = f"ortprep.{KIND_NAMES[kind]}."
+                found[_digest_of(tags)] = tuple(
+                    text.encode() for name, text in tags.items() if name.startswith(start)
                 )
-            except NotPublishedError:
-                runs = self._tracking.find_runs(model, TAG_PART, digest)
-                blocks = self._open(stack, runs, entry, offset)
-            yield blocks
+        return dict.fromkeys(wanted, ()) | found
 
-    def _open(self, stack: ExitStack, runs: Sequence[Run], entry: FileEntry, offset: int) -> Iterator[Block]:
-        path = _bundle_path(entry.path)
-        for run in runs:
+    def _read_files(self, part: Part, folder: str) -> tuple[bytes, ...]:
+        run = self._runs.find(part.model, part.digest)
+        if run is None:
+            return ()
+        paths = sorted(run.artifacts.find(folder))[:_MAX_ATTACHED]
+        return tuple(run.artifacts.read(path, limit_bytes=MAX_DOCUMENT_BYTES) for path in paths)
 
-            def enter(run: Run = run) -> Iterator[Block]:
-                return stack.enter_context(run.artifacts.open(path, offset, entry.size_bytes))
-
-            with suppress(NotPublishedError):
-                return with_retries(enter)
-        raise NotPublishedError(f"no such file: {entry.path} in {self._url}\n  expected to find it, got none")
-
-    def list_files(self, model: str) -> tuple[StoredFile, ...]:  # noqa: ARG002 - as every backend's
-        """Returns nothing: files go with their part's run."""
-        return ()
-
-    def delete_files(self, model: str, digests: Sequence[str]) -> None:
-        """Does nothing: files go with their part's run."""
-
-    def delete_part(self, model: str, digest: str) -> None:
-        """Deletes a part's run; its files go when the server's owner runs `mlflow gc`."""
-        self._tracking.delete_runs(_checked(model), TAG_PART, digest)
-
-    def delete_version(self, model: str, version: Version) -> None:
-        """Does nothing: `mirror` removes registered versions whose records are gone."""
-
-    def mirror(self, model: str, state: State) -> None:
-        """Shows versions, labels and aliases in MLflow's model registry."""
-
-        def is_recorded(version: str) -> bool:
-            return RecordName("version", version) in self.list_records(model)
-
-        View(self._tracking, state, is_recorded=is_recorded).update()
-
-    def close(self) -> None:
-        """Does nothing: MLflow's client keeps its connections for the whole process."""
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        """Deletes runs of parts that no version has; their files go when the owner runs `mlflow gc`."""
+        wanted = {part.digest for part in live}
+        oldest_ms = (time.time() - grace_s) * 1000
+        runs = self._runs.list_parts(check_model_name(model))
+        gone = [run for run in runs if run.part not in wanted and run.used_ms <= oldest_ms]
+        for run in () if dry_run else gone:
+            self._runs.delete(run)
+        return SweepResult(tuple(run.part for run in gone))
 
 
-def _tracking_uri(url: str) -> str | None:
-    if url in (f"{_SCHEME}:", f"{_SCHEME}://"):
-        return None
-    scheme, _, tracking_uri = url.partition("+")
-    parts = urlsplit(tracking_uri)
-    if "@" in parts.netloc:
-        raise AccessDeniedError(
-            "credentials in the URL of an MLflow server\n  expected mlflow+https://HOST",
-            hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-        )
-    is_web = parts.scheme in ("http", "https")
-    if (
-        scheme != _SCHEME
-        or not tracking_uri
-        or (is_web and (parts.query or parts.fragment or not parts.netloc))
-    ):
-        raise RegistryError("bad URL of an MLflow server\n  expected mlflow+http://HOST:PORT, or mlflow://")
-    return tracking_uri.rstrip("/") if is_web else tracking_uri
+def _digest_of(tags: Mapping[str, str]) -> str:
+    """Returns the digest of a version's document, whatever its other tags say."""
+    return digest_bytes(tags[_TAG_DOCUMENT].encode())
 
 
-def _checked(model: str) -> str:
-    if not is_safe_name(model):
-        raise RegistryError(f"no name of a model: {model[:80]!r}\n  expected letters, digits, '.', '_', '-'")
-    return model
-
-
-def _check_paths(paths: Sequence[str]) -> None:
-    for path in paths:
-        # Its server decodes names twice, so one with a percent sign could become another's.
-        if "%" in path or "#" in path:
-            raise RegistryError(
-                f"MLflow keeps no file of that name: {path}\n  expected one without '%' and '#'"
-            )
-
-
-def _record_path(name: RecordName) -> str:
-    return f"{_RECORDS}/{name}.json"
+def _version_tags(version: Version) -> dict[str, str]:
+    targets = {variant.target for part in version.parts for variant in part.variants}
+    return {
+        _TAG_DOCUMENT: version.data.decode(),
+        "ortprep.version": version.digest,
+        _TAG_LABEL: version.label,
+        "ortprep.targets": ", ".join(sorted(targets)),
+    }
 
 
 def _bundle_path(path: str) -> str:
-    return f"{BUNDLE}/{path}"
-
-
-def _ignore(count: int) -> None:
-    pass
+    return f"{_BUNDLE}/{path}"

@@ -1,213 +1,229 @@
-"""Which MLflow runs hold a model's records and parts."""
+"""The MLflow runs that hold a model's parts: one per part, in an experiment per model."""
 
 from __future__ import annotations
 
+import logging
+import math
+import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from pipeline.errors import NotPublishedError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backends.mlflow.artifacts import Artifacts, open_artifacts
-from pipeline.registry.backends.mlflow.errors import translated
-from pipeline.registry.backends.mlflow.http import refusal, request
-from pipeline.registry.retries import with_retries
-from pipeline.spec.redaction import redact_url
+from pipeline.bundle.codec import decode, parse_json
+from pipeline.bundle.digest import PREFIX
+from pipeline.bundle.manifest import Manifest
+from pipeline.bundle.paths import is_safe_name
+from pipeline.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from pipeline.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
+from pipeline.registry.backends.mlflow.server import EXISTS, MISSING, MlflowServer, as_pairs, tags_of
+from pipeline.registry.documents import Part, as_mapping
+from pipeline.registry.fsspec_folder import FsspecFolder
+
+log = logging.getLogger(__name__)
 
 EXPERIMENT_PREFIX = "ortprep/"
-TAG_KIND, TAG_PART = "ortprep.kind", "ortprep.part"
 
+_TAG_KIND, _TAG_PART, _TAG_REFRESHED = "ortprep.kind", "ortprep.part", "ortprep.refreshed_ms"
 _FINISHED = "FINISHED"
-_MOST_RUNS = 10_000
-_PAGE = 1000
-_OVERLOADED = (429, 500, 502, 503, 504)
-_PROBE_TIMEOUT_S = 20.0
-_REACHABLE_S = 30.0
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
+_DEFAULT_PLAN = "default"
+_FIGURES = ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
+_MAX_METRICS = 1000
+_MAX_TEXT = 5000
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run and its files.
+    """The run of the part with digest `part`, and its files; finished when all that it is to hold is there.
 
-    Attributes:
-        run_id: Of the run.
-        experiment_id: Of its experiment.
-        artifact_uri: Where its files are, in MLflow's terms.
-        is_finished: Whether everything it is to hold is there.
-        artifacts: Its files.
+    `artifact_uri` says where the files are in MLflow's terms; `used_ms`, when the run was begun or refreshed,
+    in milliseconds since 1970.
     """
 
     run_id: str
-    experiment_id: str
     artifact_uri: str
     is_finished: bool
-    artifacts: Artifacts
+    part: str
+    used_ms: int
+    artifacts: FsspecFolder | ProxiedArtifacts
 
 
-class Tracking:
-    """A tracking server, or what the client takes for one.
+class Runs:
+    """The runs of every model on a server; methods raise what `MlflowServer.call` does."""
 
-    The client asks again for minutes when a server is down, and only its environment can tell it otherwise
-    (`MLFLOW_HTTP_REQUEST_MAX_RETRIES`, `MLFLOW_HTTP_REQUEST_TIMEOUT`), so whether a server is there at all is
-    found out before, by one short request.
-
-    Args:
-        client: `MlflowClient`.
-        tracking_uri: Its tracking URI.
-        registry_uri: Its registry URI, None for the client's own choice.
-    """
-
-    def __init__(self, client: Any, *, tracking_uri: str, registry_uri: str | None) -> None:
-        self.client = client
-        self._tracking_uri = tracking_uri
-        self._registry_uri = registry_uri
-        self._name = redact_url(tracking_uri)
-        self._reachable_until_s = 0.0
-        self._known: dict[tuple[str, str, str], tuple[Run, ...]] = {}
+    def __init__(self, server: MlflowServer) -> None:
+        self._server = server
+        self._known: dict[tuple[str, str], Run] = {}
         self._making = threading.Lock()
 
-    @contextmanager
-    def asking(self, doing: str) -> Iterator[Any]:
-        """Yields the client, and raises what it raises as an error of ours.
+    def list_models(self) -> tuple[str, ...]:
+        """Returns the models that have an experiment, sorted."""
+        wanted = f"name LIKE '{EXPERIMENT_PREFIX}%'"
+        found = self._server.list_all("POST", "experiments/search", "experiments", filter=wanted)
+        names = {str(one.get("name")).removeprefix(EXPERIMENT_PREFIX) for one in found}
+        return tuple(sorted(filter(is_safe_name, names)))
 
-        Raises:
-            RegistryUnavailableError: There was no answer.
-            AccessDeniedError: The server wants other credentials.
-            NotPublishedError: It has no such thing.
-            RegistryError: It refused for another reason.
-        """
-        doing = f"{doing} at {self._name}"
-        if (
-            self._tracking_uri.startswith(("http://", "https://"))
-            and time.monotonic() > self._reachable_until_s
-        ):
-            with_retries(lambda: self._probe(doing))
-            self._reachable_until_s = time.monotonic() + _REACHABLE_S
-        try:
-            with translated(doing):
-                yield self.client
-        except RegistryUnavailableError:
-            self._reachable_until_s = 0.0
-            raise
-
-    def _probe(self, doing: str) -> None:
-        with request(self._tracking_uri, "/health", "GET", doing, timeout=_PROBE_TIMEOUT_S) as response:
-            # Any other answer is one; servers behind a proxy need not have that page.
-            if response.status_code in _OVERLOADED:
-                raise refusal(response, doing)
-
-    def find_experiment(self, model: str) -> str | None:
-        """Returns the identifier of a model's experiment, None if there is none."""
+    def find_experiment(self, model: str) -> str:
+        """Returns the identifier of a model's experiment, "" if there is none."""
         name = EXPERIMENT_PREFIX + model
-        with self.asking(f"find experiment: {name}") as client:
-            found = client.get_experiment_by_name(name)
-        if found is not None and found.lifecycle_stage != "active":
+        answer = self._server.call("GET", "experiments/get-by-name", tolerated=MISSING, experiment_name=name)
+        found = as_mapping(answer.get("experiment"))
+        identifier = str(found.get("experiment_id", ""))
+        if identifier and found.get("lifecycle_stage") != "active":
             raise RegistryError(
                 f"experiment was deleted in MLflow: {name}\n  expected it to be active",
-                hint=f"mlflow experiments restore --experiment-id {found.experiment_id}",
+                hint=f"mlflow experiments restore --experiment-id {identifier}",
             )
-        return None if found is None else str(found.experiment_id)
+        return identifier
 
-    def find_runs(self, model: str, tag: str, value: str) -> tuple[Run, ...]:
-        """Returns a model's runs with a tag: finished ones first, then the oldest first."""
+    def find(self, model: str, part: str) -> Run | None:
+        """Returns the run of a part, None if there is none; of several the first that was finished."""
+        found = self._search(model, f"tags.`{_TAG_PART}` = '{part}'")
+        self._known.pop((model, part), None)
+        if found:
+            self._known[model, part] = found[0]
+        return found[0] if found else None
+
+    def get(self, model: str, part: str) -> Run:
+        """Returns what `find` returned last, or asks again; raises NotPublishedError if there is no run."""
+        run = self._known.get((model, part)) or self.find(model, part)
+        if run is None:
+            raise NotPublishedError(f"no such part: {part} of {model} in {self._server.tracking_url}")
+        return run
+
+    def list_parts(self, model: str) -> tuple[Run, ...]:
+        """Returns the runs of all of a model's parts."""
+        return self._search(model, f"tags.`{_TAG_KIND}` = 'part'")
+
+    def _search(self, model: str, wanted: str) -> tuple[Run, ...]:
         experiment = self.find_experiment(model)
-        found = () if experiment is None else self._search(experiment, f"tags.`{tag}` = '{value}'")
-        self._known[model, tag, value] = found
-        return found
+        if not experiment:
+            return ()
+        where: dict[str, Any] = {"experiment_ids": [experiment], "order_by": ["start_time ASC"]}
+        found = self._server.list_all("POST", "runs/search", "runs", filter=wanted, **where)
+        return tuple(sorted(map(self._parse, found), key=lambda run: not run.is_finished))
 
-    def _search(self, experiment: str, wanted: str) -> tuple[Run, ...]:
-        runs: list[Any] = []
-        token: str | None = None
-        with self.asking(f"find runs: {wanted}") as client:
-            while token or not runs:
-                page = client.search_runs(
-                    [experiment], wanted, max_results=_PAGE, order_by=["start_time ASC"], page_token=token
-                )
-                runs += page
-                token = page.token
-                if not token or len(runs) > _MOST_RUNS:
-                    break
-        runs.sort(key=lambda run: (run.info.status != _FINISHED, run.info.start_time, run.info.run_id))
-        return tuple(self._wrap(run) for run in runs)
-
-    def _wrap(self, run: Any) -> Run:
-        uri = str(run.info.artifact_uri)
+    def _parse(self, found: Mapping[str, Any]) -> Run:
+        info, tags = as_mapping(found.get("info")), tags_of(as_mapping(found.get("data")))
+        uri = str(info.get("artifact_uri", ""))
+        times = (str(info.get("start_time", "")), tags.get(_TAG_REFRESHED, ""))
         return Run(
-            run.info.run_id,
-            run.info.experiment_id,
-            uri,
-            run.info.status == _FINISHED,
-            open_artifacts(uri, tracking_uri=self._tracking_uri, registry_uri=self._registry_uri),
+            run_id=str(info.get("run_id", "")),
+            artifact_uri=uri,
+            is_finished=info.get("status") == _FINISHED,
+            part=tags.get(_TAG_PART, ""),
+            used_ms=max((int(one) for one in times if _MILLISECONDS.fullmatch(one)), default=0),
+            artifacts=open_artifacts(uri, self._server),
         )
 
-    def known_runs(self, model: str, tag: str, value: str) -> tuple[Run, ...]:
-        """Returns what `find_runs` said last, if that was anything; else asks."""
-        return self._known.get((model, tag, value)) or self.find_runs(model, tag, value)
+    def make(self, part: Part) -> Run:
+        """Returns the run of a part, made now if there is none.
 
-    def forget_runs(self, model: str, tag: str, value: str) -> None:
-        """Makes `known_runs` ask again."""
-        self._known.pop((model, tag, value), None)
-
-    def make_run(self, model: str, name: str, tag: str, value: str, tags: dict[str, str]) -> Run:
-        """Returns the run with a tag, made now if there is none.
-
-        Two publishers may each make one; readers look at all of them.
+        Two publishers may each make one; readers take the one that was finished first.
         """
         with self._making:
-            found = self.known_runs(model, tag, value)
-            if not found:
-                experiment = self._make_experiment(model)
-                with self.asking(f"create run: {name}") as client:
-                    client.create_run(experiment, run_name=name, tags={tag: value, **tags})
-                found = self.find_runs(model, tag, value)
-            if not found:
-                raise RegistryUnavailableError(
-                    f"run is not there after it was made: {name} of {model}\n  expected to find it"
+            run = self._known.get((part.model, part.digest)) or self.find(part.model, part.digest)
+            if run is None:
+                tags = {_TAG_PART: part.digest, _TAG_KIND: "part", **_describe_part(part)}
+                self._server.call(
+                    "POST",
+                    "runs/create",
+                    experiment_id=self._make_experiment(part.model),
+                    run_name=f"{tags['ortprep.targets']} {part.digest.removeprefix(PREFIX)[:12]}",
+                    start_time=_now_ms(),
+                    tags=as_pairs(tags),
                 )
-            return found[0]
+                run = self.find(part.model, part.digest)
+            if run is None:
+                raise RegistryUnavailableError(f"run is not there after it was made: {part.digest}")
+            return run
 
     def _make_experiment(self, model: str) -> str:
-        name = EXPERIMENT_PREFIX + model
         found = self.find_experiment(model)
-        if found is not None:
+        if found:
             return found
-        try:
-            with self.asking(f"create experiment: {name}") as client:
-                return str(client.create_experiment(name, tags={"ortprep": "1"}))
-        except RegistryUnavailableError:
-            raise
-        except RegistryError:
-            # Another publisher may have been the first.
-            found = self.find_experiment(model)
-            if found is None:
-                raise
-            return found
+        # Another publisher may be the first.
+        mark: dict[str, Any] = {"name": EXPERIMENT_PREFIX + model, "tags": as_pairs({"ortprep": "1"})}
+        self._server.call("POST", "experiments/create", tolerated=EXISTS, **mark)
+        return self.find_experiment(model)
 
-    def list_experiments(self) -> tuple[str, ...]:
-        """Returns the models that have an experiment, in no order."""
-        names: list[str] = []
-        token: str | None = None
-        with self.asking("list experiments") as client:
-            while True:
-                page = client.search_experiments(
-                    filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'", max_results=_PAGE, page_token=token
-                )
-                names += [experiment.name.removeprefix(EXPERIMENT_PREFIX) for experiment in page]
-                token = page.token
-                if not token or len(names) > _MOST_RUNS:
-                    return tuple(names)
+    def finish(self, run: Run, part: Part, manifest: bytes | None) -> None:
+        """Logs the figures in a part's `manifest.json`, if it has one, and marks its run as finished."""
+        batch = _build_batch(part, None if manifest is None else _parse_manifest(manifest, part.model))
+        self._server.call("POST", "runs/log-batch", run_id=run.run_id, **batch)
+        done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
+        self._server.call("POST", "runs/update", run_id=run.run_id, **done)
 
-    def finish_run(self, run: Run, batch: dict[str, list[Any]]) -> None:
-        """Logs a run's metrics, parameters and tags, and marks it as finished."""
-        with self.asking(f"finish run: {run.run_id}") as client:
-            client.log_batch(run.run_id, **batch)
-            client.update_run(run.run_id, _FINISHED)
+    def refresh(self, run: Run) -> None:
+        """Notes that somebody relies on a run."""
+        tag = {"key": _TAG_REFRESHED, "value": str(_now_ms())}
+        self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
 
-    def delete_runs(self, model: str, tag: str, value: str) -> None:
-        """Deletes all runs with a tag; MLflow keeps them restorable until its own `mlflow gc`."""
-        for run in self.find_runs(model, tag, value):
-            with suppress(NotPublishedError), self.asking(f"delete run: {run.run_id}") as client:
-                client.delete_run(run.run_id)
-        self.forget_runs(model, tag, value)
+    def delete(self, run: Run) -> None:
+        """Deletes a run; MLflow keeps it restorable until its own `mlflow gc`."""
+        self._server.call("POST", "runs/delete", tolerated=MISSING, run_id=run.run_id)
+        self._known.clear()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _describe_part(part: Part) -> dict[str, str]:
+    """Returns the tags of a part's run, beside those it is found by."""
+    variants = part.summary.variants
+    return {
+        "ortprep.model": part.model,
+        "ortprep.source": part.source,
+        "ortprep.spec": part.spec,
+        "ortprep.created_at": part.summary.created_at,
+        "ortprep.targets": _join(variant.target for variant in variants),
+        "ortprep.onnxruntime": _join(variant.onnxruntime for variant in variants),
+        "ortprep.hardware": _join(variant.hardware for variant in variants),
+    }
+
+
+def _join(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TEXT]
+
+
+def _parse_manifest(manifest: bytes, model: str) -> Manifest | None:
+    try:
+        return decode(Manifest, parse_json(manifest, name="manifest.json"))
+    except BundleError as error:
+        log.warning("no metrics in MLflow for a part of %s: %s", model, error.message)
+        return None
+
+
+def _build_batch(part: Part, manifest: Manifest | None) -> dict[str, Any]:
+    """Returns what `runs/log-batch` takes: what a part's manifest says, in MLflow's terms."""
+    params = {"targets": _join(variant.target for variant in part.summary.variants)}
+    if manifest is None:
+        return {"params": as_pairs(params)}
+    params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
+    params |= {f"{one.name}.plan": one.decision.shipped for one in manifest.variants[:50] if one.decision}
+    # Always the same, so that logging a figure again does not make it a second one.
+    try:
+        at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
+    except ValueError:
+        at_ms = 0
+    figures = tuple(_list_figures(manifest))[:_MAX_METRICS]
+    return {
+        "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
+        "params": as_pairs(params),
+        "tags": as_pairs({"ortprep.git_commit": manifest.git.commit} if manifest.git else {}),
+    }
+
+
+def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
+    for variant in manifest.variants:
+        wanted = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
+        warm = (one for one in variant.measurements if one.cache == "warm")
+        for plan in (plan for one in warm for plan in one.plans if plan.plan in wanted):
+            for figure in _FIGURES:
+                summary = getattr(plan, figure)
+                if summary is not None and math.isfinite(summary.median):
+                    yield f"{variant.name}.{plan.plan}.{figure}", summary.median

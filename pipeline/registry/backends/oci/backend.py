@@ -1,314 +1,274 @@
 """Bundles in OCI registries: Harbor, GHCR, ECR, Artifactory, GitLab, CNCF Distribution and all the others.
 
-A model is a repository. Its records are small artifacts with tags of their own, its files are blobs. Beside
-them stand artifacts that other tools understand: a manifest for every target of a part, an image index for
-every version, which has the version's labels and aliases as its tags.
+A model is a repository. A part is an image manifest, a version is an image index with its label as a tag, an
+alias is any other tag of an index. Tags that begin with `_` are ours:
+
+    _v.HEX.LABEL           every version, with digits of its label's digest; found if the label was moved
+    _a.KIND.SUBJECT.HEX    signatures and moves of aliases, with their subject as OCI 1.1 wants it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+import re
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
+from pipeline.bundle.digest import PREFIX, digest_bytes, is_digest
 from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import AccessDeniedError, MissingExtraError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backend import Report, StoredFile
-from pipeline.registry.backends.oci import documents
-from pipeline.registry.backends.oci.documents import Document
-from pipeline.registry.backends.oci.download import open_blob
-from pipeline.registry.backends.oci.manifests import Manifests
-from pipeline.registry.backends.oci.names import MAX_REPOSITORY_LENGTH, is_repository, parse_url
-from pipeline.registry.backends.oci.requests import Request
-from pipeline.registry.backends.oci.upload import CHUNK_BYTES, has_blob, put_blob, put_file
-from pipeline.registry.records import MAX_RECORD_BYTES, MAX_RECORDS, PartRecord, RecordName, encode_record
-from pipeline.registry.state import State, Version
+from pipeline.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from pipeline.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Known, Report, SweepResult
+from pipeline.registry.backends.oci.client import OciClient
+from pipeline.registry.backends.oci.repository import Repository
+from pipeline.registry.backends.oci.upload import CHUNK_BYTES, Upload
+from pipeline.registry.documents import (
+    EMPTY,
+    INDEX,
+    MANIFEST,
+    VERSION_TYPE,
+    Part,
+    Version,
+    build_manifest,
+    describe_content,
+    parse_document,
+)
+from pipeline.registry.progress import ignore
+from pipeline.registry.transfer import map_parallel
+from pipeline.spec.redaction import redact_url
 
-if TYPE_CHECKING:
-    from pipeline.registry.backends.oci.client import OciClient
+_OWN, _VERSION, _ATTACHED = "_", "_v.", "_a."
+_HEX_DIGITS = 16
+_CLAIM_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.1
+_MAX_REPOSITORY_LENGTH = 255
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_MODEL = re.compile(_COMPONENT)
+_URL = re.compile(
+    r"(?i:oci(?P<plain>\+http)?)://"
+    r"(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?)"
+    rf"(?:/(?P<prefix>{_COMPONENT}(?:/{_COMPONENT})*))?/*"
+)
+_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 
-T = TypeVar("T")
-R = TypeVar("R")
 
-_PARALLEL_REQUESTS = 8
-
-
-class OciBackend:
+class OciBackend(Backend):
     """Models in the repositories of an OCI registry; see `Backend`.
 
     Credentials are those of `docker login`.
 
     Args:
         url: `oci://HOST[:PORT]/PREFIX`, or `oci+http://…` for a registry without TLS.
-        connect_timeout_s: Longest wait for a connection.
-        read_timeout_s: Longest wait for the next bytes of an answer.
-        chunk_bytes: What is uploaded in one request; smaller files go as a whole.
+        timeout_s: Longest wait for a connection, and for the next bytes of an answer.
+        chunk_bytes: Size of an upload's requests; smaller files go as a whole.
 
     Raises:
-        RegistryError: The URL is not of that form, or has credentials in it.
-        MissingExtraError: oras is not installed.
+        RegistryError: The URL is not of that form.
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 60.0,
-        chunk_bytes: int = CHUNK_BYTES,
+        self, url: str, *, timeout_s: tuple[float, float] = (10, 60), chunk_bytes: int = CHUNK_BYTES
     ) -> None:
-        place = parse_url(url)
-        try:
-            from pipeline.registry.backends.oci.client import OciClient
-        except ImportError as error:
-            raise MissingExtraError(
-                f"cannot use OCI registries\n  expected oras to be installed, got: {error}",
-                hint="pip install 'ortprep[oci]'",
-            ) from error
-        self._url = url
-        self._prefix = place.prefix
+        place = _URL.fullmatch(url)
+        if place is None:
+            raise RegistryError(
+                f"not an OCI registry's URL: {redact_url(url)[:200]}\n"
+                "  expected oci://HOST[:PORT]/PREFIX, or oci+http://… without TLS, PREFIX in lower case"
+            )
+        self.url = url
+        self._prefix = f"{place['prefix']}/" if place["prefix"] else ""
         self._chunk_bytes = chunk_bytes
-        self._client: OciClient = OciClient(
-            place.host,
-            secure=place.secure,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
-        )
-
-    @property
-    def url(self) -> str:
-        """Where it is, as the user wrote it."""
-        return self._url
+        host = _HUB.get(place["host"], place["host"])
+        self._client = OciClient(host, secure=not place["plain"], timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Lets go of connections."""
         self._client.close()
 
     def list_models(self) -> tuple[str, ...]:
-        """Returns the names of all models with at least one record, sorted.
-
-        Raises:
-            RegistryError: The registry does not list its repositories, or fails.
-        """
-        request = Request("GET", "_catalog?n=1000", "list the repositories")
+        """Returns the names of all models with at least one version, sorted."""
         try:
-            repositories = set(self._client.list_names(request, "repositories"))
+            found = Repository(self._client, "").list_names("_catalog?n=1000", "repositories")
         except RegistryUnavailableError:
             raise
         except RegistryError as error:
-            kind = AccessDeniedError if isinstance(error, AccessDeniedError) else RegistryError
-            raise kind(
+            raise type(error)(
                 f"registry does not list its models: {self._client.host}\n{error.message}",
-                hint=f"ortprep versions NAME --registry {self._url}",
+                hint=f"ortprep versions NAME --registry {self.url}",
             ) from None
-        start = f"{self._prefix}/" if self._prefix else ""
-        names = sorted(one.removeprefix(start) for one in repositories if one.startswith(start))
-        models = [name for name in names if is_repository(name) and "/" not in name]
-        counts = _parallel(lambda name: len(self.list_records(name)), models)
-        return tuple(name for name, count in zip(models, counts, strict=True) if count)
+        names = [one.removeprefix(self._prefix) for one in found if one.startswith(self._prefix)]
+        models = sorted({name for name in names if _MODEL.fullmatch(name)})
+        listed = map_parallel(lambda name: self._repository(name).list_tags(), models)
+        return tuple(model for model, tags in listed.items() if _list_claims(tags))
 
-    def list_records(self, model: str) -> tuple[RecordName, ...]:
-        """Returns the names of a model's records.
-
-        Raises:
-            RegistryError: There are too many, or the registry fails.
-        """
-        tags = self._manifests(model).list_tags()
-        own = {tag.removeprefix(documents.RESERVED) for tag in tags if tag.startswith(documents.RESERVED)}
-        names = sorted(name for name in map(RecordName.parse, own) if name is not None)
-        if len(names) > MAX_RECORDS:
-            raise RegistryError(
-                f"too many records: {model} in {self._url}\n"
-                f"  expected at most {MAX_RECORDS}, got {len(names)}"
-            )
-        return tuple(names)
-
-    def read_record(self, model: str, name: RecordName) -> bytes:
-        """Returns a record's bytes.
-
-        Raises:
-            NotPublishedError: It is not there.
-            IntegrityError: What has its tag is no manifest.
-            RegistryError: The registry fails.
-        """
-        manifest = self._manifests(model).read(documents.record_tag(name))
-        data = documents.inline_record(name, manifest)
-        if data is not None:
-            return data
-        request = Request(
-            "GET",
-            f"blobs/{name.digest}",
-            "read a record",
-            self._repository(model),
-            limit_bytes=MAX_RECORD_BYTES,
-        )
-        return self._client.fetch(request).body
-
-    def write_record(self, model: str, name: RecordName, data: bytes) -> None:
-        """Writes a record; its tag comes last, so it is listed once it is there whole.
-
-        Raises:
-            RegistryError: The registry fails.
-        """
-        repository, manifests = self._repository(model), self._manifests(model)
-        document, tag = documents.record_document(name, data), documents.record_tag(name)
-        if manifests.digest_of(tag) != document.digest:
-            put_blob(self._client, repository, documents.EMPTY)
-            put_blob(self._client, repository, data)
-            manifests.put(tag, document)
-
-    def delete_record(self, model: str, name: RecordName) -> None:
-        """Removes a record.
-
-        Raises:
-            RegistryError: Deletion is switched off there, or the registry fails.
-        """
-        manifests = self._manifests(model)
-        digest = manifests.digest_of(documents.record_tag(name))
-        if digest:
-            manifests.delete(digest)
-
-    def find_missing(self, model: str, part: PartRecord) -> tuple[FileEntry, ...]:
-        """Returns those of a part's files that have to be uploaded, each digest once.
-
-        Raises:
-            RegistryError: The registry fails.
-        """
+    def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
+        """Returns the documents of all versions, those that another tool copied here under a tag included."""
         repository = self._repository(model)
-        entries = list({entry.sha256: entry for entry in part.files}.values())
-        there = _parallel(lambda entry: has_blob(self._client, repository, entry.sha256), entries)
-        return tuple(entry for entry, is_there in zip(entries, there, strict=True) if not is_there)
+        tags = repository.list_tags()
+        claims = _list_claims(tags)
+        labels = set(claims.values())
+        others = [tag for tag in tags if not tag.startswith(_OWN) and _digits(tag) not in labels]
+        digests = sorted({*claims, *filter(None, map_parallel(repository.digest_of, others).values())})
 
-    def upload_file(
-        self,
-        model: str,
-        part: PartRecord,  # noqa: ARG002
-        entry: FileEntry,
-        source: Path,
-        report: Report,
-    ) -> None:
-        """Uploads a file.
+        def read(digest: str) -> bytes | None:
+            with suppress(NotPublishedError):  # removed since it was listed
+                return known(digest) or repository.read_manifest(digest)
+            return None
 
-        Raises:
-            IntegrityError: The file at `source` has other bytes.
-            RegistryError: The registry fails.
-            OSError: The file cannot be read.
+        found = map_parallel(read, digests[: MAX_VERSIONS + 1])  # the catalogue refuses more
+        return tuple(data for data in found.values() if data is not None and VERSION_TYPE.encode() in data)
+
+    def read_aliases(self, model: str) -> Mapping[str, str]:
+        repository = self._repository(model)
+        tags = repository.list_tags()
+        claims, names = _list_claims(tags), [tag for tag in tags if not tag.startswith(_OWN)]
+        found = map_parallel(repository.digest_of, names)
+        return {
+            name: digest for name, digest in found.items() if digest and claims.get(digest) != _digits(name)
+        }
+
+    def add_version(self, model: str, version: Version) -> bool:
+        """Adds a version whose parts are there, unless another one has its label.
+
+        OCI registries overwrite tags, so a publisher claims a label before it sets the tag. One that sees no
+        other claim has the label, since later ones see its claim. Of those that see each other, all but the
+        one with the lowest digest withdraw; that one waits until they have, or until one of them has the tag.
         """
-        put_file(self._client, self._repository(model), entry, source, report, chunk_bytes=self._chunk_bytes)
-
-    def finish_part(self, model: str, part: PartRecord) -> None:
-        """Pushes a manifest for every target of the part, for tools that know nothing of records.
-
-        Raises:
-            RegistryError: The registry fails.
-        """
-        put_blob(self._client, self._repository(model), encode_record(part)[1])
-        for tag, document in documents.target_documents(part).items():
-            self._manifests(model).put(tag, document)
-
-    def open_file(
-        self,
-        model: str,
-        part: PartRecord,  # noqa: ARG002
-        entry: FileEntry,
-        offset: int,
-    ) -> AbstractContextManager[Iterator[bytes]]:
-        """Yields the blocks of a file from `offset` on.
-
-        Raises:
-            NotPublishedError: It is not there.
-            IntegrityError: There are more bytes than `entry` says.
-            RegistryError: The registry fails.
-        """
-        return open_blob(self._client, self._repository(model), entry, offset)
-
-    def list_files(self, model: str) -> tuple[StoredFile, ...]:  # noqa: ARG002
-        """Returns nothing: a registry collects blobs by itself."""
-        return ()
-
-    def delete_files(self, model: str, digests: Sequence[str]) -> None:
-        """Does nothing: a registry collects blobs by itself."""
-
-    def delete_part(self, model: str, digest: str) -> None:
-        """Removes the manifests of a part's targets, and before them every index that lists one.
-
-        Raises:
-            RegistryError: Deletion is switched off there, or the registry fails.
-        """
-        manifests = self._manifests(model)
-        tags, prefix = manifests.list_tags(), documents.target_prefix(digest)
-        found = _parallel(manifests.digest_of, [tag for tag in tags if tag.startswith(prefix)])
-        targets = {one for one in found if one}
-        if not targets:
-            return
-        views = [tag for tag in tags if not tag.startswith(documents.RESERVED)]
-        listed = _parallel(manifests.read_index, views)
-        indexes = {index for index, children in listed if children & targets}
-        for one in (*sorted(indexes), *sorted(targets)):
-            manifests.delete(one)
+        repository, digits = self._repository(model), _digits(version.label)
+        claim = f"{_VERSION}{version.digest.removeprefix(PREFIX)}.{digits}"
+        repository.put_manifest(claim, version.data, INDEX)
+        deadline = time.monotonic() + _CLAIM_TIMEOUT_S
+        while True:
+            claims = _list_claims(repository.list_tags())
+            rivals = [one for one, label in claims.items() if label == digits and one != version.digest]
+            holder = repository.digest_of(version.label)
+            if not rivals and not holder:
+                repository.put_manifest(version.label, version.data, INDEX)
+                return True
+            if holder == version.digest:
+                return True
+            if holder or min(rivals) < version.digest or time.monotonic() > deadline:
+                repository.delete_manifest(version.digest)
+                return False
+            time.sleep(_POLL_INTERVAL_S)
 
     def delete_version(self, model: str, version: Version) -> None:
-        """Removes the image index of a version, and with it its tags.
+        """Removes the image index of a version, with its tags, and what is attached to it."""
+        repository = self._repository(model)
+        repository.delete_manifest(version.digest)
+        _delete_tags(
+            repository, [tag for tag in repository.list_tags() if _subject_of(tag) == version.digest]
+        )
 
-        Raises:
-            RegistryError: Deletion is switched off there, or the registry fails.
-        """
-        manifests = self._manifests(model)
-        for tag in version.labels:
-            digest = "" if tag.startswith(documents.RESERVED) else manifests.digest_of(tag)
-            if digest:
-                manifests.delete(digest)
+    def set_alias(self, model: str, alias: str, version: Version) -> None:
+        self._repository(model).put_manifest(alias, version.data, INDEX)
 
-    def mirror(self, model: str, state: State) -> None:
-        """Pushes an image index for every version under each of its labels and aliases.
+    def find_missing(self, model: str, part: Part) -> tuple[FileEntry, ...]:
+        repository = self._repository(model)
+        entries = {entry.sha256: entry for entry in part.files}
+        there = map_parallel(repository.has_blob, list(entries))
+        return tuple(entry for digest, entry in entries.items() if not there[digest])
 
-        Raises:
-            RegistryError: The registry fails.
-        """
-        # An alias hides a label of its name, here as everywhere.
-        aliases = {name: alias.version for name, alias in state.aliases.items() if alias.version}
-        wanted = {**state.labels, **aliases}
-        tags = [tag for tag in wanted if not tag.startswith(documents.RESERVED)]
-        views = {
-            digest: documents.version_document(state.versions[digest], state.parts)
-            for digest in sorted({wanted[tag] for tag in tags})
-        }
-        _parallel(lambda tag: self._show(model, tag, state.versions[wanted[tag]], views, state.parts), tags)
+    def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        Upload(self._repository(model), entry, source, report, self._chunk_bytes).run()
 
-    def _show(
-        self,
-        model: str,
-        tag: str,
-        version: Version,
-        views: Mapping[str, Document],
-        parts: Mapping[str, PartRecord],
-    ) -> None:
-        manifests = self._manifests(model)
+    def _upload_document(self, model: str, data: bytes) -> None:
+        repository, entry = self._repository(model), FileEntry("a document", len(data), digest_bytes(data))
+        if not repository.has_blob(entry.sha256):
+            with tempfile.NamedTemporaryFile(prefix="ortprep-") as file:
+                file.write(data)
+                file.flush()
+                Upload(repository, entry, Path(file.name), ignore, self._chunk_bytes).run()
+
+    def put_part(self, model: str, part: Part) -> None:
+        """Pushes the manifest of a part, under no tag: versions list it."""
+        self._upload_document(model, EMPTY)
+        self._repository(model).put_manifest(part.digest, part.data, MANIFEST)
+
+    def read_part(self, model: str, digest: str) -> bytes:
+        return self._repository(model).read_manifest(digest)
+
+    def open_file(
+        self, model: str, part: Part, entry: FileEntry, offset: int
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        return self._repository(model).open_blob(entry, offset)
+
+    def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
+        """Pushes a manifest with a part or a version as its subject, under a tag of its own."""
+        repository = self._repository(model)
+        for blob in (EMPTY, data):
+            self._upload_document(model, blob)
+        digest = digest_bytes(data)
+        subject_type = INDEX if isinstance(subject, Version) else MANIFEST
+        document = build_manifest(
+            kind,
+            [describe_content(kind, digest, len(data))],
+            subject=describe_content(subject_type, subject.digest, len(subject.data)),
+        )
+        tag = f"{_attached_prefix(kind, subject.digest)}{digest.removeprefix(PREFIX)[:_HEX_DIGITS]}"
+        repository.put_manifest(tag, document, MANIFEST)
+
+    def read_attached(
+        self, model: str, subjects: Sequence[Part | Version], kind: str
+    ) -> Mapping[str, tuple[bytes, ...]]:
+        tags = self._repository(model).list_tags()
+        wanted = {_attached_prefix(kind, subject.digest): subject.digest for subject in subjects}
+        found: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
+        attached = [tag for tag in tags if tag[:-_HEX_DIGITS] in wanted]
+        documents = map_parallel(lambda tag: self._read_attached(model, tag, kind), attached)
+        for tag, data in documents.items():
+            found[wanted[tag[:-_HEX_DIGITS]]] += () if data is None else (data,)
+        return found
+
+    def _read_attached(self, model: str, tag: str, kind: str) -> bytes | None:
+        repository = self._repository(model)
         try:
-            manifests.put(tag, views[version.digest])
-        except (RegistryUnavailableError, AccessDeniedError):
-            raise
-        except RegistryError:
-            # Another release of ortprep may have pushed other manifests for the same parts.
-            for part in version.record.parts:
-                self.finish_part(model, parts[part])
-            manifests.put(tag, views[version.digest])
+            (layer,) = parse_document(repository.read_manifest(tag), kind).layers
+            return repository.read_blob(layer.digest)
+        except (NotPublishedError, BundleError, ValueError):
+            return None  # removed since it was listed, or none of ours
 
-    def _manifests(self, model: str) -> Manifests:
-        return Manifests(self._client, self._repository(model))
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        """Removes what was attached to what is gone; what no tag leads to is left to the registry itself."""
+        repository = self._repository(model)
+        tags = () if dry_run else repository.list_tags()
+        present = {"", *_list_claims(tags), *(part.digest for part in live)}
+        attached = [(tag, subject) for tag in tags if (subject := _subject_of(tag)) not in present]
+        _delete_tags(repository, [tag for tag, subject in attached if not repository.digest_of(subject)])
+        return SweepResult()
 
-    def _repository(self, model: str) -> str:
-        repository = f"{self._prefix}/{model}" if self._prefix else model
-        if not is_repository(model) or "/" in model or len(repository) > MAX_REPOSITORY_LENGTH:
+    def _repository(self, model: str) -> Repository:
+        repository = f"{self._prefix}{model}"
+        if not _MODEL.fullmatch(model) or len(repository) > _MAX_REPOSITORY_LENGTH:
             raise RegistryError(
                 f"not a name for an OCI registry: {model[:200]!r}\n"
                 "  expected lower-case letters and digits with single '.', '_' or '-' between them"
             )
-        return repository
+        return Repository(self._client, repository)
 
 
-def _parallel(action: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="ortprep-oci") as pool:
-        return list(pool.map(action, items))
+def _digits(text: str) -> str:
+    return digest_bytes(text.encode()).removeprefix(PREFIX)[:_HEX_DIGITS]
+
+
+def _list_claims(tags: Iterable[str]) -> dict[str, str]:
+    """Returns the digests of all versions, with digits of their labels' digests."""
+    found = (tag.removeprefix(_VERSION).partition(".") for tag in tags if tag.startswith(_VERSION))
+    return {PREFIX + digest: label for digest, _, label in found if is_digest(PREFIX + digest)}
+
+
+def _delete_tags(repository: Repository, tags: Iterable[str]) -> None:
+    for tag in tags:
+        digest = repository.digest_of(tag)
+        if digest:
+            repository.delete_manifest(digest)
+
+
+def _subject_of(tag: str) -> str:
+    """Returns the digest of what the document under a tag is attached to, "" for other tags."""
+    subject = PREFIX + tag.split(".")[2] if tag.startswith(_ATTACHED) and tag.count(".") == 3 else ""
+    return subject if is_digest(subject) else ""
+
+
+def _attached_prefix(kind: str, subject: str) -> str:
+    return f"{_ATTACHED}{KIND_NAMES[kind]}.{subject.removeprefix(PREFIX)}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import free_port
+
 USER = "publisher"
 PASSWORD = "hunter2-of-the-tests"
 _HTPASSWD = "$2y$04$ClvQQvmanRu2NdLFAjbYJO7gokgFhIX1N5JO/DsXYctKhHoFZMNdK"
-_START_TIMEOUT_S = 15.0
+_START_TIMEOUT_S = 120.0
 _TRIES = 3
 
 _CONFIG = """\
@@ -71,13 +72,6 @@ def oci_server(folder: Path, *, delete: bool = True, auth: bool = False) -> Iter
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
-
-
-def free_port() -> int:
-    """Returns a port on which nothing listens just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _start(binary: str, folder: Path, *, delete: bool, auth: bool) -> tuple[subprocess.Popen[bytes], int]:

@@ -1,23 +1,32 @@
-"""A real HTTP/1.1 proxy in front of a real server, which does to the traffic what bad networks do."""
+"""An S3 server, and a proxy that breaks connections to any server."""
 
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from tests.fakes import free_port
 
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
 )
 _REWRITTEN = frozenset({"location", "link", "www-authenticate", "content-location"})
 _BLOCK_BYTES = 64 * 1024
-_UPSTREAM_TIMEOUT_S = 60.0
+_UPSTREAM_TIMEOUT_S = 600.0
 
 
 @dataclass
@@ -28,8 +37,8 @@ class Fault:
         act: `status` (answer that status after draining the body, forwarding nothing), `cut_request` (read
             `at_bytes` of the body, hand that much on, close), `cut_answer` (send `at_bytes` of the answer's
             body, then close), `corrupt` (flip the byte at `at_bytes` of the answer's body), `replace` (send
-            `body` instead), `slow` (wait `delay_s`, then forward), `endless` (announce and send `at_bytes`:
-            the answer's body, then zeros).
+            `body` instead), `slow` (wait `delay_s` or until `released`, then
+            forward), `endless` (announce and send `at_bytes`: the answer's body, then zeros).
         method: Only requests of this method.
         path: Only requests in whose path and query this pattern is found.
         times: How often it acts; counted down.
@@ -37,6 +46,7 @@ class Fault:
         headers: Headers to add to the answer.
         at_bytes: Where it acts.
         delay_s: How long `slow` waits.
+        released: Ends that wait.
         body: For `replace` and `status`.
         forward: Whether `cut_request` hands on what it read.
     """
@@ -49,6 +59,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     at_bytes: int = 0
     delay_s: float = 0.0
+    released: threading.Event = field(default_factory=threading.Event)
     body: bytes = b""
     forward: bool = True
 
@@ -84,6 +95,14 @@ class FaultProxy:
             self.requests.clear()
             self.headers.clear()
             self.received_bytes = self.sent_bytes = 0
+
+    def wait(self, fault: Fault) -> bool:
+        """Waits as long as a fault says; False if the proxy closes meanwhile."""
+        deadline = time.monotonic() + fault.delay_s
+        while not fault.released.wait(0.01) and time.monotonic() < deadline:
+            if self.closing.is_set():
+                return False
+        return True
 
     def count(self, method: str, path: str = "") -> int:
         """Returns how many requests of a method had a path in which the pattern is found."""
@@ -140,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.act == "status":
             self._answer_status(fault)
             return
-        if fault is not None and fault.act == "slow" and proxy.closing.wait(fault.delay_s):
+        if fault is not None and fault.act == "slow" and not proxy.wait(fault):
             self.close_connection = True
             return
         upstream = http.client.HTTPConnection(proxy.upstream, timeout=_UPSTREAM_TIMEOUT_S)
@@ -298,3 +317,42 @@ def fault_proxy(upstream_url: str) -> Iterator[FaultProxy]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+_READY_S = 300.0
+BUCKET = "bucket"
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """Runs a server with one empty bucket; yields its URL."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    with (folder / "moto.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+    try:
+        _make_bucket(url, process)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _READY_S
+    request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+    while True:
+        try:
+            urllib.request.urlopen(request, timeout=60).close()
+        except (urllib.error.URLError, OSError):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        else:
+            return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import uuid
@@ -16,8 +15,6 @@ import pytest
 
 pytest.importorskip("mlflow", reason="needs mlflow")
 
-from pipeline.bundle.digest import PREFIX, digest_bytes
-from pipeline.bundle.loader_config import FileEntry
 from pipeline.errors import (
     AccessDeniedError,
     IntegrityError,
@@ -25,26 +22,20 @@ from pipeline.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from pipeline.registry.backend import SIGNATURE
+from pipeline.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
 from pipeline.registry.backends.mlflow.backend import MlflowBackend
-from pipeline.registry.records import (
-    AliasRecord,
-    ClaimRecord,
-    LabelRecord,
-    PartRecord,
-    PartVariant,
-    Record,
-    RecordName,
-    VersionRecord,
-    encode_record,
-    file_records,
-    record_digest,
-)
-from pipeline.registry.state import fold
-from tests.registry.fault_proxy import Fault, FaultProxy, fault_proxy
-from tests.registry.mlflow_server import MlflowServer, mlflow_server
+from pipeline.registry.backends.mlflow.server import MlflowServer as Server
+from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
+from pipeline.registry.retries import with_retries
+from tests.registry import builders
+from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
+from tests.registry.builders import SOURCE, make_version
+from tests.registry.fakes import BUCKET, Fault, FaultProxy, fault_proxy
 
-MANIFEST = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv" / "manifest.json"
-SOURCE, SPEC = PREFIX + "1" * 64, PREFIX + "2" * 64
+pytestmark = pytest.mark.slow
+
+MANIFEST = Path(__file__).parents[3] / "compat" / "0.1.0" / "conv" / "manifest.json"
 BIG = bytes(range(256)) * 4096 * 3 + b"end"
 
 
@@ -92,141 +83,102 @@ def client(server: MlflowServer) -> Any:
 
 def make_part(
     model: str, folder: Path, contents: dict[str, bytes], *, created_at: str = "2026-01-02T03:04:05Z"
-) -> PartRecord:
+) -> Part:
     for path, data in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-    files = tuple(FileEntry(path, len(data), digest_bytes(data)) for path, data in contents.items())
-    variant = PartVariant("cpu", "cpu", "1.31.1", ("CPUExecutionProvider",), "AMD EPYC")
-    return PartRecord(model, SOURCE, SPEC, created_at, files, (variant,))
+    return builders.make_part(model, contents, created_at=created_at)
 
 
-def upload(backend: MlflowBackend, part: PartRecord, folder: Path) -> list[int]:
+def upload(backend: MlflowBackend, part: Part, folder: Path) -> list[int]:
     reports: list[int] = []
     for entry in backend.find_missing(part.model, part):
         backend.upload_file(part.model, part, entry, folder / entry.path, reports.append)
-    backend.finish_part(part.model, part)
+    backend.put_part(part.model, part)
     return reports
 
 
-def download(backend: MlflowBackend, part: PartRecord, path: str, offset: int = 0) -> bytes:
+def download(backend: MlflowBackend, part: Part, path: str, offset: int = 0) -> bytes:
     entry = next(entry for entry in part.files if entry.path == path)
     with backend.open_file(part.model, part, entry, offset) as blocks:
         return b"".join(bytes(block) for block in blocks)
 
 
-def write(backend: MlflowBackend, model: str, *records: Record) -> None:
-    for record in records:
-        backend.write_record(model, *encode_record(record))
+def nothing(_: str) -> None:
+    """What a machine knows that has never asked."""
 
 
-def mirror(backend: MlflowBackend, model: str, *records: Record) -> None:
-    state = fold(model, file_records(records))
-    backend.mirror(model, state)
+def publish(
+    backend: MlflowBackend,
+    model: str,
+    folder: Path,
+    label: str = "one",
+    *,
+    created_at: str = "2026-01-01T00:00:00Z",
+) -> Version:
+    contents = {"manifest.json": MANIFEST.read_bytes(), "t": created_at.encode()}
+    part = make_part(model, folder, contents, created_at=created_at)
+    upload(backend, part, folder)
+    version = make_version(part, label)
+    backend.add_version(model, version)
+    return version
 
 
-def claim(label: str = "a") -> tuple[RecordName, bytes]:
-    return encode_record(ClaimRecord(label, SOURCE))
+# Documents
 
 
-# Records
-
-
-def test_a_record_that_was_written_is_listed_and_read(backend: MlflowBackend, model: str) -> None:
-    assert backend.list_records(model) == ()
-    name, data = claim()
-    backend.write_record(model, name, data)
-    assert backend.list_records(model) == (name,)
-    assert backend.read_record(model, name) == data
+def test_versions_parts_and_signatures_come_back_as_they_were_written(
+    backend: MlflowBackend, model: str, tmp_path: Path
+) -> None:
+    assert backend.read_versions(model, nothing) == ()
+    version = publish(backend, model, tmp_path)
+    backend.add_version(model, version)
+    assert backend.read_versions(model, nothing) == (version.data,)
+    part = make_part(
+        model,
+        tmp_path,
+        {"manifest.json": MANIFEST.read_bytes(), "t": b"2026-01-01T00:00:00Z"},
+        created_at="2026-01-01T00:00:00Z",
+    )
+    assert backend.read_part(model, version.parts[0].digest) == part.data
+    for subject in (part, version):
+        for data in (b'{"a":1}', b'{"b":2}', b'{"a":1}'):
+            backend.attach(model, subject, SIGNATURE, data)
+    found = backend.read_attached(model, [part, version], SIGNATURE)
+    assert {digest: set(data) for digest, data in found.items()} == {
+        subject.digest: {b'{"a":1}', b'{"b":2}'} for subject in (part, version)
+    }
     assert model in backend.list_models()
 
 
-def test_writing_a_record_again_sends_nothing(behind: MlflowBackend, proxy: FaultProxy, model: str) -> None:
-    behind.write_record(model, *claim())
-    sent = proxy.count("PUT")
-    behind.write_record(model, *claim())
-    assert (sent, proxy.count("PUT")) == (1, 1)
+def test_publishers_of_one_part_at_once_are_all_served(
+    server: MlflowServer, model: str, tmp_path: Path
+) -> None:
+    barrier, part = Barrier(4), make_part(model, tmp_path, {"m.onnx": b"small"})
 
-
-def test_a_record_that_was_deleted_is_gone(backend: MlflowBackend, model: str) -> None:
-    name, data = claim()
-    backend.write_record(model, name, data)
-    backend.delete_record(model, name)
-    backend.delete_record(model, name)
-    assert backend.list_records(model) == ()
-    with pytest.raises(NotPublishedError, match="expected to find it"):
-        backend.read_record(model, name)
-    assert model not in backend.list_models()
-
-
-def test_publishers_that_begin_at_once_see_all_records(server: MlflowServer, model: str) -> None:
-    barrier, names = Barrier(4), []
-
-    def publish(number: int) -> None:
+    def run() -> None:
         backend = MlflowBackend(f"mlflow+{server.url}")
-        name, data = claim(f"label-{number}")
-        names.append(name)
         barrier.wait()
-        backend.write_record(model, name, data)
+        upload(backend, part, tmp_path)
 
-    threads = [Thread(target=publish, args=(number,)) for number in range(4)]
+    threads = [Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
     reader = MlflowBackend(f"mlflow+{server.url}")
-    assert reader.list_records(model) == tuple(sorted(names))
-    assert all(reader.read_record(model, name) for name in names)
+    assert reader.read_part(model, part.digest) == part.data
+    assert download(reader, part, "m.onnx") == b"small"
 
 
-def test_records_in_several_runs_are_one_set(backend: MlflowBackend, client: Any, model: str) -> None:
-    backend.write_record(model, *claim("a"))
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    run = client.create_run(experiment, run_name="records", tags={"ortprep.kind": "records"})
-    name, data = claim("b")
-    client.log_text(run.info.run_id, data.decode(), f"records/{name}.json")
-    assert set(backend.list_records(model)) == {claim("a")[0], name}
-    assert backend.read_record(model, name) == data
-
-
-def test_records_are_not_written_where_nobody_looks(backend: MlflowBackend, client: Any, model: str) -> None:
-    backend.write_record(model, *claim("a"))
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    client.delete_run(client.search_runs([experiment])[0].info.run_id)
-    backend.write_record(model, *claim("b"))
-    assert backend.list_records(model) == (claim("b")[0],)
-
-
-def test_what_is_no_record_is_not_listed(backend: MlflowBackend, client: Any, model: str) -> None:
-    name, data = claim()
-    backend.write_record(model, name, data)
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    run = client.search_runs([experiment], "tags.`ortprep.kind` = 'records'")[0].info.run_id
-    client.log_text(run, "x", "records/notes.txt")
-    client.log_text(run, "x", "records/sub/claim.json")
-    client.log_text(run, "", f"records/{claim('cut')[0]}.json")
-    assert backend.list_records(model) == (name,)
-
-
-def test_a_cut_record_does_not_hide_the_whole_one(
-    behind: MlflowBackend, proxy: FaultProxy, model: str
+def test_no_more_is_read_than_a_document_may_have(
+    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
 ) -> None:
-    behind.write_record(model, *claim("first"))
-    name, data = claim()
-    proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=20))
-    behind.write_record(model, name, data)
-    assert behind.read_record(model, name) == data
-
-
-def test_a_cut_record_on_the_server_is_written_again(
-    backend: MlflowBackend, server: MlflowServer, model: str
-) -> None:
-    name, data = claim()
-    backend.write_record(model, name, data)
-    (stored,) = (server.folder / str(backend._tracking.find_experiment(model))).rglob(f"{name}.json")
-    stored.write_bytes(data[:10])
-    backend.write_record(model, name, data)
-    assert backend.read_record(model, name) == data
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
+    proxy.faults.append(Fault("endless", method="GET", path="part.json", at_bytes=10**9))
+    with pytest.raises(RegistryError, match=f"expected at most {MAX_DOCUMENT_BYTES} bytes"):
+        behind.read_part(model, part.digest)
 
 
 # Files
@@ -292,7 +244,7 @@ def test_a_short_file_on_the_server_counts_as_missing(
 ) -> None:
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     upload(backend, part, tmp_path)
-    (stored,) = (server.folder / str(backend._tracking.find_experiment(model))).rglob("m.onnx")
+    (stored,) = (server.folder / str(backend._runs.find_experiment(model))).rglob("m.onnx")
     stored.write_bytes(BIG[:-1])
     assert backend.find_missing(model, part) == part.files
 
@@ -335,15 +287,9 @@ def test_no_more_is_read_than_a_file_has(
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("endless", method="GET", path="m.onnx", at_bytes=10**9))
-    assert hashlib.sha256(download(behind, part, "m.onnx")).digest() == hashlib.sha256(BIG).digest()
+    with pytest.raises(IntegrityError, match="too many bytes"):
+        download(behind, part, "m.onnx")
     assert proxy.sent_bytes < 10**8
-
-
-def test_no_more_is_read_than_a_record_may_have(behind: MlflowBackend, proxy: FaultProxy, model: str) -> None:
-    name, data = claim()
-    behind.write_record(model, name, data)
-    proxy.faults.append(Fault("endless", method="GET", path="records/claim", at_bytes=10**9))
-    assert len(behind.read_record(model, name)) == 4 * 1024 * 1024 + 1
 
 
 def test_other_bytes_come_through_unchecked(
@@ -357,13 +303,16 @@ def test_other_bytes_come_through_unchecked(
     assert got != BIG
 
 
-def test_the_runs_of_a_deleted_part_are_gone_and_can_be_made_again(
+def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(
     backend: MlflowBackend, model: str, tmp_path: Path
 ) -> None:
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     upload(backend, part, tmp_path)
-    backend.delete_part(model, record_digest(part))
-    backend.delete_part(model, record_digest(part))
+    assert backend.sweep(model, [part], grace_s=0, dry_run=False).parts == ()
+    assert backend.sweep(model, [], grace_s=3600, dry_run=False).parts == ()
+    assert backend.sweep(model, [], grace_s=0, dry_run=True).parts == (part.digest,)
+    for _ in range(2):
+        backend.sweep(model, [], grace_s=0, dry_run=False)
     with pytest.raises(NotPublishedError):
         download(backend, part, "m.onnx")
     upload(backend, part, tmp_path)
@@ -379,31 +328,92 @@ def test_a_name_that_mlflow_refuses_is_an_error(
         upload(backend, part, tmp_path)
 
 
-def test_a_store_without_proxy_is_used_directly(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
+def test_a_store_without_a_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="not the URL of an MLflow server") as caught:
+        MlflowBackend(f"mlflow+sqlite:///{tmp_path}/mlflow.db")
+    assert "a folder as a registry" in str(caught.value)
+
+
+def test_artifacts_in_an_object_store_are_reached_without_the_server(
+    backend: MlflowBackend,
+    client: Any,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    s3_url: str,
 ) -> None:
-    client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    client.create_experiment(f"ortprep/{model}", artifact_location=f"s3://{BUCKET}/{model}")
     contents = {"m.onnx": BIG, "empty.bin": b"", "cpu/copy.onnx": BIG}
     part = make_part(model, tmp_path, contents)
-    reports = upload(backend, part, tmp_path)
-    assert sum(reports) == len(BIG)
+    assert sum(upload(backend, part, tmp_path)) == len(BIG)
     assert backend.find_missing(model, part) == ()
     assert {path: download(backend, part, path) for path in contents} == contents
     assert download(backend, part, "m.onnx", 1000) == BIG[1000:]
-    name, data = claim()
-    with pytest.raises(NotPublishedError):
-        backend.read_record(model, name)
-    for _ in range(2):
-        backend.write_record(model, name, data)
-        assert backend.read_record(model, name) == data
-    assert backend.list_records(model) == (name,)
-    for _ in range(2):
-        backend.delete_record(model, name)
-    assert backend.list_records(model) == ()
-    assert not any(path.is_symlink() for path in (tmp_path / "store").rglob("*"))
+    backend.attach(model, part, SIGNATURE, b"{}")
+    assert backend.read_attached(model, [part], SIGNATURE) == {part.digest: (b"{}",)}
+    version = make_version(part)
+    assert backend.add_version(model, version)
+    backend.set_alias(model, "production", version)
+    assert backend.read_aliases(model) == {"production": version.digest}
     (tmp_path / "m.onnx").write_bytes(b"others")
     with pytest.raises(IntegrityError):
-        backend.upload_file(model, part, part.files[0], tmp_path / "m.onnx", reports.append)
+        backend.upload_file(model, part, part.files[0], tmp_path / "m.onnx", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "file:///tmp/elsewhere",
+        "/tmp/elsewhere",
+        "http://host/artifacts",
+        "https://evil/artifacts",
+        "https://host:444/artifacts",
+        "mlflow-artifacts://evil/x",
+        "ftp://host/x",
+        "dbfs:/x",
+        "s3://bucket/x::file:///etc",
+        "simplecache::s3://bucket/x",
+    ],
+)
+def test_artifacts_elsewhere_are_refused(location: str) -> None:
+    """Whoever made the experiment wrote its location: the token would go there, or a local file be read."""
+    server = Server("mlflow+https://host")
+    with pytest.raises(AccessDeniedError, match="artifacts elsewhere"):
+        open_artifacts(location, server)
+    for fine in ("mlflow-artifacts:/1/x/artifacts", "mlflow-artifacts://host/1", "https://host/api/1"):
+        assert isinstance(open_artifacts(fine, server), ProxiedArtifacts)
+
+
+def test_an_experiment_that_leads_to_local_files_is_not_followed(
+    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
+) -> None:
+    client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    with pytest.raises(AccessDeniedError, match="artifacts elsewhere"):
+        upload(backend, part, tmp_path)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_server_that_sends_elsewhere_is_not_followed(
+    behind: MlflowBackend,
+    proxy: FaultProxy,
+    server: MlflowServer,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
+    with fault_proxy(server.url) as elsewhere:
+        headers = {"Location": f"{elsewhere.url}/stolen"}
+        proxy.faults.append(Fault("status", method="GET", path="m.onnx", status=307, headers=headers))
+        with pytest.raises(RegistryError):
+            download(behind, part, "m.onnx")
+        assert elsewhere.requests == []
 
 
 # Faults
@@ -429,14 +439,21 @@ def test_a_server_that_is_down_is_unavailable() -> None:
 )
 @pytest.mark.parametrize("path", ["/api/2.0/mlflow-artifacts/", "/api/2.0/mlflow/"])
 def test_every_status_has_its_error(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, path: str, status: int, kind: type[RegistryError]
+    behind: MlflowBackend,
+    proxy: FaultProxy,
+    model: str,
+    tmp_path: Path,
+    path: str,
+    status: int,
+    kind: type[RegistryError],
 ) -> None:
-    behind.write_record(model, *claim())
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
     proxy.faults.append(Fault("status", path=path, status=status, times=99))
     if "artifacts" not in path and status == 404:
         kind = RegistryError  # a server that lacks the API says nothing of what is published
     with pytest.raises(kind) as caught:
-        behind.list_records(model)
+        behind.find_missing(model, part)
     assert type(caught.value) is kind
 
 
@@ -447,30 +464,35 @@ def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(
     for method in ("GET", "PUT"):
         proxy.faults.append(Fault("status", method=method, path="mlflow-artifacts", status=503))
     proxy.faults.append(Fault("status", path="/mlflow/", status=429))
-    behind.write_record(model, *claim())
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("status", method="GET", path="m.onnx", status=503))
-    assert download(behind, part, "m.onnx") == BIG
+    assert with_retries(lambda: download(behind, part, "m.onnx")) == BIG
     assert all(fault.times == 0 for fault in proxy.faults)
 
 
 def test_a_store_that_says_500_of_what_is_missing_is_understood(
-    behind: MlflowBackend, proxy: FaultProxy, model: str
+    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
 ) -> None:
-    behind.write_record(model, *claim("a"))
-    proxy.faults.append(Fault("status", method="GET", path="records/claim", status=500, times=99))
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
+    other = builders.make_part(model, {"n.onnx": b"small"})
+    gone = dataclasses.replace(part, files=other.files)
+    proxy.faults.append(Fault("status", method="GET", path=r"[mn]\.onnx", status=500, times=99))
     with pytest.raises(NotPublishedError):
-        behind.read_record(model, claim("b")[0])
+        download(behind, gone, "n.onnx")
     with pytest.raises(RegistryUnavailableError):
-        behind.read_record(model, claim("a")[0])
+        download(behind, part, "m.onnx")
 
 
-def test_a_listing_that_is_none_is_no_empty_one(behind: MlflowBackend, proxy: FaultProxy, model: str) -> None:
-    behind.write_record(model, *claim())
+def test_a_listing_that_is_none_is_no_empty_one(
+    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
+) -> None:
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
     for body in (b"<html>", b'{"files": [{}]}', b'{"files": 1}', b"[]"):
         proxy.faults = [Fault("replace", path=r"artifacts\?path", body=body, times=99)]
         with pytest.raises(RegistryError, match="list of files"):
-            behind.list_records(model)
+            behind.find_missing(model, part)
 
 
 def test_another_kind_of_server_is_told_apart(behind: MlflowBackend, proxy: FaultProxy) -> None:
@@ -483,19 +505,21 @@ def test_credentials_are_sent_and_never_shown(
     behind: MlflowBackend,
     proxy: FaultProxy,
     model: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "someone")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     caplog.set_level(logging.DEBUG)
-    behind.write_record(model, *claim())
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(behind, part, tmp_path)
     assert all(headers.get("Authorization", "").startswith("Basic ") for headers in proxy.headers)
     shown = []
     for status in (401, 500):
         proxy.faults = [Fault("status", status=status, times=99)]
         with pytest.raises(RegistryError) as caught:
-            behind.list_records(model)
+            behind.read_versions(model, nothing)
         shown.append(str(caught.value))
     text = caplog.text + "".join(shown)
     sent = {headers.get("Authorization", "Basic -")[6:] for headers in proxy.headers}
@@ -518,48 +542,19 @@ def test_the_environment_names_the_server(server: MlflowServer, monkeypatch: pyt
     with pytest.raises(RegistryError, match="MLFLOW_TRACKING_URI"):
         MlflowBackend("mlflow://")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-    assert MlflowBackend("mlflow://").list_records("nothing-there") == ()
+    assert MlflowBackend("mlflow://").read_versions("nothing-there", nothing) == ()
 
 
 # What MLflow's users see
 
 
-@dataclasses.dataclass
-class Published:
-    """A model with one version, in the records' terms."""
-
-    part: PartRecord
-    version: VersionRecord
-
-    @property
-    def digest(self) -> str:
-        return record_digest(self.version)
-
-
-def publish(backend: MlflowBackend, model: str, folder: Path, *, created_at: str) -> Published:
-    part = make_part(
-        model,
-        folder,
-        {"manifest.json": MANIFEST.read_bytes(), "t": created_at.encode()},
-        created_at=created_at,
-    )
-    upload(backend, part, folder)
-    version = VersionRecord(model, SOURCE, SPEC, (record_digest(part),))
-    write(backend, model, part, version)
-    return Published(part, version)
-
-
-def numbers_of(client: Any, model: str) -> dict[str, str]:
-    found = client.search_model_versions(f"name='{model}'")
-    return {version.tags["ortprep.version"]: str(version.version) for version in found}
-
-
 def test_figures_are_metrics_of_the_parts_run(
     backend: MlflowBackend, client: Any, model: str, tmp_path: Path
 ) -> None:
-    one = publish(backend, model, tmp_path, created_at="2026-01-01T00:00:00Z")
+    one = publish(backend, model, tmp_path)
+    digest = one.parts[0].digest
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    (run,) = client.search_runs([experiment], f"tags.`ortprep.part` = '{record_digest(one.part)}'")
+    (run,) = client.search_runs([experiment], f"tags.`ortprep.part` = '{digest}'")
     manifest = json.loads(MANIFEST.read_bytes())
     figures = manifest["variants"][0]["measurements"][0]["plans"][0]
     name = manifest["variants"][0]["name"]
@@ -571,8 +566,22 @@ def test_figures_are_metrics_of_the_parts_run(
     assert run.data.tags["ortprep.source"] == SOURCE
     assert run.data.tags["ortprep.hardware"] == "AMD EPYC"
     assert run.info.status == "FINISHED"
-    backend.finish_part(model, one.part)
+    publish(backend, model, tmp_path)
     assert len(client.get_metric_history(run.info.run_id, f"{name}.default.init_ms")) == 1
+
+
+def test_the_time_until_a_job_is_ready_is_a_metric(
+    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
+) -> None:
+    manifest = json.loads(MANIFEST.read_bytes())
+    plan = manifest["variants"][0]["measurements"][0]["plans"][0]
+    plan["ready_ms"] = plan["init_ms"]
+    part = make_part(model, tmp_path, {"manifest.json": json.dumps(manifest).encode()})
+    upload(backend, part, tmp_path)
+    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
+    (run,) = client.search_runs([experiment])
+    name = f"{manifest['variants'][0]['name']}.{plan['plan']}.ready_ms"
+    assert run.data.metrics[name] == pytest.approx(plan["ready_ms"]["median"])
 
 
 def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(
@@ -585,125 +594,101 @@ def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(
     assert client.search_runs([experiment])[0].info.status == "FINISHED"
 
 
-def test_versions_labels_and_aliases_are_shown(
+def test_versions_labels_and_aliases_are_the_registered_models_own(
     backend: MlflowBackend, client: Any, model: str, tmp_path: Path
 ) -> None:
-    old = publish(backend, model, tmp_path, created_at="2026-01-01T00:00:00Z")
-    new = publish(backend, model, tmp_path, created_at="2026-02-01T00:00:00Z")
-    label = LabelRecord("2026.1", old.digest, "2026-01-01T00:00:01Z")
-    alias = AliasRecord("production", "promote", old.digest, 1, "2026-01-01T00:00:02Z")
-    records: list[Record] = [old.part, old.version, new.part, new.version, label, alias]
-    mirror(backend, model, *records)
-    numbers = numbers_of(client, model)
-    assert sorted(numbers.values()) == ["1", "2"]
+    old = publish(backend, model, tmp_path, "2026.1")
+    new = publish(backend, model, tmp_path, "2026.2", created_at="2026-02-01T00:00:00Z")
+    backend.set_alias(model, "production", old)
     shown = client.get_model_version_by_alias(model, "production")
     assert shown.tags["ortprep.version"] == old.digest
-    assert shown.tags["ortprep.labels"] == "2026.1"
-    assert shown.tags["ortprep.targets"] == "cpu"
+    assert (shown.tags["ortprep.label"], shown.tags["ortprep.targets"]) == ("2026.1", "cpu")
     run = client.get_run(shown.run_id)
-    assert run.data.tags["ortprep.part"] == record_digest(old.part)
+    assert run.data.tags["ortprep.part"] == old.parts[0].digest
     assert shown.source == f"{run.info.artifact_uri}/bundle"
-    records += [
-        AliasRecord("production", "promote", new.digest, 2, "2026-02-01T00:00:02Z"),
-        LabelRecord("2026.2", new.digest, "2026-02-01T00:00:01Z"),
-    ]
-    mirror(backend, model, *records)
-    assert numbers_of(client, model) == numbers
-    moved = client.get_model_version_by_alias(model, "production")
-    assert (moved.tags["ortprep.version"], moved.tags["ortprep.labels"]) == (new.digest, "2026.2")
+    number = next(
+        one.version
+        for one in client.search_model_versions(f"name='{model}'")
+        if one.tags["ortprep.version"] == new.digest
+    )
+    client.set_registered_model_alias(model, "production", number)
+    assert backend.read_aliases(model) == {"production": new.digest}
 
 
-def test_an_alias_moved_outside_is_reported_and_set_right(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_mlflows_own_download_of_an_alias_is_the_bundle(
+    backend: MlflowBackend, server: MlflowServer, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = publish(backend, model, tmp_path, created_at="2026-01-01T00:00:00Z")
-    new = publish(backend, model, tmp_path, created_at="2026-02-01T00:00:00Z")
-    records: list[Record] = [old.part, old.version, new.part, new.version]
-    records.append(AliasRecord("production", "promote", old.digest, 1, "2026-01-01T00:00:02Z"))
-    mirror(backend, model, *records)
-    records.append(AliasRecord("production", "promote", new.digest, 2, "2026-02-01T00:00:02Z"))
-    mirror(backend, model, *records)
-    assert "moved in MLflow" not in caplog.text
-    client.set_registered_model_alias(model, "production", numbers_of(client, model)[old.digest])
-    mirror(backend, model, *records)
-    assert "moved in MLflow by somebody else" in caplog.text
-    shown = client.get_model_version_by_alias(model, "production")
-    assert shown.tags["ortprep.version"] == new.digest
+    import mlflow
+
+    version = publish(backend, model, tmp_path / "a")
+    backend.set_alias(model, "production", version)
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", server.url)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", server.url)
+    found = Path(
+        mlflow.artifacts.download_artifacts(f"models:/{model}@production", dst_path=str(tmp_path / "out"))
+    )
+    assert (found / "manifest.json").read_bytes() == MANIFEST.read_bytes()
+    assert (found / "t").read_bytes() == b"2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("name", ["latest", "v1", "a.b"])
-def test_an_alias_that_mlflow_refuses_is_left_out(
-    backend: MlflowBackend,
-    client: Any,
-    model: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
+def test_an_alias_that_mlflow_refuses_is_an_error(
+    backend: MlflowBackend, model: str, tmp_path: Path, name: str
 ) -> None:
-    one = publish(backend, model, tmp_path, created_at="2026-01-01T00:00:00Z")
-    aliases = [AliasRecord(alias, "promote", one.digest, 1, "") for alias in (name, "production")]
-    mirror(backend, model, one.part, one.version, *aliases)
-    assert client.get_registered_model(model).aliases == {"production": "1"}
-    assert f"alias {name} of {model} is not shown" in caplog.text
+    one = publish(backend, model, tmp_path)
+    with pytest.raises(RegistryError):
+        backend.set_alias(model, name, one)
+    assert backend.read_aliases(model) == {}
 
 
-def test_mirrors_at_once_leave_one_version_for_each_digest(
+def test_publishers_of_one_version_at_once_leave_one(
     server: MlflowServer, client: Any, model: str, tmp_path: Path
 ) -> None:
     backends = [MlflowBackend(f"mlflow+{server.url}") for _ in range(3)]
-    one = publish(backends[0], model, tmp_path, created_at="2026-01-01T00:00:00Z")
-    barrier = Barrier(3)
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(backends[0], part, tmp_path)
+    version, barrier = make_version(part), Barrier(3)
     failures: list[RegistryError] = []
 
-    def show(backend: MlflowBackend) -> None:
+    def add(backend: MlflowBackend) -> None:
         barrier.wait()
         try:
-            mirror(backend, model, one.part, one.version)
+            backend.add_version(model, version)
         except RegistryError as error:
             failures.append(error)
 
-    threads = [Thread(target=show, args=(backend,)) for backend in backends]
+    threads = [Thread(target=add, args=(backend,)) for backend in backends]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
     assert failures == []
-    mirror(backends[0], model, one.part, one.version)
     assert len(client.search_model_versions(f"name='{model}'")) == 1
 
 
-def test_a_collected_version_is_removed_and_others_stay(
+def test_versions_that_somebody_else_registered_are_left_alone(
     backend: MlflowBackend, client: Any, model: str, tmp_path: Path
 ) -> None:
-    old = publish(backend, model, tmp_path, created_at="2026-01-01T00:00:00Z")
-    new = publish(backend, model, tmp_path, created_at="2026-02-01T00:00:00Z")
-    mirror(backend, model, old.part, old.version, new.part, new.version)
+    old = publish(backend, model, tmp_path)
     foreign = client.create_model_version(model, "s3://bucket/somewhere", await_creation_for=0)
-    # Whoever does not know of a version that has a record must leave it alone.
-    mirror(backend, model, new.part, new.version)
-    assert old.digest in {
-        version.tags.get("ortprep.version") for version in client.search_model_versions(f"name='{model}'")
-    }
-    backend.delete_record(model, encode_record(old.version)[0])
-    mirror(backend, model, new.part, new.version)
+    client.set_registered_model_alias(model, "theirs", foreign.version)
+    assert backend.read_versions(model, nothing) == (old.data,)
+    assert backend.read_aliases(model) == {}
+    backend.delete_version(model, old)
     left = client.search_model_versions(f"name='{model}'")
-    assert {version.tags.get("ortprep.version") for version in left} == {new.digest, None}
-    assert foreign.version in {version.version for version in left}
-
-
-def test_a_model_without_versions_is_not_registered(backend: MlflowBackend, client: Any, model: str) -> None:
-    mirror(backend, model)
-    assert client.search_registered_models(f"name='{model}'") == []
+    assert [version.version for version in left] == [foreign.version]
 
 
 def test_an_experiment_that_was_deleted_says_how_to_get_it_back(
-    backend: MlflowBackend, client: Any, model: str
+    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
 ) -> None:
-    backend.write_record(model, *claim())
+    part = make_part(model, tmp_path, {"m.onnx": b"small"})
+    upload(backend, part, tmp_path)
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
     client.delete_experiment(experiment)
     with pytest.raises(RegistryError, match="was deleted") as caught:
-        backend.list_records(model)
+        backend.find_missing(model, part)
     assert "restore" in str(caught.value)
     client.restore_experiment(experiment)
-    assert backend.list_records(model) == (claim()[0],)
+    assert backend.find_missing(model, part) == ()

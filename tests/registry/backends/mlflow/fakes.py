@@ -6,7 +6,6 @@ import http.client
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import free_port
+
 # Before the client is imported, which otherwise reports its use to its makers.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 10.0
 _TRIES = 3
 
@@ -56,8 +57,7 @@ def mlflow_server(folder: Path) -> Iterator[MlflowServer]:
 
 def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(_TRIES):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
+        port = free_port()
         process = _spawn(folder, port)
         if _wait_until_ready(process, port):
             return process, port

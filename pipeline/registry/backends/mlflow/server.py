@@ -1,0 +1,184 @@
+"""Requests to an MLflow server with the credentials of its client, bounded in time and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import mlflow
+import requests
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
+from mlflow.exceptions import MlflowException
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
+
+from pipeline.bundle.codec import parse_json
+from pipeline.errors import AccessDeniedError, BundleError, PipelineError, RegistryError
+from pipeline.registry.backends.rest import connection_error, read_body, read_refusal, status_error
+from pipeline.registry.retries import with_retries
+from pipeline.spec.redaction import redact_url
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Longest answer that is read; a list of 100,000 files takes about 15 MB."""
+
+MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
+"""Error codes of MLflow."""
+
+_CONNECT_TIMEOUT_S = 20.0
+_PAGE = 50
+"""Objects asked for at once: versions carry their documents of up to 100,000 characters."""
+
+_MAX_PAGES = 400
+_NAMES = ("name", "experiment_name", "run_id", "filter")
+"""What says in a message which one a request is about."""
+
+_CREDENTIALS_HINT = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, for that server; "
+    "or its --allowed-hosts lacks the name it is called by"
+)
+
+
+class MlflowServer:
+    """A tracking server and its model registry, by `mlflow+` and a URL.
+
+    `mlflow://` stands for those that MLflow takes from its environment.
+
+    Raises:
+        RegistryError: The URL is malformed, has credentials in it, or names no server.
+    """
+
+    def __init__(self, url: str) -> None:
+        if url in ("mlflow:", "mlflow://"):
+            self.tracking_url, registry_url = _urls_of_environment()
+        else:
+            self.tracking_url = registry_url = url.partition("+")[2]
+            if "@" in urlsplit(self.tracking_url).netloc:
+                raise AccessDeniedError(
+                    "credentials in the URL of an MLflow server\n  expected mlflow+https://HOST",
+                    hint=_CREDENTIALS_HINT,
+                )
+        for one in (self.tracking_url, registry_url):
+            parts = urlsplit(one)
+            if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+                raise RegistryError(
+                    "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
+                    hint="mlflow server   (for a store without one), or take a folder as a registry",
+                )
+        self.tracking_url = self.tracking_url.rstrip("/")
+        self._registry_url = registry_url.rstrip("/")
+
+    @contextmanager
+    def open(self, method: str, url: str, doing: str, **options: Any) -> Iterator[requests.Response]:
+        """Yields the answer to one request, its body not read yet, whatever its status.
+
+        `doing` says what it is for, and where; options are those of MLflow's `http_request`.
+        """
+        parts = urlsplit(url)
+        try:
+            response = http_request(
+                get_default_host_creds(f"{parts.scheme}://{parts.netloc}"),
+                parts.path,
+                method,
+                timeout=(_CONNECT_TIMEOUT_S, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),
+                max_retries=0,
+                retry_codes=(),
+                raise_on_status=False,
+                stream=True,
+                # To another host it would be without what made it safe.
+                allow_redirects=False,
+                **options,
+            )
+        except MlflowException as error:
+            # Not chained: the client's own text quotes whole URLs.
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, PipelineError):
+                raise cause from None
+            if not isinstance(cause, requests.RequestException):
+                cause = requests.ConnectionError()
+            raise connection_error(cause, doing) from None
+        with response:
+            yield response
+
+    def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
+        """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
+
+        The endpoint is below `/api/2.0/mlflow/`; what is sent are the fields.
+
+        Raises:
+            RegistryError: It refuses, or is no MLflow server; by kind.
+        """
+        is_registry = endpoint.startswith(("registered-models/", "model-versions/"))
+        url = self._registry_url if is_registry else self.tracking_url
+        which = next((fields[name] for name in _NAMES if name in fields), "")
+        doing = f"call {endpoint} for {which} at {redact_url(url)}"
+        sent = {"params" if method == "GET" else "json": fields}
+
+        def ask() -> dict[str, Any]:
+            with self.open(method, f"{url}/api/2.0/mlflow/{endpoint}", doing, **sent) as response:
+                if response.status_code == 200:
+                    return _parse(read_body(response, doing, MAX_ANSWER_BYTES), doing)
+                refusal = read_refusal(response, doing)
+                code = str(refusal.get("error_code", ""))
+                if response.status_code == 404 and code != MISSING:
+                    raise _no_server(doing, "status 404")
+                if tolerated and code == tolerated:
+                    return {}
+                raise refuse(response, refusal, doing)
+
+        return with_retries(ask)
+
+    def list_all(self, method: str, endpoint: str, field: str, **fields: Any) -> list[dict[str, Any]]:
+        """Returns the objects in a field of all pages of an answer; raises as `call`."""
+        found: list[dict[str, Any]] = []
+        token: dict[str, Any] = {}
+        for _ in range(_MAX_PAGES):
+            answer = self.call(method, endpoint, max_results=_PAGE, **fields, **token)
+            found += objects_in(answer, field)
+            token = {"page_token": answer.get("next_page_token")}
+            if not token["page_token"]:
+                return found
+        raise RegistryError(f"too many {field} in MLflow\n  expected at most {_MAX_PAGES * _PAGE}")
+
+
+def refuse(response: requests.Response, refusal: dict[str, Any], doing: str) -> RegistryError:
+    """Returns the error that a server's answer stands for, with its words."""
+    said = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
+    return status_error(response, doing, said=redact_url(said)[:200], hint=_CREDENTIALS_HINT)
+
+
+def tags_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tags in an answer of MLflow."""
+    return {str(one.get("key", "")): str(one.get("value", "")) for one in objects_in(fields, "tags")}
+
+
+def as_pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns tags or parameters as MLflow takes them."""
+    return [{"key": key, "value": value} for key, value in tags.items()]
+
+
+def objects_in(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the objects in a list that an answer has in a field, whatever else it may have there."""
+    value = fields.get(name)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _parse(body: bytes, doing: str) -> dict[str, Any]:
+    try:
+        return parse_json(body, name="an answer")
+    except BundleError:
+        raise _no_server(doing, "something else") from None
+
+
+def _no_server(doing: str, got: str) -> RegistryError:
+    return RegistryError(f"no MLflow server there: cannot {doing}\n  expected its REST API, got {got}")
+
+
+def _urls_of_environment() -> tuple[str, str]:
+    if not mlflow.is_tracking_uri_set():
+        raise RegistryError(
+            "no tracking URI for mlflow://\n  expected one in MLFLOW_TRACKING_URI, got none",
+            hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
+        )
+    return str(mlflow.get_tracking_uri()), str(mlflow.get_registry_uri())

@@ -1,0 +1,146 @@
+"""Answers of registries over HTTP: read with a limit, and translated to errors.
+
+No message has a URL in it: those of uploads and of object storage carry signatures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import requests
+import urllib3
+
+from pipeline.bundle.codec import parse_json
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.errors import (
+    AccessDeniedError,
+    BundleError,
+    IntegrityError,
+    NotPublishedError,
+    RegistryError,
+    RegistryUnavailableError,
+)
+from pipeline.registry.backend import BLOCK_BYTES
+
+MAX_ERROR_BYTES = 64 * 1024
+"""Number of bytes that are read of an answer without content."""
+
+_OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may succeed later."""
+
+_SYSTEM_ERROR = re.compile(r"\[Errno -?[0-9]+\] ([A-Za-z ,]+)")
+
+
+def connection_error(error: requests.RequestException, doing: str) -> RegistryError:
+    """Returns what to raise for a request that got no answer, or only a part of one.
+
+    `doing` says what was tried, and where, as in "list the tags: HOST/REPOSITORY". The HTTP library's error
+    is to be dropped with its traceback, for it holds the URL.
+    """
+    if isinstance(error, requests.exceptions.SSLError):
+        return RegistryError(
+            f"cannot {doing}\n  expected a TLS certificate that this machine trusts, got another",
+            hint="export REQUESTS_CA_BUNDLE=/path/to/the/registry's/ca.pem",
+        )
+    if isinstance(error, ValueError):
+        return RegistryError(f"cannot {doing}\n  expected a usable URL, got none")
+    text = str(error)
+    system = _SYSTEM_ERROR.search(text)
+    reason = system[1] if system else "the connection broke off"
+    if isinstance(error, requests.Timeout) or "timed out" in text:
+        reason = "nothing in time"
+    return RegistryUnavailableError(
+        f"registry cannot be reached: cannot {doing}\n  expected an answer, got: {reason}"
+    )
+
+
+def status_error(
+    response: requests.Response, doing: str, *, said: str = "", hint: str | None = None
+) -> RegistryError:
+    """Returns what to raise for an answer whose status was not the expected one.
+
+    `said` are the registry's words or code, fit to be shown; `hint` says how to give other credentials.
+    """
+    status = response.status_code
+    message = f"cannot {doing}\n  expected success, got status {status}{f': {said}' if said else ''}"
+    if status in _OVERLOADED:
+        error = RegistryUnavailableError(message)
+        with suppress(urllib3.exceptions.InvalidHeader):
+            error.retry_after_s = urllib3.Retry().parse_retry_after(response.headers.get("Retry-After", "0"))
+        return error
+    if status in (401, 403):
+        return AccessDeniedError(message, hint=hint)
+    return NotPublishedError(message) if status in (404, 410) else RegistryError(message)
+
+
+def read_body(response: requests.Response, doing: str, limit_bytes: int) -> bytes:
+    """Returns an answer's body; raises RegistryError if it is longer than `limit_bytes` or breaks off."""
+    body = bytearray()
+    for block in _read_blocks(response, doing):
+        body += block
+        if len(body) > limit_bytes:
+            raise RegistryError(f"cannot {doing}\n  expected at most {limit_bytes} bytes, got more")
+    return bytes(body)
+
+
+def read_refusal(response: requests.Response, doing: str) -> dict[str, Any]:
+    """Returns the JSON object with which a registry says no, an empty one if it said something else."""
+    try:
+        return parse_json(read_body(response, doing, MAX_ERROR_BYTES), name="an answer")
+    except (BundleError, RegistryError):
+        return {}
+
+
+@contextmanager
+def open_file(
+    ask: Callable[[Mapping[str, str]], AbstractContextManager[requests.Response]],
+    doing: str,
+    entry: FileEntry,
+    offset: int,
+) -> Iterator[Iterator[bytes]]:
+    """Yields the blocks of a file from `offset` (in bytes) on, also if the registry answers with all of it.
+
+    `ask` asks for the file, once, with the headers that it is given.
+
+    Raises:
+        NotPublishedError: It is not there.
+        IntegrityError: There are more bytes than `entry` says.
+        RegistryUnavailableError: It breaks off.
+        RegistryError: It has other bytes than were asked for.
+    """
+    # Registries cut off what they answer to a range that begins at the end, or refuse it.
+    if 0 < entry.size_bytes <= offset:
+        yield iter(())
+        return
+    # Compressed on the way, a range would be one of something else.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+    with ask(headers) as response:
+        yield _read_file(response, doing, entry, offset)
+
+
+def _read_file(response: requests.Response, doing: str, entry: FileEntry, offset: int) -> Iterator[bytes]:
+    position = offset if response.status_code == 206 else 0
+    given = response.headers.get("Content-Range", "")
+    if response.status_code == 206 and not given.startswith(f"bytes {offset}-"):
+        raise RegistryError(f"cannot {doing}\n  expected bytes from {offset} on, got {given[:60]!r}")
+    for block in _read_blocks(response, doing):
+        wanted = block[max(offset - position, 0) :]
+        position += len(block)
+        if position > entry.size_bytes:
+            raise IntegrityError(
+                f"too many bytes for {entry.path}\n  expected {entry.size_bytes} bytes, got more"
+            )
+        if wanted:
+            yield wanted
+    if position < entry.size_bytes:
+        raise RegistryUnavailableError(f"cannot {doing}\n  expected {entry.size_bytes} bytes, got {position}")
+
+
+def _read_blocks(response: requests.Response, doing: str) -> Iterator[bytes]:
+    try:
+        yield from response.iter_content(BLOCK_BYTES)
+    except requests.RequestException as error:
+        raise connection_error(error, doing) from None

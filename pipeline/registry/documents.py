@@ -1,0 +1,384 @@
+"""The documents of a registry: parts and versions as OCI manifests and indexes. Pure.
+
+They have the same bytes in every kind of registry, so a digest names the same version in all of them. The
+parsers here check kind and bounds of untrusted documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipeline.bundle.codec import canonical_json, decode, encode, parse_json
+from pipeline.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
+from pipeline.bundle.loader_config import FileEntry, check_file_entries
+from pipeline.bundle.paths import RECEIPT_FOLDER, is_safe_name
+from pipeline.errors import BundleError, IntegrityError, RegistryError
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+PART_TYPE = "application/vnd.ortprep.part.v1"
+VERSION_TYPE = "application/vnd.ortprep.version.v1"
+FILE_TYPE = "application/octet-stream"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+EMPTY = b"{}"
+"""The configuration of a manifest without one, by OCI 1.1."""
+
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+"""Largest document, in bytes: OCI registries need not take larger manifests."""
+
+MAX_FILE_BYTES = 2**44
+"""Largest file, in bytes, that a document may name."""
+
+PROVENANCE, BOM, CARD = (f"{RECEIPT_FOLDER}/{name}" for name in ("provenance.json", "bom.json", "README.md"))
+OWN_FILES = frozenset({PROVENANCE, BOM, CARD})
+"""Files that a part adds to its bundle; it may have no others in that folder."""
+
+OCI = "org.opencontainers.image."
+OWN = "dev.ortprep."
+FULL_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
+_MAX_PARTS = 1000
+_MAX_TEXT = 10_000
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """How an OCI document refers to content; `size` is in bytes."""
+
+    digest: str
+    size: Any
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OciDocument:
+    """The fields of an OCI manifest or index that are read."""
+
+    artifactType: str  # noqa: N815 - OCI's name
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[Descriptor, ...] = ()
+    manifests: tuple[Descriptor, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartVariant:
+    """One variant of a part in listings; its requirements are in the part's `loader.json`.
+
+    Attributes:
+        hardware: Processor or GPU it was prepared on, in words; "" if it runs anywhere.
+    """
+
+    name: str
+    target: str
+    onnxruntime: str
+    providers: tuple[str, ...]
+    hardware: str
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    """The record of a part in a version.
+
+    Attributes:
+        created_at: When it was prepared, ISO 8601, UTC.
+        machine: Processor architecture it was prepared on, as OCI spells it; "" if unknown.
+    """
+
+    digest: str
+    document_bytes: int
+    created_at: str
+    machine: str
+    size_bytes: int
+    variants: tuple[PartVariant, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bundle as one machine published it; equal bundles are equal parts.
+
+    Attributes:
+        summary: Its record in versions.
+        source: Digest of the model it was prepared from.
+        spec: Digest of the resolved spec.
+        files: Every file that is pulled.
+    """
+
+    summary: PartSummary
+    data: bytes
+    model: str
+    source: str
+    spec: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def digest(self) -> str:
+        """Its digest, which identifies it."""
+        return self.summary.digest
+
+
+@dataclass(frozen=True)
+class Version:
+    """Parts of the same source and spec, identified by the digest of the document.
+
+    Attributes:
+        label: Its human name, which never moves, since it is in the document.
+        published_at: When, ISO 8601, UTC.
+        by: Its publisher, if recorded.
+        host: The machine it was published on, if recorded.
+    """
+
+    digest: str
+    data: bytes
+    model: str
+    label: str
+    source: str
+    spec: str
+    published_at: str
+    parts: tuple[PartSummary, ...]
+    by: str = ""
+    host: str = ""
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """Source and spec, which all parts of a version share."""
+        return self.source, self.spec
+
+    @property
+    def part_digests(self) -> frozenset[str]:
+        """Digests of its parts."""
+        return frozenset(part.digest for part in self.parts)
+
+
+def build_version(
+    model: str,
+    parts: Iterable[Part],
+    *,
+    label: str | None,
+    published_at: str,
+    by: str = "",
+    host: str = "",
+) -> Version:
+    """Returns the version of these parts, at least one, all of one source and spec.
+
+    Without a label it is called after the day and the digest of its other fields.
+    """
+    ordered = sorted(parts, key=lambda part: part.digest)
+    annotations = {
+        f"{OCI}created": published_at,
+        f"{OCI}title": model,
+        f"{OWN}source": ordered[0].source,
+        f"{OWN}spec": ordered[0].spec,
+        **({f"{OWN}by": by} if by else {}),
+        **({f"{OWN}host": host} if host else {}),
+    }
+    document = {
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "artifactType": VERSION_TYPE,
+        "manifests": [_describe_part(part.summary) for part in ordered],
+        "annotations": annotations,
+    }
+    if label is None:
+        label = f"{published_at[:10]}.{digest_json(document).removeprefix(PREFIX)[:8]}"
+    annotations[f"{OCI}version"] = label
+    return parse_version(canonical_json(document))
+
+
+def _describe_part(part: PartSummary) -> dict[str, Any]:
+    return {
+        **describe_content(MANIFEST, part.digest, part.document_bytes),
+        "artifactType": PART_TYPE,
+        "platform": {"architecture": part.machine or "unknown", "os": "linux"},
+        "annotations": {
+            f"{OCI}created": part.created_at,
+            f"{OWN}machine": part.machine,
+            f"{OWN}size": str(part.size_bytes),
+            f"{OWN}variants": encode_variants(part.variants),
+        },
+    }
+
+
+def encode_variants(variants: Iterable[PartVariant]) -> str:
+    """Returns the annotation with the variants of a part."""
+    return canonical_json({"variants": encode(tuple(variants))}).decode()
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Returns a mapping, an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def describe_content(media_type: str, digest: str, size_bytes: int) -> dict[str, Any]:
+    """Returns how OCI refers to content."""
+    return {"mediaType": media_type, "digest": digest, "size": size_bytes}
+
+
+def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: object) -> bytes:
+    """Returns an OCI image manifest with an empty configuration; `kind` is its artifact type."""
+    config = describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))
+    own = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": config}
+    return canonical_json({**own, "layers": list(layers), **fields})
+
+
+def is_alias_name(name: str) -> bool:
+    """Says whether something can be a label or an alias: up to 100 characters, and no digest."""
+    return is_safe_name(name) and len(name) <= 100 and not FULL_DIGEST.fullmatch(name)
+
+
+def check_alias_name(name: str, *, called: str = "alias name") -> None:
+    """Raises RegistryError unless a name can be a label or an alias."""
+    if not is_alias_name(name):
+        raise RegistryError(
+            f"invalid {called}: {name[:200]!r}\n"
+            "  expected up to 100 letters, digits, '.', '_' and '-', a letter or digit first, and no digest"
+        )
+
+
+def check_model_name(name: str) -> str:
+    """Returns a model's name; raises RegistryError if it is invalid."""
+    if not is_safe_name(name):
+        raise RegistryError(f"invalid model name: {name[:80]!r}\n  expected letters, digits, '.', '_', '-'")
+    return name
+
+
+def parse_document(data: bytes, kind: str) -> OciDocument:
+    """Parses an untrusted OCI manifest or index, and checks the digests and sizes in it.
+
+    Raises:
+        IntegrityError: It is too large, or has an invalid digest or size.
+        BundleError: It is not a document of that kind.
+    """
+    document = decode(OciDocument, parse_object(data), where="a document")
+    if document.artifactType != kind:
+        raise BundleError(f"not a document of this form\n  expected {kind}, got another")
+    for one in (*document.layers, *document.manifests):
+        _check_digest(one.digest)
+        _check_size(one.size)
+    return document
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parses an untrusted JSON object.
+
+    Raises:
+        IntegrityError: It is too large.
+        BundleError: It is not a JSON object.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise IntegrityError(f"document too large\n  expected at most {MAX_DOCUMENT_BYTES} bytes")
+    try:
+        fields = parse_json(data, name="a document")
+        canonical_json(fields)  # what cannot be written cannot be kept beside a bundle either
+    except (RecursionError, ValueError) as error:
+        raise BundleError(f"not a document\n  {type(error).__name__}") from error
+    return fields
+
+
+def _check_digest(value: str) -> str:
+    if not is_digest(value):
+        raise IntegrityError("bad digest in a document\n  expected sha256: and 64 digits")
+    return value
+
+
+def _check_size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_FILE_BYTES:
+        raise IntegrityError(f"bad size in a document\n  expected 0 to {MAX_FILE_BYTES} bytes")
+    return value
+
+
+def _text(annotations: Mapping[str, str], name: str, *, default: str | None = None) -> str:
+    value = annotations.get(name, default)
+    if value is None or len(value) > _MAX_TEXT:
+        raise BundleError(f"bad document\n  expected text of at most {_MAX_TEXT} characters: {name}")
+    return value
+
+
+def _name(annotations: Mapping[str, str], name: str) -> str:
+    value = _text(annotations, name)
+    if not is_safe_name(value) or FULL_DIGEST.fullmatch(value):
+        raise IntegrityError(f"bad name: {name} of a document\n  got {value[:80]!r}")
+    return value
+
+
+def _origin(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Returns what parts and versions have in common: the model, its source and its spec."""
+    source, spec = (_check_digest(_text(annotations, f"{OWN}{name}")) for name in ("source", "spec"))
+    return {"model": _name(annotations, f"{OCI}title"), "source": source, "spec": spec}
+
+
+def _summary(
+    digest: str, document_bytes: int, annotations: Mapping[str, str], size_bytes: int
+) -> PartSummary:
+    text = annotations.get(f"{OWN}variants", "")
+    found = parse_json(text.encode(), name="variants").get("variants")
+    variants = decode(tuple[PartVariant, ...], found, where="variants")
+    created_at = _text(annotations, f"{OCI}created")
+    machine = _text(annotations, f"{OWN}machine", default="")
+    return PartSummary(digest, document_bytes, created_at, machine, size_bytes, variants)
+
+
+def parse_part(data: bytes) -> Part:
+    """Parses the untrusted document of a part.
+
+    Raises:
+        IntegrityError: It is too large, or has an unsafe path or an invalid digest.
+        BundleError: It is not a part.
+    """
+    document = parse_document(data, PART_TYPE)
+    files = tuple(
+        FileEntry(_text(layer.annotations, f"{OCI}title"), layer.size, layer.digest)
+        for layer in document.layers
+    )
+    check_file_entries(files, name="a part")
+    _check_paths([PurePosixPath(entry.path) for entry in files])
+    size_bytes = sum(entry.size_bytes for entry in files)
+    summary = _summary(digest_bytes(data), len(data), document.annotations, size_bytes)
+    return Part(summary, data, files=files, **_origin(document.annotations))
+
+
+def parse_version(data: bytes) -> Version:
+    """Parses the untrusted document of a version.
+
+    Raises:
+        IntegrityError: It is too large, or has a value that `publish` never writes.
+        BundleError: It is not a version.
+    """
+    document = parse_document(data, VERSION_TYPE)
+    annotations = document.annotations
+    parts = tuple(_parse_summary(one) for one in document.manifests)
+    if not 0 < len(parts) <= _MAX_PARTS or len({part.digest for part in parts}) != len(parts):
+        raise IntegrityError(f"bad version\n  expected 1 to {_MAX_PARTS} parts, each once, got {len(parts)}")
+    return Version(
+        digest=digest_bytes(data),
+        data=data,
+        label=_name(annotations, f"{OCI}version"),
+        published_at=_text(annotations, f"{OCI}created"),
+        parts=parts,
+        by=_text(annotations, f"{OWN}by", default=""),
+        host=_text(annotations, f"{OWN}host", default=""),
+        **_origin(annotations),
+    )
+
+
+def _parse_summary(one: Descriptor) -> PartSummary:
+    digits = _text(one.annotations, f"{OWN}size")
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= 20
+    size_bytes = _check_size(int(digits) if is_number else None)
+    return _summary(one.digest, one.size, one.annotations, size_bytes)
+
+
+def _check_paths(paths: list[PurePosixPath]) -> None:
+    """Raises if files overlap each other, or what a puller writes."""
+    files = frozenset(paths)
+    if len(files) != len(paths):
+        raise IntegrityError("a path is listed twice in a part")
+    for path in paths:
+        is_reserved = path.parts[0] == RECEIPT_FOLDER and str(path) not in OWN_FILES
+        if is_reserved or not files.isdisjoint(path.parents):
+            raise IntegrityError(
+                f"a file in the way of another: {str(path)!r} in a part\n"
+                f"  expected none but ours in {RECEIPT_FOLDER}, and none below another file"
+            )

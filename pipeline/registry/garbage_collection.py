@@ -1,0 +1,99 @@
+"""`gc`: removes versions without an alias, then parts and files without a version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pipeline.registry.alias_moves import Move, find_earlier_versions
+from pipeline.registry.backend import SweepResult
+from pipeline.registry.catalogue import Catalogue
+from pipeline.registry.documents import Version
+from pipeline.registry.versions import ModelState
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """Versions to keep, besides those that an alias names or that `rollback` would go to.
+
+    Attributes:
+        keep_latest: Number of versions published last.
+        keep_days: Age in days up to which a version is kept.
+        grace_hours: Age in hours up to which parts and files without a version are kept: somebody may be
+            publishing them. No publisher may take longer, and no clocks may differ by more.
+    """
+
+    keep_latest: int = 3
+    keep_days: float = 30.0
+    grace_hours: float = 24.0
+
+
+@dataclass(frozen=True)
+class CollectResult:
+    """What is, or would be, removed: versions, oldest first, parts and files; and how many versions stay."""
+
+    model: str
+    versions: tuple[Version, ...]
+    swept: SweepResult
+    kept: int
+
+
+def choose_kept(
+    state: ModelState, moves: Mapping[str, Sequence[Move]], policy: RetentionPolicy, *, now: datetime
+) -> frozenset[str]:
+    """Returns the digests of the versions that stay; `moves` are those of each alias. Pure."""
+    named = set(state.aliases.values())
+    for alias, current in state.aliases.items():
+        named |= set(find_earlier_versions(moves.get(alias, ()), current, state.versions)[-1:])
+    ranked = sorted(
+        state.versions.values(), key=lambda one: (one.digest not in state.superseded_by, one.published_at)
+    )
+    latest = {version.digest for version in ranked[max(0, len(ranked) - policy.keep_latest) :]}
+    oldest = now - timedelta(days=policy.keep_days)
+    young = {version.digest for version in ranked if _time_of(version) > oldest}
+    return frozenset(state.versions.keys() & (named | latest | young))
+
+
+def _time_of(version: Version) -> datetime:
+    try:
+        at = datetime.fromisoformat(version.published_at)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def collect(
+    model: str, catalogue: Catalogue, *, policy: RetentionPolicy | None = None, dry_run: bool = True
+) -> CollectResult:
+    """Removes what neither an alias nor the policy keeps; only says what that would be if `dry_run`.
+
+    Versions go first, then parts, then files. A collection that is killed leaves every visible version whole,
+    and the next one removes the rest.
+
+    Raises:
+        RegistryError: The registry failed, or deletion is switched off there.
+    """
+    policy = policy or RetentionPolicy()
+    state = catalogue.read_state(model)
+    moves = catalogue.read_moves(model, state.versions.values())
+    kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
+    doomed = [version for digest, version in state.versions.items() if digest not in kept]
+    gone = tuple(version for version in doomed if dry_run or _delete_unnamed(version, catalogue))
+    # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
+    left = [
+        one for digest, one in catalogue.read_state(model).versions.items() if not dry_run or digest in kept
+    ]
+    digests = sorted({part.digest for version in left for part in version.parts})
+    live = [catalogue.read_part(model, digest) for digest in digests]
+    swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
+    return CollectResult(model, gone, swept, len(left))
+
+
+def _delete_unnamed(version: Version, catalogue: Catalogue) -> bool:
+    """Deletes a version unless an alias names it by now; says whether it did."""
+    aliases = catalogue.backend.read_aliases(version.model)
+    if any(named == version.digest and alias != version.label for alias, named in aliases.items()):
+        return False
+    catalogue.backend.delete_version(version.model, version)
+    return True

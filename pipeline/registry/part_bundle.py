@@ -1,0 +1,168 @@
+"""Bundles as parts of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle import LOADER_FILE
+from pipeline.bundle.codec import canonical_json, encode
+from pipeline.bundle.digest import DigestCache, digest_bytes
+from pipeline.bundle.loader_config import (
+    MAX_LOADER_BYTES,
+    FileEntry,
+    LoaderConfig,
+    Variant,
+    listed_files,
+    read_loader_config,
+)
+from pipeline.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
+from pipeline.bundle.verification import check_bundle
+from pipeline.errors import BundleError, IntegrityError
+from pipeline.registry.documents import (
+    FILE_TYPE,
+    OCI,
+    OWN,
+    OWN_FILES,
+    PART_TYPE,
+    Part,
+    PartVariant,
+    as_mapping,
+    build_manifest,
+    describe_content,
+    encode_variants,
+    parse_part,
+)
+from pipeline.registry.provenance import describe_provenance
+from pipeline.runtime.loading.variant_selection import needs_gpu
+
+PORTABLE = "portable"
+"""The variant that `prepare` makes for all other machines."""
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class PartBundle:
+    """A bundle as a part, with the content of the files that the part adds, by path."""
+
+    part: Part
+    provenance: Mapping[str, bytes]
+
+
+def read_part_bundle(bundle: Path) -> PartBundle:
+    """Checks every byte of a bundle, and returns it as a part.
+
+    Raises:
+        BundleError: The bundle cannot be read, or has no variant that runs anywhere.
+        IntegrityError: It is not as it was written.
+    """
+    cache = DigestCache()
+    check_bundle(bundle, cache.digest)
+    manifest, config = read_manifest(bundle), read_loader_config(bundle)
+    if not any(_runs_anywhere(variant) for variant in config.variants):
+        raise BundleError(
+            f"not a complete bundle: {bundle}\n  expected a variant that runs on any machine, got none",
+            hint=f"ortprep prepare {manifest.name}",
+        )
+    own = bundle / MANIFEST_FILE
+    files = (*manifest.files, FileEntry(MANIFEST_FILE, own.stat().st_size, cache.digest(own)))
+    provenance = describe_provenance(manifest, config, files)
+    beside = [FileEntry(path, len(data), digest_bytes(data)) for path, data in provenance.items()]
+    return PartBundle(build_part(manifest, config, (*files, *beside)), provenance)
+
+
+def _runs_anywhere(variant: Variant) -> bool:
+    return not needs_gpu(variant.requirements) and not _describe_hardware(variant, {})
+
+
+def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
+    """Raises IntegrityError if the two records of a pulled part contradict its document."""
+    said = build_part(manifest, config, part.files)
+    bundled = {entry for entry in part.files if entry.path not in OWN_FILES | {MANIFEST_FILE}}
+    problems = [
+        *(
+            f"{name}: expected what is in its manifest.json and loader.json"
+            for name in ("model", "source", "spec", "summary.variants", "summary.created_at")
+            if attrgetter(name)(said) != attrgetter(name)(part)
+        ),
+        *(f"{path}: differs from manifest.json" for path in _paths(set(manifest.files) ^ bundled)),
+        *(f"{path}: in loader.json only" for path in _paths(set(listed_files(config)) - set(part.files))),
+    ]
+    if config.name != manifest.name:
+        problems.append(f"model: expected {manifest.name} in loader.json, got {config.name}")
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise IntegrityError(f"a part contradicts its document: {part.model} ({part.digest})\n{lines}")
+
+
+def _paths(entries: Iterable[FileEntry]) -> list[str]:
+    return sorted({entry.path for entry in entries})
+
+
+def small_files(part: Part) -> dict[str, FileEntry]:
+    """Returns `loader.json` and `manifest.json` of a part; raises IntegrityError unless they are small."""
+    entries = {entry.path: entry for entry in part.files}
+    limits = {LOADER_FILE: MAX_LOADER_BYTES, MANIFEST_FILE: MAX_MANIFEST_BYTES}
+    for path, max_bytes in limits.items():
+        if path not in entries or entries[path].size_bytes > max_bytes:
+            got = f"{entries[path].size_bytes} bytes" if path in entries else "none"
+            raise IntegrityError(
+                f"bad {path} of a part: {part.model}\n  expected at most {max_bytes} bytes, got {got}"
+            )
+    return {path: entries[path] for path in limits}
+
+
+def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEntry]) -> Part:
+    """Returns the part that a bundle is."""
+    annotations = {
+        f"{OCI}created": manifest.created_at,
+        f"{OCI}title": manifest.name,
+        f"{OWN}source": manifest.source.sha256,
+        f"{OWN}spec": manifest.spec_digest,
+        f"{OWN}machine": _machine(manifest.environment),
+        f"{OWN}variants": encode_variants(describe_variant(v, manifest.environment) for v in config.variants),
+    }
+    layers = [
+        {**describe_content(FILE_TYPE, one.sha256, one.size_bytes), "annotations": {f"{OCI}title": one.path}}
+        for one in sorted(files, key=lambda entry: entry.path)
+    ]
+    return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations))
+
+
+def describe_variant(variant: Variant, environment: Mapping[str, Any]) -> PartVariant:
+    """Returns the record of a variant in listings; equal ones serve the same machines."""
+    return PartVariant(
+        name=variant.name,
+        target=variant.target,
+        onnxruntime=str(environment.get("onnxruntime", variant.requirements.onnxruntime.minimum)),
+        providers=variant.requirements.providers,
+        hardware=_describe_hardware(variant, environment),
+    )
+
+
+def _describe_hardware(variant: Variant, environment: Mapping[str, Any]) -> str:
+    needs = variant.requirements
+    if needs.machine is None and not needs.cpu_features and needs.compute_capability is None:
+        return ""
+    # Two variants serve the same machines if they require the same; a digest stands for the rest of it.
+    exact = digest_bytes(canonical_json(encode(needs)))[7:15]
+    if needs.compute_capability is not None:
+        low = ".".join(map(str, needs.compute_capability.minimum))
+        return f"{_gpu_name(environment)}compute capability {low} ({exact})"
+    return f"{needs.machine or 'any'} with {', '.join(needs.cpu_features[:3]) or 'no extensions'} ({exact})"
+
+
+def _gpu_name(environment: Mapping[str, Any]) -> str:
+    gpus = as_mapping(environment.get("hardware")).get("gpus")
+    first = as_mapping(gpus[0]) if isinstance(gpus, list) and gpus else {}
+    name = first.get("name")
+    return f"{name}, " if isinstance(name, str) and name else ""
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    name = str(as_mapping(environment.get("hardware")).get("machine", ""))
+    return _MACHINES.get(name, name)

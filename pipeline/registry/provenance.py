@@ -1,0 +1,178 @@
+"""What tools read of where a bundle is from: SLSA provenance, a CycloneDX BOM and a model card. Pure.
+
+All three are functions of the bundle's two records, so publishing a bundle again publishes the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.bundle.codec import encode, format_json
+from pipeline.bundle.digest import PREFIX, digest_json
+from pipeline.bundle.loader_config import FileEntry, LoaderConfig, TensorSpec
+from pipeline.bundle.manifest import Manifest, VariantRecord
+from pipeline.measuring.shipped import shipped_figures, worst_error
+from pipeline.registry.documents import BOM, CARD, PROVENANCE, as_mapping
+
+_BUILDER = "https://pypi.org/project/ortprep"
+_NAMESPACE = uuid.UUID("6f0c2f0e-52b1-5d0e-9f6f-0b4b3a1d7c55")
+_MODEL = "machine-learning-model"
+
+
+def describe_provenance(
+    manifest: Manifest, config: LoaderConfig, files: Sequence[FileEntry]
+) -> Mapping[str, bytes]:
+    """Returns the documents that are published, and signed, beside a bundle's `files`, by path."""
+    ordered = sorted(files, key=lambda entry: entry.path)
+    return {
+        PROVENANCE: format_json(_build_statement(manifest, ordered)),
+        BOM: format_json(_build_bom(manifest, config, ordered)),
+        CARD: _build_card(manifest, config).encode(),
+    }
+
+
+def _build_statement(manifest: Manifest, files: Sequence[FileEntry]) -> dict[str, Any]:
+    """Returns an in-toto statement (v1) with SLSA provenance (v1) of a bundle's files."""
+    source, git = manifest.source.sha256, manifest.git
+    dependencies: list[dict[str, Any]] = [
+        {"name": "source", "uri": f"urn:ortprep:source:{source}", "digest": {"sha256": _hex(source)}}
+    ]
+    if git is not None:
+        digest, modified = {"gitCommit": git.commit}, {"modified": git.modified}
+        dependencies.append({"name": "spec", "digest": digest, "annotations": modified})
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": entry.path, "digest": {"sha256": _hex(entry.sha256)}} for entry in files],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": f"{_BUILDER}/buildtypes/prepare/v1",
+                "externalParameters": {"model": manifest.name, "spec": manifest.spec_digest},
+                "internalParameters": {"environment": encode(manifest.environment)},
+                "resolvedDependencies": dependencies,
+            },
+            "runDetails": {
+                "builder": {"id": _BUILDER, "version": {"ortprep": manifest.pipeline_version}},
+                "metadata": {
+                    "invocationId": digest_json(encode(manifest)),
+                    "finishedOn": _utc(manifest.created_at),
+                },
+            },
+        },
+    }
+
+
+def _build_bom(manifest: Manifest, config: LoaderConfig, files: Sequence[FileEntry]) -> dict[str, Any]:
+    """Returns a CycloneDX 1.6 bill of materials with the model as its subject."""
+    metrics = [
+        {"type": f"{name} ({unit})", "value": f"{value:.6g}", "slice": record.name}
+        for record in manifest.variants
+        for name, value, unit in _list_figures(record)
+    ]
+    model = {
+        "type": _MODEL,
+        "bom-ref": f"model:{manifest.name}",
+        "name": manifest.name,
+        "version": _hex(manifest.spec_digest)[:12],
+        "modelCard": {
+            "modelParameters": {
+                "inputs": [{"format": _describe_tensor(one)} for one in config.inputs],
+                "outputs": [{"format": _describe_tensor(one)} for one in config.outputs],
+            },
+            "quantitativeAnalysis": {"performanceMetrics": metrics},
+        },
+        "pedigree": {"ancestors": [_component(_MODEL, f"source of {manifest.name}", manifest.source.sha256)]},
+    }
+    contents = [{"bom-ref": f"file:{one.path}", **_component("file", one.path, one.sha256)} for one in files]
+    tool = {"type": "application", "name": "ortprep", "version": manifest.pipeline_version}
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, digest_json(encode(manifest)))}",
+        "version": 1,
+        "metadata": {
+            "timestamp": _utc(manifest.created_at),
+            "tools": {"components": [tool]},
+            "component": model,
+        },
+        "components": [*_list_packages(manifest.environment), *contents],
+    }
+
+
+def _component(kind: str, name: str, digest: str) -> dict[str, Any]:
+    return {"type": kind, "name": name, "hashes": [{"alg": "SHA-256", "content": _hex(digest)}]}
+
+
+def _list_packages(environment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    own = {"onnxruntime": environment["onnxruntime"]} if environment.get("onnxruntime") else {}
+    for name, version in sorted({**own, **as_mapping(environment.get("packages"))}.items()):
+        purl = f"pkg:pypi/{name}@{version}"
+        yield {"type": "library", "bom-ref": purl, "name": name, "version": str(version), "purl": purl}
+
+
+def _list_figures(record: VariantRecord) -> Iterator[tuple[str, float, str]]:
+    """Yields name, value and unit of what was measured of a variant as it is shipped."""
+    figures = shipped_figures(record)
+    if figures is not None:
+        if figures.ready_ms is not None:
+            yield "ready", figures.ready_ms.median, "ms"
+        yield "init", figures.init_ms.median, "ms"
+        yield "steady", figures.steady_ms.median, "ms"
+    worst = worst_error(record)
+    if worst is not None:
+        yield "largest error", worst, "of its tolerance"
+
+
+def _build_card(manifest: Manifest, config: LoaderConfig) -> str:
+    """Returns a model card as Hugging Face reads it: YAML in front, Markdown below."""
+    tags = ["onnx", "ortprep", *sorted({record.target for record in manifest.variants})]
+    commit = f"\n- commit: `{manifest.git.commit}`" if manifest.git else ""
+    tensors = "\n".join(
+        f"- {kind} `{one.name}`: {_describe_tensor(one)}"
+        for kind, found in (("input", config.inputs), ("output", config.outputs))
+        for one in found
+    )
+    rows = "\n".join(
+        f"| {record.name} | {record.target} | {name} | {value:.4g} {unit} |"
+        for record in manifest.variants
+        for name, value, unit in _list_figures(record)
+    )
+    return f"""---
+library_name: onnxruntime
+tags: {json.dumps(tags)}
+model_name: {json.dumps(manifest.name)}
+---
+# {manifest.name}
+
+Prepared for ONNX Runtime by ortprep {manifest.pipeline_version} at {manifest.created_at}.
+
+- source: `{manifest.source.sha256}`
+- spec: `{manifest.spec_digest}`{commit}
+
+## Inputs and outputs
+
+{tensors}
+
+## Variants
+
+| variant | target | figure | value |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _describe_tensor(tensor: TensorSpec) -> str:
+    shape = "of any shape" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
+    return f"{tensor.dtype} {shape}"
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix(PREFIX)
+
+
+def _utc(created_at: str) -> str:
+    return created_at.replace("+00:00", "Z")

@@ -1,0 +1,227 @@
+"""`publish`: a prepared bundle becomes part of a version.
+
+Files go first, then the part, then the version. A publisher that is killed leaves nothing visible and
+incomplete, and the next one uploads only what is missing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.bundle.atomic import write_bytes_atomic
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.errors import ConflictError, SignatureError
+from pipeline.registry.backend import SIGNATURE
+from pipeline.registry.catalogue import Catalogue
+from pipeline.registry.documents import Part, Version, build_version, check_alias_name
+from pipeline.registry.part_bundle import PartBundle, read_part_bundle
+from pipeline.registry.progress import Observer, Progress, ignore
+from pipeline.registry.signature_methods import SignatureMethod
+from pipeline.registry.signatures import is_signed_by, sign, subject_of, verify_subject
+from pipeline.registry.transfer import run_parallel
+from pipeline.registry.versions import ModelState, merge_parts
+
+_MAX_ROUNDS = 20
+_MAX_LABEL_NUMBER = 100
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """The outcome of publishing.
+
+    Attributes:
+        version: The version that the part belongs to now.
+        superseded_by: Digest of the version that took its place, "" if none did.
+        uploaded_bytes: Size of the files that were missing.
+        is_new: Whether the version was not there before.
+    """
+
+    part: str
+    version: Version
+    superseded_by: str
+    uploaded_bytes: int
+    total_bytes: int
+    is_new: bool
+
+
+def publish(
+    bundle: Path,
+    catalogue: Catalogue,
+    *,
+    label: str | None = None,
+    by: str = "",
+    host: str = "",
+    signer: SignatureMethod | None = None,
+    verifier: SignatureMethod | None = None,
+    repair: bool = False,
+    observer: Observer = ignore,
+) -> PublishResult:
+    """Publishes a bundle as a version, with what others published of the same source and spec.
+
+    Args:
+        bundle: The bundle's folder.
+        catalogue: Where to.
+        label: Human name of the version; None for the date and some digits. Where an older version of the
+            same source and spec has it, a number is added: `1.4-2`.
+        by: Who publishes; "" records nobody.
+        host: On which machine; "" records none.
+        signer: How to sign the part and the version; None leaves them unsigned.
+        verifier: What signature every part of the version must have; others' parts without it are left out.
+        repair: Whether to upload files that the registry seems to have, too.
+        observer: Told how it goes.
+
+    Raises:
+        BundleError: The bundle cannot be read, or has no portable variant; or, as IntegrityError, is not as
+            it was written.
+        SignatureError: The key cannot be used, or the signature that is required is not there.
+        ConflictError: The label is another version's, or others publish without pause.
+        RegistryError: The registry failed, or the label is no name.
+    """
+    own = read_part_bundle(bundle)
+    part, model = own.part, own.part.model
+    before = catalogue.read_state(model)
+    if label is not None:
+        _check_label(label, before, part)
+    signatures = _sign_once(part, catalogue, signer)
+    if verifier is not None:
+        verify_subject(subject_of(part), (*catalogue.read_signatures(part), *signatures), verifier)
+    uploaded = _upload(own, bundle, catalogue, observer, repair=repair)
+    for signature in signatures:
+        catalogue.backend.attach(model, part, SIGNATURE, signature)
+    version = _merge(_Publication(part, catalogue, label, by, host, verifier))
+    # A collection that began before may have removed what was there: look again, now that it is named.
+    if catalogue.backend.find_missing(model, part):
+        uploaded += _upload(own, bundle, catalogue, observer, repair=False)
+    for signature in _sign_once(version, catalogue, signer):
+        catalogue.backend.attach(model, version, SIGNATURE, signature)
+    return PublishResult(
+        part=part.digest,
+        version=version,
+        superseded_by=catalogue.read_state(model).superseded_by.get(version.digest, ""),
+        uploaded_bytes=uploaded,
+        total_bytes=part.summary.size_bytes,
+        is_new=version.digest not in before.versions,
+    )
+
+
+def _sign_once(
+    document: Part | Version, catalogue: Catalogue, signer: SignatureMethod | None
+) -> tuple[bytes, ...]:
+    """Returns a new signature; none without a signer, or if there is a valid one by it."""
+    if signer is None or is_signed_by(subject_of(document), catalogue.read_signatures(document), signer):
+        return ()
+    return (sign(subject_of(document), signer),)
+
+
+def _check_label(label: str, state: ModelState, part: Part) -> None:
+    """Raises, before anything is uploaded, if a label is no name, or names something else already."""
+    check_alias_name(label, called="label")
+    if label in state.aliases:
+        raise ConflictError(f"{label!r} is an alias of {part.model}\n  expected a label that is none")
+    _check_holders(state, label, (part.source, part.spec))
+
+
+def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> None:
+    """Raises if a label is that of a version of another source or spec."""
+    for holder in state.labels().get(label, ()):
+        if holder.family != family:
+            raise ConflictError(
+                f"label taken: {state.model}@{label}\n"
+                f"  expected it to be free, or of this source and spec, got {holder.digest}",
+                hint="ortprep publish … --label ANOTHER   (a label never comes to mean other bytes)",
+            )
+
+
+def _upload(own: PartBundle, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool) -> int:
+    """Uploads what is missing and writes the part; returns the number of bytes sent."""
+    backend, part = catalogue.backend, own.part
+    missing = backend.find_missing(part.model, part)
+    wanted = {entry.sha256: entry for entry in part.files}.values() if repair else missing
+    progress = Progress("upload", sum(entry.size_bytes for entry in wanted), observer)
+    with tempfile.TemporaryDirectory(prefix="ortprep-") as beside:
+        for path, data in own.provenance.items():
+            write_bytes_atomic(Path(beside, path), data, durable=False)
+
+        def upload(entry: FileEntry) -> None:
+            source = Path(beside if entry.path in own.provenance else bundle, entry.path)
+            backend.upload_file(part.model, part, entry, source, progress.add)
+
+        # The largest first, so that none is left over when the others are done.
+        run_parallel(upload, sorted(wanted, key=lambda entry: -entry.size_bytes))
+    backend.put_part(part.model, part)
+    return progress.total_bytes
+
+
+@dataclass(frozen=True)
+class _Publication:
+    """A part that is there, on its way into a version."""
+
+    part: Part
+    catalogue: Catalogue
+    label: str | None
+    by: str
+    host: str
+    verifier: SignatureMethod | None
+
+
+def _merge(new: _Publication) -> Version:
+    """Adds the version that has all parts of this source and spec, unless it is there; returns it.
+
+    Who adds a version and then looks sees every version that was added before, so of several publishers at
+    least the last one to look adds the version that has all their parts.
+    """
+    added: Version | None = None
+    for _ in range(_MAX_ROUNDS):
+        state = new.catalogue.read_state(new.part.model)
+        family = [one for one in state.versions.values() if one.family == (new.part.source, new.part.spec)]
+        parts = _choose_parts(new, family)
+        digests = frozenset(one.digest for one in parts)
+        same = [version for version in family if version.part_digests == digests]
+        if same:
+            # Two that come to the same at once may each add one: the first counts, and both say so.
+            return added if added in same and new.label is not None else same[0]
+        added = _add_version(new, parts, state)
+    raise ConflictError(
+        f"others publish {new.part.model} without pause\n"
+        f"  expected to be the last once in {_MAX_ROUNDS} times",
+        hint="publish again: what was uploaded is kept",
+    )
+
+
+def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, ...]:
+    """Returns the parts of the latest version or, if a newer bundle took this one's place, of one with it."""
+    own = new.part.digest
+    found = {own: new.part}
+    for version in family:
+        if version.part_digests <= found.keys():
+            continue
+        try:
+            found |= {one.digest: one for one in new.catalogue.read_parts(version, new.verifier)}
+        except SignatureError:
+            continue  # not one part of it may be taken over; each was logged
+    summaries = [one.summary for one in found.values()]
+    merged = merge_parts(summaries)
+    if own not in {one.digest for one in merged}:
+        merged = merge_parts(summaries, first=own)
+    return tuple(found[one.digest] for one in merged)
+
+
+def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) -> Version:
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    taken = {*state.labels(), *state.aliases}
+    for number in range(1, _MAX_LABEL_NUMBER):
+        label = new.label if new.label is None or number == 1 else f"{new.label}-{number}"
+        if label in taken:
+            continue
+        version = build_version(state.model, parts, label=label, published_at=now, by=new.by, host=new.host)
+        if new.catalogue.backend.add_version(state.model, version):
+            return version
+        _check_holders(new.catalogue.read_state(state.model), version.label, version.family)
+    raise ConflictError(
+        f"no free label for {state.model}: {new.label}\n  got {_MAX_LABEL_NUMBER - 1} taken",
+        hint="choose another",
+    )

@@ -1,0 +1,315 @@
+"""`pull`: the part of a version that fits this machine best becomes a folder, byte for byte."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pipeline.bundle.atomic import new_folder, remove_stale_temporaries
+from pipeline.bundle.codec import encode
+from pipeline.bundle.digest import PREFIX, DigestCache, is_digest
+from pipeline.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.verification import check_bundle, find_added
+from pipeline.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
+from pipeline.registry.backend import Report
+from pipeline.registry.catalogue import Catalogue
+from pipeline.registry.documents import Part, Version, parse_part, parse_version
+from pipeline.registry.part_selection import choose_part
+from pipeline.registry.progress import Observer, Progress, Say, ignore
+from pipeline.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
+from pipeline.registry.references import VersionRef
+from pipeline.registry.signature_methods import SignatureMethod
+from pipeline.registry.transfer import read_limit, run_parallel
+from pipeline.registry.versions import resolve
+from pipeline.runtime.machine.hardware import Hardware, read_hardware
+from pipeline.spec.redaction import redact_url
+from pipeline.versions import installed_onnxruntime
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE = "ORTPREP_MAX_PULL_BYTES", "ORTPREP_PULL_TIMEOUT_S"
+DEFAULT_MAX_BYTES = 2**40
+DEFAULT_TIMEOUT_S = 6 * 3600
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """What is to be pulled.
+
+    Attributes:
+        part: Digest of the part, for another machine; None for the one that fits this machine best.
+        verifier: Signature that a part must have to be looked at; None for none.
+    """
+
+    reference: VersionRef
+    part: str | None = None
+    verifier: SignatureMethod | None = None
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """The outcome of pulling.
+
+    Attributes:
+        left_out: Why the version's other parts were not pulled, by digest.
+        fetched_bytes: Size of the files that were not on this machine.
+    """
+
+    path: Path
+    version: str
+    part: str
+    variants: tuple[str, ...]
+    left_out: Mapping[str, str]
+    fetched_bytes: int
+    total_bytes: int
+
+
+def pull(
+    request: PullRequest,
+    catalogue: Catalogue,
+    out: Path,
+    *,
+    observer: Observer = ignore,
+    say: Say = ignore,
+    hardware: Hardware | None = None,
+) -> PullResult:
+    """Pulls a part of a version into a folder, which appears whole or not at all.
+
+    A bundle that is there is replaced in one step. `hardware` is that of the machine the part is for, None
+    for this one; `say` takes remarks for the user.
+
+    Raises:
+        NotPublishedError: There is no such version.
+        SignatureError: No part is signed as is required.
+        IntegrityError: The registry has other bytes than were published.
+        RegistryError: No part fits, something else is in the place of `out`, the disk is full, it is too
+            large, takes too long, or the registry failed.
+    """
+    check_replaceable(out)
+    return _choose(request, catalogue, hardware, say).write(out, observer)
+
+
+def pull_cached(
+    request: PullRequest,
+    catalogue: Catalogue,
+    *,
+    observer: Observer = ignore,
+    say: Say = ignore,
+    hardware: Hardware | None = None,
+) -> PullResult:
+    """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
+
+    The bundle stays there as long as this process lives.
+    """
+    chosen = _choose(request, catalogue, hardware, say)
+    names = [digest.removeprefix(PREFIX) for digest in (chosen.version.digest, chosen.part.digest)]
+    path = catalogue.cache.bundle_path(f"{names[0]}-{names[1][:16]}")
+
+    def is_there() -> bool:
+        catalogue.cache.keep(path)
+        try:
+            if request.verifier is not None:
+                verify_bundle(path, request.verifier, digest_cache=DigestCache())
+            return not find_differences(path, chosen.part, DigestCache().digest)
+        except BundleError:
+            return False
+
+    return chosen.write(path, observer, is_there=is_there)
+
+
+def resolve_version(request: PullRequest, catalogue: Catalogue, say: Say) -> tuple[Version, tuple[Part, ...]]:
+    """Returns a version and those of its parts that have the signature that is required.
+
+    They come from the registry or, while it cannot be reached, are what they were last time.
+
+    Raises:
+        NotPublishedError: There is no such version.
+        SignatureError: No part of it is signed as is required.
+        RegistryUnavailableError: The registry cannot be reached, and the reference was never resolved here.
+        RegistryError: The registry failed in another way.
+    """
+    reference = request.reference
+    if request.verifier is None and reference.version is not None and is_digest(reference.version):
+        known = _recall(request, catalogue)
+        if known is not None:
+            return known[0]  # a digest never comes to mean anything else
+    try:
+        state = catalogue.read_state(reference.name, request.verifier)
+        version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
+        parts = catalogue.read_parts(version, request.verifier)
+    except RegistryUnavailableError as error:
+        known = _recall(request, catalogue)
+        if known is None:
+            raise
+        resolved, at_s = known
+        at = datetime.datetime.fromtimestamp(at_s, datetime.UTC).isoformat(timespec="minutes")
+        reason = error.message.partition("\n")[0]
+        line = f"{reason}; using what {reference} was at {at}: {resolved[0].digest}"
+        log.warning("%s", line)
+        say(line)
+        return resolved
+    for name in (reference, VersionRef(reference.name, version.digest)):
+        key = _memory_key(replace(request, reference=name), catalogue)
+        catalogue.cache.remember(key, [version.digest, *(part.digest for part in parts)])
+    return version, parts
+
+
+def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
+    """Returns what a reference is remembered under: what was verified in one way is not for another."""
+    return [catalogue.backend.url, str(request.reference), encode(request.verifier)]
+
+
+def _recall(
+    request: PullRequest, catalogue: Catalogue
+) -> tuple[tuple[Version, tuple[Part, ...]], float] | None:
+    digests, at_s = catalogue.cache.recall(_memory_key(request, catalogue))
+    found = [data for data in map(catalogue.cache.read_document, digests) if data is not None]
+    if not found or len(found) < len(digests):
+        return None
+    try:
+        return (parse_version(found[0]), tuple(map(parse_part, found[1:]))), at_s
+    except BundleError:
+        return None  # of another release of ortprep; the registry has it
+
+
+def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None, say: Say) -> _PartPull:
+    """Decides all that can be decided before the first weight is fetched."""
+    reference = request.reference
+    version, candidates = resolve_version(request, catalogue, say)
+    part, left_out = choose_part(
+        [(part, catalogue.read_records(part)[0]) for part in candidates],
+        reference,
+        hardware or read_hardware(),
+        onnxruntime=installed_onnxruntime(),
+        wanted=request.part,
+    )
+    limit, size_bytes = read_limit(MAX_BYTES_VARIABLE, DEFAULT_MAX_BYTES), part.summary.size_bytes
+    if size_bytes > limit:
+        raise RegistryError(
+            f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
+            hint=f"export {MAX_BYTES_VARIABLE}={size_bytes}",
+        )
+    return _PartPull(reference, catalogue, version, part, left_out)
+
+
+@dataclass(frozen=True)
+class _PartPull:
+    """One part on its way into a folder."""
+
+    reference: VersionRef
+    catalogue: Catalogue
+    version: Version
+    part: Part
+    left_out: Mapping[str, str]
+
+    def write(
+        self, out: Path, observer: Observer, *, is_there: Callable[[], bool] = lambda: False
+    ) -> PullResult:
+        """Puts the bundle into its place, unless it is there already; see `pull`."""
+        fetched = 0
+        with self._translated(out), self.catalogue.cache.lock_folder(out):
+            if not is_there():
+                remove_stale_temporaries(out.absolute().parent, out.name)
+                fetched = self._fetch(out, observer)
+        self.catalogue.cache.trim()
+        summary = self.part.summary
+        variants = tuple(variant.name for variant in summary.variants)
+        digest = self.version.digest
+        return PullResult(out, digest, self.part.digest, variants, self.left_out, fetched, summary.size_bytes)
+
+    @contextmanager
+    def _translated(self, out: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            parent = next(folder for folder in out.absolute().parents if folder.exists())
+            root = self.catalogue.cache.root
+            raise RegistryError(
+                f"cannot write {out}, or the cache in {root}\n  {error.strerror or error}",
+                hint=hint_of_os_error(error, str(parent), str(root)),
+            ) from error
+
+    def _fetch(self, out: Path, observer: Observer) -> int:
+        """Fetches what is missing and puts the bundle together; returns the number of bytes fetched."""
+        catalogue, files = self.catalogue, self.part.files
+        unique = {entry.sha256: entry for entry in files}.values()
+        absent = sum(entry.size_bytes for entry in unique if not catalogue.cache.has_file(entry))
+        progress = Progress("download", sum(entry.size_bytes for entry in unique), observer)
+        report = self._until(read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S), progress.add)
+        registry = redact_url(catalogue.backend.url)
+        receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
+        signatures = [one for of in (self.part, self.version) for one in catalogue.read_signatures(of)]
+        # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
+        with new_folder(out.absolute(), durable=False) as folder:
+            write_receipt(folder, receipt, self.part, self.version, signatures)
+            graphs = [entry for entry in files if entry.path.endswith(".onnx")]
+            others = [entry for entry in files if not entry.path.endswith(".onnx")]
+            # The graphs say which of the other files must be copies.
+            self._place_files(graphs, folder, report, alone=frozenset())
+            self._place_files(others, folder, report, alone=_find_alone(graphs, folder))
+            check_bundle(folder, DigestCache().digest)
+            check_replaceable(out)
+        return absent
+
+    def _until(self, timeout_s: float, report: Report) -> Report:
+        """Returns a report that ends a download that takes too long."""
+        deadline = time.monotonic() + timeout_s
+
+        def check(size_bytes: int) -> None:
+            if time.monotonic() > deadline:
+                raise RegistryError(
+                    f"took too long: {self.reference}\n  expected {timeout_s:.0f} s at most",
+                    hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
+                )
+            report(size_bytes)
+
+        return check
+
+    def _place_files(
+        self, files: Sequence[FileEntry], folder: Path, report: Report, *, alone: frozenset[str]
+    ) -> None:
+        """Fetches files and puts each into the bundle at once, so that the cache may forget it again."""
+        once = {entry.sha256: entry.path for entry in self.part.files}
+
+        def place(entry: FileEntry) -> None:
+            told = report if once[entry.sha256] == entry.path else ignore
+            source = self.catalogue.fetch_file(self.part, entry, told)
+            (copy_file if entry.path in alone else link_or_copy)(source, folder / entry.path)
+
+        run_parallel(place, sorted(files, key=lambda entry: -entry.size_bytes))
+
+
+def _find_alone(graphs: Sequence[FileEntry], folder: Path) -> frozenset[str]:
+    """Returns the files that ONNX Runtime takes with one link only."""
+    return frozenset(
+        str(PurePosixPath(entry.path).parent / name)
+        for entry in graphs
+        for name in unlinkable_files(folder / entry.path)
+    )
+
+
+def check_replaceable(out: Path) -> None:
+    """Raises RegistryError if something else than a bundle would be replaced."""
+    is_empty = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
+    try:
+        added = frozenset() if is_empty else find_added(out)
+        got = f"one with files of somebody's own: {', '.join(sorted(added)[:5])}" if added else ""
+    except BundleError:
+        got = "something else"
+    if out.is_symlink():
+        got = "a link; name the folder it leads to"
+    if got:
+        raise RegistryError(
+            f"a bundle would replace what is no bundle: {out}\n"
+            f"  expected nothing, an empty folder or a bundle as it was written, got {got}",
+            hint=shlex.join(["mv", str(out), f"{out}.mine"]),
+        )

@@ -1,0 +1,116 @@
+"""Versions, labels and aliases of a model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.bundle.digest import PREFIX
+from pipeline.errors import ConflictError, NotPublishedError
+from pipeline.registry.documents import FULL_DIGEST, PartSummary, Version
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The state of a model in a registry.
+
+    Attributes:
+        versions: Its versions by digest, the first published first.
+        aliases: Digest of the version that each alias names; that version may be gone.
+        superseded_by: Digest of the latest version of the same source and spec, by that of an older one.
+    """
+
+    model: str
+    versions: Mapping[str, Version]
+    aliases: Mapping[str, str]
+    superseded_by: Mapping[str, str]
+
+    def labels(self) -> dict[str, tuple[Version, ...]]:
+        """Returns the versions that claim each label; more than one is an error where it is used."""
+        found: dict[str, tuple[Version, ...]] = {}
+        for version in self.versions.values():
+            found[version.label] = (*found.get(version.label, ()), version)
+        return found
+
+    def latest(self) -> Version:
+        """Returns the version published last that nothing superseded; there is at least one version."""
+        return [version for digest, version in self.versions.items() if digest not in self.superseded_by][-1]
+
+
+def build_state(model: str, versions: Iterable[Version], aliases: Mapping[str, str]) -> ModelState:
+    """Returns the state that versions and aliases make, whatever their order."""
+    ordered = sorted(versions, key=lambda version: (version.published_at, version.digest))
+    by_digest = {version.digest: version for version in ordered}
+    families: dict[tuple[str, str], list[Version]] = {}
+    for version in by_digest.values():
+        families.setdefault(version.family, []).append(version)
+    superseded = {old: new for family in families.values() for old, new in _find_superseded(family)}
+    return ModelState(model, by_digest, dict(sorted(aliases.items())), superseded)
+
+
+def _find_superseded(family: Sequence[Version]) -> Iterator[tuple[str, str]]:
+    merged = frozenset(part.digest for part in merge_parts(part for one in family for part in one.parts))
+    latest = next((version for version in family if version.part_digests == merged), None)
+    for version in family:
+        if latest is not None and version is not latest:
+            yield version.digest, latest.digest
+
+
+def merge_parts(parts: Iterable[PartSummary], *, first: str = "") -> tuple[PartSummary, ...]:
+    """Returns the parts that make up the latest version of a source and spec.
+
+    A part is left out if newer ones have all of its variants: the same target on the same hardware with the
+    same ONNX Runtime, prepared again. All publishers get the same result, whatever the order.
+
+    The part with the digest `first` counts as prepared last, for the publisher of an older bundle.
+    """
+    seen: set[object] = set()
+    chosen = []
+    unique = {part.digest: part for part in parts}.values()
+    for part in sorted(
+        unique, key=lambda one: (one.digest == first, one.created_at, one.digest), reverse=True
+    ):
+        # The portable variant is in every part; it counts only if there is no other.
+        special = {variant for variant in part.variants if variant.hardware} or set(part.variants)
+        if not special <= seen:
+            chosen.append(part)
+        seen |= set(part.variants)
+    return tuple(sorted(chosen, key=lambda part: part.digest))
+
+
+def resolve(state: ModelState, wanted: str | None, *, registry: str) -> Version:
+    """Returns the version that a user names.
+
+    `wanted` is an alias, a label or a version's whole digest; None is the latest version.
+
+    Raises:
+        NotPublishedError: No version has that name.
+        ConflictError: Two versions claim that label, or an alias has its name and names another version.
+    """
+    if not state.versions:
+        raise NotPublishedError(
+            f"no such model: {state.model} in {registry}\n  expected a published version, got none",
+            hint=f"ortprep list --registry {registry}",
+        )
+    if wanted is None:
+        return state.latest()
+    if FULL_DIGEST.fullmatch(wanted):
+        named = {PREFIX + wanted.removeprefix(PREFIX)}
+    else:
+        named = {version.digest for version in state.labels().get(wanted, ())}
+        named |= {state.aliases[wanted]} if wanted in state.aliases else set()
+    if len(named) > 1:
+        raise ConflictError(
+            f"more than one version is called {state.model}@{wanted} in {registry}\n"
+            f"  expected one, got {', '.join(sorted(named))}",
+            hint=f"ortprep versions {state.model} --registry {registry}   (then name one by its digest)",
+        )
+    found = state.versions.get(next(iter(named), ""))
+    if found is None:
+        got = f"{next(iter(named))}, which is not there" if named else "none"
+        raise NotPublishedError(
+            f"no such version: {state.model}@{wanted} in {registry}\n"
+            f"  expected an alias, a label, or a whole digest, got {got}",
+            hint=f"ortprep versions {state.model} --registry {registry}",
+        )
+    return found

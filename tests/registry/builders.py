@@ -1,0 +1,361 @@
+"""Bundles as several machines would prepare them, parts and versions, and keys that sign them.
+
+The files need not be models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pipeline.bundle.conversion_record import LeftOut
+from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.loader_config import (
+    LOADER_SCHEMA_VERSION,
+    ComputeCapabilityRange,
+    FileEntry,
+    Golden,
+    LoaderConfig,
+    Requirements,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    VersionRange,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import (
+    MANIFEST_SCHEMA_VERSION,
+    Decision,
+    Manifest,
+    MeasurementRecord,
+    OutputError,
+    PlanFigures,
+    SourceRecord,
+    VariantRecord,
+    VerificationRecord,
+    write_manifest,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.tuning_record import Summary
+from pipeline.registry.documents import (
+    FILE_TYPE,
+    OCI,
+    OWN,
+    PART_TYPE,
+    Part,
+    PartVariant,
+    Version,
+    build_manifest,
+    build_version,
+    describe_content,
+    encode_variants,
+    parse_part,
+)
+from pipeline.runtime.machine.hardware import Gpu, Hardware
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+ANY = Requirements(VersionRange("1.23"), (CPU,))
+HERE = Requirements(VersionRange("1.23"), (CPU,), machine=platform.machine())
+ELSEWHERE = Requirements(VersionRange("1.23"), (CPU,), machine="s390x", cpu_features=("vx",))
+
+
+def on_gpu(major: int, minor: int) -> Requirements:
+    capability = ComputeCapabilityRange((major, minor), (major, minor + 1))
+    return Requirements(VersionRange("1.23"), (CUDA, CPU), compute_capability=capability)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One variant that a machine prepared.
+
+    Attributes:
+        name: Of the variant.
+        needs: What it requires.
+        weights: Content of its weights.
+        init_ms: Median of its init and of when it is ready, None for not measured.
+        steady_ms: Median of its steady run.
+        error: Largest error of an output, in units of its tolerance.
+        golden: Content of its own golden sample, None for the bundle's.
+        batch: Size that it is a bucket for, None for all.
+        spread: Half the distance of the quartiles of every time, as a share of its median.
+    """
+
+    name: str
+    needs: Requirements = ANY
+    weights: bytes = b"weights"
+    init_ms: float | None = 10.0
+    steady_ms: float = 5.0
+    error: float = 0.1
+    golden: bytes | None = None
+    batch: int | None = None
+    spread: float = 0.0
+
+    @property
+    def target(self) -> str:
+        return "cuda" if CUDA in self.needs.providers else "cpu"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a machine prepared."""
+
+    made: Sequence[Made] = (Made("portable"),)
+    name: str = "net"
+    source: bytes = b"source"
+    spec: bytes = b"spec"
+    created_at: str = "2026-11-20T00:00:00+00:00"
+    onnxruntime: str = "1.31.1"
+    graph: bytes = b"graph"
+    extra: dict[str, bytes] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+def write_bundle(
+    folder: Path, build: Build | None = None, *, portable: bool = True, **changes: object
+) -> Path:
+    """Writes an intact bundle, with a portable variant unless told otherwise, and returns its folder."""
+    build = dataclasses.replace(build or Build(), **changes)  # type: ignore[arg-type]
+    if portable and all(made.name != "portable" for made in build.made):
+        build = dataclasses.replace(build, made=(*build.made, Made("portable")))
+    entries = [_write(folder, "golden.npz", b"golden")]
+    entries += [_write(folder, path, data) for path, data in build.extra.items()]
+    variants = []
+    for made in build.made:
+        files = (
+            _write(folder, f"{made.name}/{build.name}_optimized.onnx", build.graph),
+            _write(folder, f"{made.name}/{build.name}_optimized.onnx.data", made.weights),
+        )
+        entries += files
+        variant = _variant(made, files)
+        if made.golden is not None:
+            entries.append(_write(folder, f"{made.name}/golden.npz", made.golden))
+            variant = dataclasses.replace(variant, golden=Golden(entries[-1], Tolerance(1e-2, 1e-3)))
+        variants.append(variant)
+    config = LoaderConfig(
+        schema_version=LOADER_SCHEMA_VERSION,
+        name=build.name,
+        inputs=(TensorSpec("x", "float32", ("batch", 3)),),
+        outputs=(TensorSpec("y", "float32", None),),
+        golden=Golden(entries[0], Tolerance(1e-3, 1e-5)),
+        variants=tuple(variants),
+    )
+    write_loader_config(folder, config)
+    loader = (folder / "loader.json").read_bytes()
+    entries.append(FileEntry("loader.json", len(loader), digest_bytes(loader)))
+    write_manifest(folder, _manifest(build, tuple(sorted(entries, key=lambda entry: entry.path))))
+    return folder
+
+
+def _write(folder: Path, path: str, data: bytes) -> FileEntry:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(data)
+    return FileEntry(path, len(data), digest_bytes(data))
+
+
+def _variant(made: Made, files: tuple[FileEntry, ...]) -> Variant:
+    return Variant(
+        name=made.name,
+        target=made.target,
+        model=files[0].path,
+        files=files,
+        session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
+        providers=tuple(ProviderRecord(name) for name in made.needs.providers),
+        requirements=made.needs,
+        binding={} if made.batch is None else {"batch": made.batch},
+        bucket=made.batch is not None,
+    )
+
+
+def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
+    return Manifest(
+        schema_version=MANIFEST_SCHEMA_VERSION,
+        name=build.name,
+        created_at=build.created_at,
+        pipeline_version="0.1.0",
+        spec_digest=digest_bytes(build.spec),
+        source=SourceRecord("path", "m.onnx", digest_bytes(build.source), (), {"": 17}, 8, {"Conv": 1}, 1024),
+        environment={"onnxruntime": build.onnxruntime},
+        variants=tuple(_record(made) for made in build.made),
+        files=files,
+        left_out=tuple(LeftOut(name, "not accurate enough") for name in build.left_out),
+    )
+
+
+def _record(made: Made) -> VariantRecord:
+    error = OutputError("y", "x=[1,3]", 1e-4, 1e-4, (0,), 1.0, 1.0, made.error)
+    measurements: tuple[MeasurementRecord, ...] = ()
+    if made.init_ms is not None:
+        plans = (
+            _figures("default", 100.0, 5.0),
+            _figures("prepared", made.init_ms, made.steady_ms, made.spread),
+        )
+        measurements = (MeasurementRecord("warm", 3, "x=[1,3]", plans),)
+    return VariantRecord(
+        made.name,
+        made.target,
+        "all",
+        (),
+        VerificationRecord(1e-3, 1e-5, 1, "seeded", (error,), ()),
+        measurements=measurements,
+        decision=Decision("prepared", True, "sooner") if measurements else None,
+    )
+
+
+def _figures(plan: str, init_ms: float, steady_ms: float, spread: float = 0.0) -> PlanFigures:
+    init, steady = summary(init_ms, spread), summary(steady_ms, spread)
+    first = summary(init_ms + steady_ms, spread)
+    return PlanFigures(plan, summary(1.0), init, steady, first, steady, init, init, ready_ms=init)
+
+
+def summary(median: float, spread: float = 0.0) -> Summary:
+    low, high = median * (1 - spread), median * (1 + spread)
+    return Summary(median, low, high, low, high, 3)
+
+
+def machine_with_gpu(capability: tuple[int, int]) -> Hardware:
+    """A machine with one GPU of that compute capability."""
+    return dataclasses.replace(BARE, gpus=(Gpu("GPU", capability, 80 << 30, "", "13.0", "GPU-0"),))
+
+
+BARE = Hardware(platform.machine(), "processor", (), 2, 8 << 30)
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Returns the content of every file that is part of a bundle."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".registry" not in path.parts
+    }
+
+
+def write_keys(folder: Path, *, password: bytes | None = None) -> tuple[Path, Path]:
+    """Writes a private and a public key; returns their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    encryption = BestAvailableEncryption(password) if password else NoEncryption()
+    private, public = folder / "key.pem", folder / "key.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def write_certificate(
+    folder: Path, name: str, *, authority_of: Path | None = None
+) -> tuple[Path, Path, Path]:
+    """Writes a CA and a certificate it signed; returns the files of the key, the certificate and the CA.
+
+    Args:
+        folder: Where to.
+        name: Whose certificate.
+        authority_of: Key of another certificate that was written here, whose CA signs this one too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    prefix = "" if authority_of is None else "other-"
+    paths = folder / f"{prefix}key.pem", folder / f"{prefix}cert.pem", folder / "ca.pem"
+    secret = folder / "ca-key.pem"
+    if authority_of is None:
+        ca_key = ec.generate_private_key(ec.SECP256R1())
+        secret.write_bytes(ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        ca = _certificate(f"{name} CA", ca_key, f"{name} CA", ca_key, is_ca=True)
+        paths[2].write_bytes(ca.public_bytes(Encoding.PEM))
+    ca = x509.load_pem_x509_certificate(paths[2].read_bytes())
+    signer = load_pem_private_key(secret.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    issuer = str(ca.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    own = _certificate(name, key, issuer, signer, is_ca=False)
+    paths[0].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    paths[1].write_bytes(own.public_bytes(Encoding.PEM))
+    return paths
+
+
+def _certificate(
+    subject: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
+    signer: ec.EllipticCurvePrivateKey,
+    *,
+    is_ca: bool,
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    usage = dict.fromkeys(_USAGES, False) | {"key_cert_sign": is_ca, "digital_signature": not is_ca}
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
+    )
+    if not is_ca:
+        builder = builder.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False
+        )
+    return builder.sign(signer, hashes.SHA256())
+
+
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+SOURCE, SPEC = digest_bytes(b"source"), digest_bytes(b"spec")
+CREATED_AT, PUBLISHED_AT = "2026-01-02T03:04:05+00:00", "2026-01-02T03:05:00+00:00"
+CPU_VARIANT = PartVariant("cpu", "cpu", "1.31.1", ("CPUExecutionProvider",), "AMD EPYC")
+
+
+def make_part(
+    model: str, files: Mapping[str, bytes], *, created_at: str = CREATED_AT, **changes: object
+) -> Part:
+    """Returns a part of files, with other annotations than usual where they are given."""
+    annotations: dict[str, object] = {
+        f"{OCI}created": created_at,
+        f"{OCI}title": model,
+        f"{OWN}source": SOURCE,
+        f"{OWN}spec": SPEC,
+        f"{OWN}machine": "amd64",
+        f"{OWN}variants": encode_variants([CPU_VARIANT]),
+    }
+    layers = [
+        {
+            **describe_content(FILE_TYPE, digest_bytes(data), len(data)),
+            "annotations": {f"{OCI}title": path},
+        }
+        for path, data in files.items()
+    ]
+    return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations | changes))
+
+
+def make_version(part: Part, label: str | None = "1.0", *, published_at: str = PUBLISHED_AT) -> Version:
+    """Returns the version of one part."""
+    return build_version(part.model, [part], label=label, published_at=published_at)

@@ -1,0 +1,129 @@
+"""What tools read of where a bundle is from: each against what the tools' makers publish."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from pipeline.bundle.digest import digest_bytes
+from pipeline.registry.cache import Cache
+from pipeline.registry.catalogue import open_catalogue
+from pipeline.registry.documents import BOM, CARD, PROVENANCE
+from pipeline.registry.part_bundle import read_part_bundle
+from pipeline.registry.publish import publish
+from pipeline.registry.pull import PullRequest, pull
+from pipeline.registry.receipt import verify_bundle
+from pipeline.registry.references import VersionRef
+from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from tests.registry.builders import BARE, HERE, Build, Made, write_bundle, write_keys
+
+
+@pytest.fixture
+def pulled(tmp_path: Path) -> Path:
+    """A bundle that was published with a signature and pulled."""
+    private, public = write_keys(tmp_path / "keys")
+    bundle = write_bundle(tmp_path / "bundle", Build((Made("cpu", HERE), Made("portable"))))
+    with open_catalogue(str(tmp_path / "registry"), cache=Cache(tmp_path / "c")) as catalogue:
+        publish(bundle, catalogue, signer=parse_signer(str(private)))
+        pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
+    verify_bundle(tmp_path / "out", parse_verifier(str(public)))
+    return tmp_path / "out"
+
+
+def test_the_statement_is_slsa_provenance_of_every_file(pulled: Path) -> None:
+    from google.protobuf.json_format import Parse  # type: ignore[import-untyped]
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as Message
+
+    text = (pulled / PROVENANCE).read_bytes()
+    message = Parse(text, Message())
+    subjects = [subject for subject in message.subject]  # noqa: C416 - of protobuf
+    Statement(subjects, message.predicate_type, message.predicate).validate()
+    assert message.predicate_type == "https://slsa.dev/provenance/v1"
+    files = {path for path in pulled.rglob("*") if path.is_file() and ".registry" not in path.parts}
+    assert {(one.name, one.digest["sha256"]) for one in subjects} == {
+        (path.relative_to(pulled).as_posix(), digest_bytes(path.read_bytes())[7:]) for path in files
+    }
+
+
+def test_the_provenance_is_of_the_published_form(pulled: Path) -> None:
+    """The fields that SLSA 1.0 requires, by its protobuf definition."""
+    from google.protobuf.json_format import ParseDict
+    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance as Message
+
+    predicate = json.loads((pulled / PROVENANCE).read_bytes())["predicate"]
+    message = ParseDict(predicate, Message())  # refuses what the definition does not have
+    assert message.build_definition.build_type.startswith("https://")
+    assert message.run_details.builder.id.startswith("https://")
+    assert message.run_details.metadata.finished_on.seconds > 0
+    (source,) = predicate["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"sha256": digest_bytes(b"source")[7:]}
+    assert predicate["buildDefinition"]["externalParameters"]["spec"] == digest_bytes(b"spec")
+    assert predicate["buildDefinition"]["internalParameters"]["environment"] == {"onnxruntime": "1.31.1"}
+
+
+def test_the_bill_of_materials_is_valid_cyclonedx(pulled: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = (pulled / BOM).read_text()
+    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    assert problem is None, problem
+    bom = json.loads(text)
+    component = bom["metadata"]["component"]
+    assert (component["type"], component["name"]) == ("machine-learning-model", "net")
+    metrics = component["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    assert {"type": "init (ms)", "value": "10", "slice": "cpu"} in metrics
+    assert {"onnxruntime"} == {one["name"] for one in bom["components"] if one["type"] == "library"}
+
+
+def test_a_bill_of_materials_that_is_none_is_noticed(pulled: Path) -> None:
+    """The validator does look: one wrong field fails."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    bom = json.loads((pulled / BOM).read_bytes())
+    bom["metadata"]["component"]["type"] = "no-such-type"
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is not None
+
+
+CARD_SCHEMA = {
+    "type": "object",
+    "required": ["library_name", "tags"],
+    "properties": {
+        "library_name": {"type": "string"},
+        "model_name": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    },
+}
+
+
+def test_the_model_card_has_yaml_in_front_and_markdown_below(pulled: Path) -> None:
+    found = re.match(r"---\n(.*?)\n---\n(.*)", (pulled / CARD).read_text(), re.DOTALL)
+    assert found is not None
+    head = yaml.safe_load(found[1])
+    jsonschema.validate(head, CARD_SCHEMA)
+    assert head["library_name"] == "onnxruntime"
+    assert {"onnx", "cpu"} <= set(head["tags"])
+    assert "| cpu | cpu | init | 10 ms |" in found[2]
+
+
+def test_the_same_bundle_has_the_same_documents(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    assert read_part_bundle(bundle).provenance == read_part_bundle(bundle).provenance
+
+
+def test_one_changed_byte_of_a_document_is_noticed(pulled: Path, tmp_path: Path) -> None:
+    verifier = parse_verifier(str(tmp_path / "keys/key.pub"))
+    for name in (PROVENANCE, BOM, CARD):
+        data = (pulled / name).read_bytes()
+        (pulled / name).unlink()
+        (pulled / name).write_bytes(data.replace(b"net", b"nit", 1))
+        with pytest.raises(Exception, match="not as it was written"):
+            verify_bundle(pulled, verifier)
+        (pulled / name).write_bytes(data)
