@@ -1,7 +1,10 @@
 """The same stages and sessions on Ray.
 
 building   prepare on the nodes of a cluster
-serving    `RaySessionPool` and `OnnxPredictor`; needs nothing of the build
+serving    on Ray Serve: `RaySessionPool`, HTTP and gRPC; needs nothing of the build
+data       on Ray Data: `OnnxPredictor`; needs nothing of the build
+nodes      the nodes of a cluster, and their labels
+device     the device that Ray gave a process
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.
 """
@@ -14,15 +17,18 @@ from typing import TYPE_CHECKING
 from pipeline.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from pipeline.cluster.data.predictor import OnnxPredictor, PredictorConfig
+    from pipeline.cluster.serving.config import ServeConfig
     from pipeline.cluster.serving.pinning import pin_bundle
-    from pipeline.cluster.serving.predictor import OnnxPredictor
     from pipeline.cluster.serving.ray_session_pool import RaySessionPool
 
-__all__ = ["OnnxPredictor", "RaySessionPool", "pin_bundle"]
+__all__ = ["OnnxPredictor", "PredictorConfig", "RaySessionPool", "ServeConfig", "pin_bundle"]
 
 _HOMES = {
-    "OnnxPredictor": "serving.predictor",
+    "OnnxPredictor": "data.predictor",
+    "PredictorConfig": "data.predictor",
     "RaySessionPool": "serving.ray_session_pool",
+    "ServeConfig": "serving.config",
     "pin_bundle": "serving.pinning",
 }
 

@@ -1,9 +1,26 @@
-"""What holds for every test on Ray."""
+"""What holds for every test on Ray: one cluster, to which each folder adds its nodes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster.builders import SmallCluster
 
 # Before anything imports Ray.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_AUTH_MODE"] = "disabled"  # else it depends on whether somebody has a token
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as later versions of Ray have it, without a warning
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+    """A head without processors; each folder adds nodes, and removes them."""
+    from tests.cluster.builders import SmallCluster
+
+    with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
+        yield small

@@ -1,4 +1,4 @@
-"""A driver's connection to Ray: who is there, handing out cells, and what they tell."""
+"""A driver's connection to Ray: its nodes, the submission of jobs, and their events."""
 
 from __future__ import annotations
 
@@ -13,48 +13,33 @@ from typing import Any
 
 import pipeline
 from pipeline.bundle.codec import decode, encode
-from pipeline.cluster.building.cell import Built, Cell
-from pipeline.cluster.building.events import Event
-from pipeline.cluster.building.fleet_plan import Node, Reservation
-from pipeline.cluster.building.remote import Mailbox, run_cell
+from pipeline.cluster.building.fleet_plan import Reservation
+from pipeline.cluster.building.job import BuildJob, Event, JobResult
+from pipeline.cluster.building.remote import Mailbox, run_job
+from pipeline.cluster.nodes import ClusterNode, parse_nodes
 from pipeline.errors import ClusterError, MissingExtraError, SpecError
 
 _CONNECT_S = 10.0
 
-Ticket = Any
-"""What stands for a cell that was handed out: Ray's reference to its result."""
+ObjectRef = Any
+"""Ray's reference to the result of a job."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Ray, as a build sees it.
-
-    Attributes:
-        ray: The module, connected.
-        mailbox: Handle of the actor that events are posted to.
-        on_cpu: `run_cell` as Ray has it.
-        on_gpu: The same, in a process of its own each time.
-    """
+    """Ray, as a build sees it; `on_gpu` runs each job in a process of its own."""
 
     ray: Any
     mailbox: Any
     on_cpu: Any
     on_gpu: Any
 
-    def list_nodes(self) -> tuple[Node, ...]:
+    def list_nodes(self) -> tuple[ClusterNode, ...]:
         """Returns the nodes that are alive."""
-        return tuple(
-            Node(one["NodeID"], one["NodeManagerAddress"], one.get("Labels") or {}, one["Resources"])
-            for one in self.ray.nodes()
-            if one["Alive"]
-        )
+        return parse_nodes(self.ray.nodes())
 
     def check(self, kind: str, wanted: Reservation) -> None:
-        """Raises unless Ray takes a reservation.
-
-        Raises:
-            SpecError: It does not.
-        """
+        """Raises unless Ray takes a reservation."""
         try:
             self._options(kind, wanted)
         except (ValueError, TypeError) as error:
@@ -62,11 +47,11 @@ class Connection:
                 f"Ray refuses what kind {kind} of the fleet asks for\n  {str(error).splitlines()[0]}"
             ) from error
 
-    def hand_out(self, cell: Cell, wanted: Reservation) -> Ticket:
-        """Has Ray run a cell on a node that fits, once there is room on one."""
-        remote = self._options(cell.name, wanted)
+    def submit(self, job: BuildJob, wanted: Reservation) -> ObjectRef:
+        """Has Ray run a job on a node that fits, once there is room on one."""
+        remote = self._options(job.name, wanted)
         level = logging.getLogger("pipeline").getEffectiveLevel()
-        return remote.remote(json.dumps(encode(cell)), cell.name, pipeline.__version__, self.mailbox, level)
+        return remote.remote(json.dumps(encode(job)), job.name, pipeline.__version__, self.mailbox, level)
 
     def _options(self, name: str, wanted: Reservation) -> Any:
         return (self.on_gpu if wanted.gpus else self.on_cpu).options(
@@ -77,19 +62,15 @@ class Connection:
             label_selector=dict(wanted.labels),
         )
 
-    def wait(self, tickets: Sequence[Ticket], timeout_s: float) -> list[Ticket]:
+    def wait(self, refs: Sequence[ObjectRef], timeout_s: float) -> list[ObjectRef]:
         """Returns those that are done, after some seconds at the latest."""
-        done, _ = self.ray.wait(list(tickets), num_returns=len(tickets), timeout=timeout_s)
+        done, _ = self.ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
         return list(done)
 
-    def collect(self, ticket: Ticket) -> Built:
-        """Returns what came of a cell that is done.
-
-        Raises:
-            ClusterError: Its nodes or processes died more often than it is tried.
-        """
+    def collect(self, ref: ObjectRef) -> JobResult:
+        """Returns what came of a job that is done."""
         try:
-            return decode(Built, json.loads(self.ray.get(ticket)))
+            return decode(JobResult, json.loads(self.ray.get(ref)))
         except self.ray.exceptions.RayError as error:
             raise ClusterError(
                 f"a build was broken off: {_describe(error)}",
@@ -97,18 +78,18 @@ class Connection:
             ) from error
 
     def take_events(self) -> tuple[Event, ...]:
-        """Returns what nodes have told since the last call."""
+        """Returns what nodes have reported since the last call."""
         try:
             texts = self.ray.get(self.mailbox.take.remote(), timeout=30)
         except self.ray.exceptions.RayError:
             return ()
         return tuple(decode(Event, json.loads(text)) for text in texts)
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """Ends cells that are not done."""
+    def cancel(self, refs: Sequence[ObjectRef]) -> None:
+        """Ends jobs that are not done."""
         with suppress(self.ray.exceptions.RayError):
-            for ticket in tickets:
-                self.ray.cancel(ticket, force=True)
+            for ref in refs:
+                self.ray.cancel(ref, force=True)
 
 
 @contextmanager
@@ -118,11 +99,7 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     Args:
         address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
             else a Ray of its own on this machine.
-        retries: How often a cell is begun anew where its node or process died.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        ClusterError: There is no cluster.
+        retries: How often a job is started again where its node or process died.
     """
     try:
         import ray
@@ -144,9 +121,9 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
             ray.get_runtime_context().get_node_id(), soft=False
         )
         # Of one function, whose calls Ray serves in order.
-        on_cpu = ray.remote(max_retries=retries)(run_cell)
+        on_cpu = ray.remote(max_retries=retries)(run_job)
         # CUDA_VISIBLE_DEVICES is another's next time, and CUDA has looked at it once.
-        on_gpu = ray.remote(max_retries=retries, max_calls=1)(run_cell)
+        on_gpu = ray.remote(max_retries=retries, max_calls=1)(run_job)
         # The events of a build must not wait for room beside its work.
         mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
@@ -182,4 +159,4 @@ def _describe(error: Exception) -> str:
     """Returns what went wrong as the first line of what Ray says, without the colours of a terminal."""
     cause = getattr(error, "cause", None) or error
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(cause)).strip().splitlines()
-    return f"{type(cause).__name__}\n  {lines[0] if lines else 'without a word'}"
+    return f"{type(cause).__name__}\n  {lines[0] if lines else 'no message'}"

@@ -1,6 +1,6 @@
 """The engine that prepares on a Ray cluster.
 
-Ray places a cell where its hardware is, holds its device for it, and begins it anew elsewhere when its node
+Ray places a job where its hardware is, holds its device for it, and starts it again elsewhere when its node
 dies. All that has to outlive a node or the driver is in the work store and the registry.
 """
 
@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cluster.building.build_run import BuildRun, RunConfig
 from pipeline.cluster.building.connection import connect
 from pipeline.cluster.building.fleet_plan import plan_fleet
-from pipeline.cluster.building.order_run import OrderRun, Places
 from pipeline.cluster.building.work_store import WorkStore
 from pipeline.errors import RegistryError
 from pipeline.graph.build import read_build_specs
-from pipeline.graph.engine import Order, Outcome
-from pipeline.graph.observer import Observer
+from pipeline.graph.engine import BuildRequest, BuildResult, Observer
 from pipeline.registry.catalogue import open_catalogue
 from pipeline.spec.fleet import read_fleet
 from pipeline.spec.models import ModelSpec
@@ -37,7 +36,7 @@ class RayEngine:
         registry: Where they publish; None for the folder `registry` in the store.
         address: Of the cluster, as `ray.init` takes it.
         fleet: File with the kinds of hardware; None for `fleet.yaml` beside the specs.
-        retries: How often a model is begun anew where its node or process died.
+        retries: How often a model is started again where its node or process died.
         node_timeout_s: Seconds that what is left of a kind may wait for a node of it once the last is gone.
         collect: Whether to fetch the merged bundles in the end; else they are in the registry only.
     """
@@ -50,7 +49,7 @@ class RayEngine:
     node_timeout_s: float = NODE_TIMEOUT_S
     collect: bool = True
 
-    def prepare(self, order: Order, observer: Observer) -> Outcome:
+    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
         """Builds on the cluster what is not up to date, and fetches the merged bundles.
 
         Raises:
@@ -60,7 +59,7 @@ class RayEngine:
         """
         specs = read_build_specs(order.configs, order.artifacts, names=order.names)
         fleet = read_fleet(self.fleet, configs=order.configs)
-        self._check_places(specs)
+        self._check_urls(specs)
         with connect(self.address, retries=self.retries) as cluster:
             plan = plan_fleet(
                 specs,
@@ -73,37 +72,35 @@ class RayEngine:
                 cluster.check(kind, wanted)
             for what, why in plan.left_out.items():
                 log.warning("left out: %s: %s", what, why)
-            places = Places(self.worked_in, self.published_to, order.artifacts.absolute())
-            return OrderRun(
-                cluster,
-                fleet,
-                plan,
-                places,
-                observer,
-                begun_at_most=self.retries + 1,
+            config = RunConfig(
+                self.store_url,
+                self.registry_url,
+                order.artifacts.absolute(),
+                max_starts=self.retries + 1,
                 node_timeout_s=self.node_timeout_s,
-                collect=self.collect,
-            ).run()
+                pull=self.collect,
+            )
+            return BuildRun(cluster, fleet, plan, config, observer).run()
 
-    def _check_places(self, specs: Sequence[ModelSpec]) -> None:
+    def _check_urls(self, specs: Sequence[ModelSpec]) -> None:
         """Finds out now what would otherwise fail when hours of work are to be kept."""
-        for url in (self.worked_in, self.published_to):
+        for url in (self.store_url, self.registry_url):
             if url.startswith(("memory:", "local:")):
                 raise RegistryError(
                     f"not seen by other machines: {url}\n  expected a place that all nodes see",
                     hint="ortprep prepare --engine ray --store URL   (a shared path, s3://bucket/…)",
                 )
-        WorkStore(self.worked_in, specs[0].name).check_writable()
-        with open_catalogue(self.published_to):
+        WorkStore(self.store_url, specs[0].name).check_writable()
+        with open_catalogue(self.registry_url):
             pass
 
     @property
-    def published_to(self) -> str:
+    def registry_url(self) -> str:
         """URL of the registry."""
         return _absolute(self.registry or f"{self.store.rstrip('/')}/registry")
 
     @property
-    def worked_in(self) -> str:
+    def store_url(self) -> str:
         """URL of the work store."""
         return _absolute(f"{self.store.rstrip('/')}/work")
 

@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.cluster.nodes import ClusterNode
 from pipeline.errors import SpecError
-from pipeline.spec.fleet import Fleet, Kind
+from pipeline.spec.fleet import Fleet, HardwareKind
 from pipeline.spec.models import ModelSpec
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node of a cluster.
-
-    Attributes:
-        id: As the cluster names it.
-        address: Host name or IP address, for people.
-        labels: By key.
-        resources: All that it has, taken or not: `CPU`, `GPU` and its own.
-    """
-
-    id: str
-    address: str
-    labels: Mapping[str, str]
-    resources: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One model on one kind of hardware.
-
-    Attributes:
-        spec: The model.
-        kind: Name of the kind of hardware.
-        target: What is prepared for there: `cpu` or `cuda`.
-    """
+class FleetAssignment:
+    """One model on one kind of hardware, where it is prepared for a target: `cpu` or `cuda`."""
 
     spec: ModelSpec
     kind: str
@@ -58,7 +36,7 @@ class Reservation:
     labels: Mapping[str, str]
     resources: Mapping[str, float]
 
-    def fits(self, kind: Kind, node: Node) -> bool:
+    def fits(self, kind: HardwareKind, node: ClusterNode) -> bool:
         """Says whether a node of a kind has as much, taken or not."""
         has = node.resources
         enough = has.get("CPU", 0) >= self.cpus and has.get("GPU", 0) >= self.gpus
@@ -70,12 +48,12 @@ class FleetPlan:
     """What is prepared where.
 
     Attributes:
-        shares: Every model on every kind of hardware that it is prepared for.
+        assignments: Every model on every kind of hardware that it is prepared for.
         reservations: What a build takes of a node, by kind.
         left_out: What nodes lack and the user agreed to leave out, with the reason, by `MODEL on KIND`.
     """
 
-    shares: tuple[Share, ...]
+    assignments: tuple[FleetAssignment, ...]
     reservations: Mapping[str, Reservation]
     left_out: Mapping[str, str]
 
@@ -83,7 +61,7 @@ class FleetPlan:
 def plan_fleet(
     specs: Sequence[ModelSpec],
     fleet: Fleet,
-    nodes: Sequence[Node],
+    nodes: Sequence[ClusterNode],
     *,
     only: str | None = None,
     skip_unavailable: bool = False,
@@ -92,23 +70,12 @@ def plan_fleet(
 
     A spec with `targets: auto` is prepared on every kind that has a node; one that names targets on every
     kind of these targets, each of which has to have one.
-
-    Args:
-        specs: The models.
-        fleet: Kinds of hardware.
-        nodes: Nodes that are there now.
-        only: A target, or a kind: prepare for this alone.
-        skip_unavailable: Prepare the rest where a kind has no node.
-
-    Raises:
-        SpecError: `only` is neither a target nor a kind, a spec's target is of no kind, a kind has no node,
-            or nothing is left of a model; every such problem is told.
     """
     kinds = _choose_kinds(fleet, only)
     offered = {
         name: any(kind.fits(node.labels, node.resources) for node in nodes) for name, kind in kinds.items()
     }
-    shares: list[Share] = []
+    assignments: list[FleetAssignment] = []
     left_out: dict[str, str] = {}
     problems: list[str] = []
     for spec in specs:
@@ -117,29 +84,25 @@ def plan_fleet(
         }
         wanted = [name for name, is_so in is_wanted.items() if is_so]
         lacking = [name for name in wanted if not offered[name]]
-        told = spec.targets != "auto" and lacking and not skip_unavailable
-        if told:
+        reported = spec.targets != "auto" and lacking and not skip_unavailable
+        if reported:
             problems += [f"{spec.name} on {name}: {_describe(kinds[name])}" for name in lacking]
         problems += [] if only else _targets_of_no_kind(spec, fleet)
-        if len(lacking) == len(wanted) and not told:
+        if len(lacking) == len(wanted) and not reported:
             problems.append(f"{spec.name}: none of {', '.join(wanted) or 'its targets'} has a node")
-        shares += [Share(spec, name, kinds[name].target) for name in wanted if offered[name]]
+        assignments += [FleetAssignment(spec, name, kinds[name].target) for name in wanted if offered[name]]
         left_out |= {f"{spec.name} on {name}": "no node offers it" for name in lacking}
     if problems:
         raise _not_offered(problems, nodes)
     reservations = {name: reserve(kinds[name], nodes) for name in kinds if offered[name]}
-    return FleetPlan(tuple(shares), reservations, left_out)
+    return FleetPlan(tuple(assignments), reservations, left_out)
 
 
-def reserve(kind: Kind, nodes: Sequence[Node]) -> Reservation:
+def reserve(kind: HardwareKind, nodes: Sequence[ClusterNode]) -> Reservation:
     """Returns what a build on a kind of hardware takes, so that Ray puts nothing else on its device.
 
     On a CPU that is every processor of the kind's smallest node. (The nodes of a kind should be alike; on a
     larger one a second build may run beside it, and then each waits for the other's measurements.)
-
-    Args:
-        kind: The kind.
-        nodes: Nodes that are there now, at least one of the kind.
     """
     sizes = [node.resources["CPU"] for node in nodes if kind.fits(node.labels, node.resources)]
     is_gpu = kind.target == "cuda"
@@ -152,7 +115,7 @@ def reserve(kind: Kind, nodes: Sequence[Node]) -> Reservation:
     )
 
 
-def _choose_kinds(fleet: Fleet, only: str | None) -> dict[str, Kind]:
+def _choose_kinds(fleet: Fleet, only: str | None) -> dict[str, HardwareKind]:
     kinds = {
         name: kind for name, kind in fleet.hardware.items() if only is None or only in (name, kind.target)
     }
@@ -174,14 +137,14 @@ def _targets_of_no_kind(spec: ModelSpec, fleet: Fleet) -> Iterator[str]:
             yield f"{spec.name}: target {target} is of no kind of hardware in the fleet"
 
 
-def _describe(kind: Kind) -> str:
+def _describe(kind: HardwareKind) -> str:
     wanted = [f"{key}={value}" for key, value in kind.labels.items()]
     wanted += [f"{name}: {amount:g}" for name, amount in kind.resources.items()]
     wanted += ["GPU: 1"] if kind.target == "cuda" else []
     return f"expected a node with {', '.join(wanted) or 'a CPU'}, got none"
 
 
-def _not_offered(problems: Sequence[str], nodes: Sequence[Node]) -> SpecError:
+def _not_offered(problems: Sequence[str], nodes: Sequence[ClusterNode]) -> SpecError:
     lines = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
     there = "\n".join(f"    {node.address}: {_show(node)}" for node in nodes) or "    none"
     return SpecError(
@@ -190,7 +153,7 @@ def _not_offered(problems: Sequence[str], nodes: Sequence[Node]) -> SpecError:
     )
 
 
-def _show(node: Node) -> str:
+def _show(node: ClusterNode) -> str:
     sizes = [f"{name} {node.resources[name]:g}" for name in ("CPU", "GPU") if name in node.resources]
     own = [f"{key}={value}" for key, value in sorted(node.labels.items()) if key != "ray.io/node-id"]
     return ", ".join([*sizes, *own]) or "nothing"

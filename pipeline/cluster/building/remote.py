@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: cells on the nodes, and the place where their events come together.
+"""What runs in Ray's processes: jobs on the nodes, and the mailbox that collects their events.
 
 Arguments and results are JSON, as everywhere in ortprep; how Ray itself carries them is Ray's affair.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 import pipeline
 from pipeline.bundle.codec import decode, encode
-from pipeline.cluster.building.building_cell import build_cell
-from pipeline.cluster.building.cell import ANYWHERE, Built, Cell
-from pipeline.cluster.building.events import Event, Failure, Tell
-from pipeline.cluster.building.fetching import fetch_cell
+from pipeline.cluster.building.job import BuildJob, Event, EventSink, JobResult
+from pipeline.cluster.building.job_build import build_job
 from pipeline.cluster.building.node_folder import working_folder
-from pipeline.errors import ClusterError, PipelineError, SpecError, StageError
-from pipeline.runtime.availability import unavailable_reason
+from pipeline.cluster.building.source_fetch import fetch_on_node
+from pipeline.errors import ClusterError, PipelineError, SpecError, StageError, to_dict
+from pipeline.runtime.probing.availability import unavailable_reason
+from pipeline.spec.fleet import ANYWHERE
 
 log = logging.getLogger(__name__)
 
@@ -42,64 +42,64 @@ class Mailbox:
         return events
 
 
-def run_cell(text: str, name: str, version: str, mailbox: Any, log_level: int) -> str:
-    """Does a cell on this node, and returns what came of it.
+def run_job(text: str, name: str, version: str, mailbox: Any, log_level: int) -> str:
+    """Runs a job on this node, and returns what came of it.
 
     Args:
-        text: A `Cell`, as JSON.
-        name: The cell's name.
-        version: Of ortprep, which asks; another one may write cells otherwise.
+        text: A `BuildJob`, as JSON.
+        name: The job's name.
+        version: Version of ortprep that asks; another one may write jobs otherwise.
         mailbox: Handle of the `Mailbox` actor.
-        log_level: Of what the package logs, this and above is posted.
+        log_level: Lowest level of the package's log records that are posted.
 
     Returns:
-        A `Built`, as JSON; whatever fails is in it, apart from what Ray is to try again.
+        A `JobResult`, as JSON; whatever fails is in it, apart from what Ray is to try again.
     """
     import ray
 
     failed: list[str] = []
 
-    def tell(event: Event) -> None:
+    def send(event: Event) -> None:
         if event.what == "failed":
             failed.append(event.text)
         mailbox.post.remote(json.dumps(encode(event)))
 
-    tell(Event("placed", name, ray.get_runtime_context().get_node_id()))
-    with _logs_to(tell, name, log_level):
+    send(Event("placed", name, ray.get_runtime_context().get_node_id()))
+    with _logs_to(send, name, log_level):
         try:
-            with _bordered():
-                built = _do(text, version, tell)
+            with _as_pipeline_error():
+                result = _run(text, version, send)
         except PipelineError as error:
             if str(error) not in failed:
-                tell(Event("failed", name, str(error)))
-            built = Built(failures=(Failure.of(error),))
-    return json.dumps(encode(built))
+                send(Event("failed", name, str(error)))
+            result = JobResult(failures=(to_dict(error),))
+    return json.dumps(encode(result))
 
 
-def _do(text: str, version: str, tell: Tell) -> Built:
+def _run(text: str, version: str, send: EventSink) -> JobResult:
     if version != pipeline.__version__:
         raise ClusterError(
             f"a node has another version of ortprep\n  expected {version}, got {pipeline.__version__}",
             hint=f"pip install 'ortprep=={version}'   # on every node",
         )
-    cell = decode(Cell, json.loads(text))
-    if cell.kind != ANYWHERE:
-        _check_target(cell)
-        _be_as_important_as_jobs()
-    with working_folder(cell) as folder:
-        return (fetch_cell if cell.kind == ANYWHERE else build_cell)(cell, folder, tell)
+    job = decode(BuildJob, json.loads(text))
+    if job.kind != ANYWHERE:
+        _check_target(job)
+        _reset_niceness()
+    with working_folder(job) as folder:
+        return (fetch_on_node if job.kind == ANYWHERE else build_job)(job, folder, send)
 
 
-def _check_target(cell: Cell) -> None:
-    reason = unavailable_reason(cell.target)
+def _check_target(job: BuildJob) -> None:
+    reason = unavailable_reason(job.target)
     if reason is not None:
         raise SpecError(
-            f"a node of kind {cell.kind} lacks what target {cell.target} needs\n  {reason}",
+            f"a node of kind {job.kind} lacks what target {job.target} needs\n  {reason}",
             hint="ortprep doctor env   # on that node",
         )
 
 
-def _be_as_important_as_jobs() -> None:
+def _reset_niceness() -> None:
     """Takes back the niceness that Ray gives its workers: what is measured has to run as jobs will."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness <= 0:
@@ -115,8 +115,8 @@ def _be_as_important_as_jobs() -> None:
 
 
 @contextmanager
-def _bordered() -> Iterator[None]:
-    """Border: whatever is raised on a node leaves here as a PipelineError."""
+def _as_pipeline_error() -> Iterator[None]:
+    """Turns whatever is raised on a node into a PipelineError."""
     try:
         yield
     except PipelineError:
@@ -124,16 +124,16 @@ def _bordered() -> Iterator[None]:
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         raise StageError(f"{error.strerror or error}{place}", hint="df -h   # on that node") from error
-    except Exception as error:
+    except Exception as error:  # a mistake of this program is reported like any failure, with its type
         raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows more") from error
 
 
-class _Posting(logging.Handler):
+class _PostingHandler(logging.Handler):
     """Posts what the package logs; each line once, from wherever in the process."""
 
-    def __init__(self, tell: Tell, name: str, level: int) -> None:
+    def __init__(self, send: EventSink, name: str, level: int) -> None:
         super().__init__(level)
-        self._tell, self._name = tell, name
+        self._send, self._name = send, name
         self._posting = threading.local()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -143,15 +143,15 @@ class _Posting(logging.Handler):
         self._posting.now = True
         try:
             line = f"{record.levelname} {record.name}: {record.getMessage()}"
-            self._tell(Event("logged", self._name, line))
+            self._send(Event("logged", self._name, line))
         finally:
             self._posting.now = False
 
 
 @contextmanager
-def _logs_to(tell: Tell, name: str, level: int) -> Iterator[None]:
+def _logs_to(send: EventSink, name: str, level: int) -> Iterator[None]:
     own = logging.getLogger("pipeline")
-    handler, before = _Posting(tell, name, level), own.level
+    handler, before = _PostingHandler(send, name, level), own.level
     own.addHandler(handler)
     own.setLevel(level)
     try:

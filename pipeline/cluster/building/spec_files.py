@@ -14,7 +14,7 @@ from pipeline.bundle.paths import resolve_inside
 from pipeline.errors import SourceError
 from pipeline.spec.models import ModelSpec
 from pipeline.stages.convert.user_metric import metric_files
-from pipeline.stages.inputs.sample_files import find_calibration_files, find_sample_files
+from pipeline.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,7 @@ class ShippedSpec:
 
 
 def describe_spec(spec: ModelSpec) -> tuple[ShippedSpec, tuple[Path, ...]]:
-    """Returns a spec as it travels, and where each of its files is.
-
-    Raises:
-        SourceError: A file cannot be read.
-        StageError: Its metric is not `module:function`.
-    """
+    """Returns a spec as it travels, and where each of its files is."""
     folder = Path(os.path.realpath(spec.folder))
     # Links of folders are followed, as a glob with `..` follows them; files go by the names they have.
     paths = sorted({Path(os.path.realpath(path.parent), path.name) for path in _find_files(spec)})
@@ -64,11 +59,7 @@ def describe_spec(spec: ModelSpec) -> tuple[ShippedSpec, tuple[Path, ...]]:
 
 
 def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:
-    """Returns the spec as if its file lay below a folder that has its files.
-
-    Raises:
-        IntegrityError: Its place leaves the folder.
-    """
+    """Returns the spec as if its file lay below a folder that has its files."""
     own = folder if shipped.place == "." else resolve_inside(folder, shipped.place)
     own.mkdir(parents=True, exist_ok=True)
     return ModelSpec.model_validate(shipped.data).located_in(own, file=shipped.file)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.bundle.atomic import new_folder
@@ -19,21 +18,20 @@ from pipeline.bundle.digest import PREFIX
 from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.paths import is_safe_name, resolve_inside
 from pipeline.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
-from pipeline.graph.receipts import RECEIPT_VERSION, Receipt
-from pipeline.registry.backend import Block
+from pipeline.graph.receipts import RECEIPT_VERSION, TaskReceipt
 from pipeline.registry.fsspec_folder import FsspecFolder
 from pipeline.registry.progress import ignore
 from pipeline.registry.retries import with_retries
 from pipeline.registry.transfer import copy_blocks, run_parallel
 from pipeline.spec.redaction import has_credentials, redact_url
-from pipeline.stages.contract import TaskId
+from pipeline.stages.core.contract import TaskId
 
 MAX_RECEIPT_BYTES = 32 * 2**20
 """Largest receipt that is read; those of long searches take a few hundred KB."""
 
 
 class WorkStore:
-    """Receipts and files of one model's build.
+    """Receipts and files of one model's build. Every method raises a `RegistryError` where the store fails.
 
     Args:
         url: A path that all nodes see, or an fsspec URL.
@@ -54,62 +52,34 @@ class WorkStore:
         self._folder = FsspecFolder(url, called="work store")
         self._model = model
 
-    def read_receipt(self, kind: str, task: TaskId) -> Receipt | None:
-        """Returns what is known of a task, None if it was never done, or not by a version that is understood.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+    def read_receipt(self, kind: str, task: TaskId) -> TaskReceipt | None:
+        """Returns what is known of a task, None if it was never done, or by another version of receipts."""
         return self._read(self._receipt_path(kind, task))
 
-    def write_receipt(self, kind: str, task: TaskId, receipt: Receipt) -> None:
-        """Writes what is known of a task; its files have to be there before.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+    def write_receipt(self, kind: str, task: TaskId, receipt: TaskReceipt) -> None:
+        """Writes what is known of a task; its files have to be there before."""
         self._folder.write(self._receipt_path(kind, task), canonical_json(encode(receipt)))
 
     def delete_receipt(self, kind: str, task: TaskId) -> None:
-        """Forgets a task.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+        """Forgets a task."""
         self._folder.delete(self._receipt_path(kind, task))
 
-    def read_source(self, digest: str) -> Receipt | None:
-        """Returns the receipt of a source by the digest of its outcome, None if it is not there.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+    def read_source(self, digest: str) -> TaskReceipt | None:
+        """Returns the receipt of a source by the digest of its outcome, None if it is not there."""
         return self._read(self._source_path(digest))
 
-    def write_source(self, digest: str, receipt: Receipt) -> None:
-        """Writes what was fetched; its files have to be there before.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+    def write_source(self, digest: str, receipt: TaskReceipt) -> None:
+        """Writes what was fetched; its files have to be there before."""
         self._folder.write(self._source_path(digest), canonical_json(encode(receipt)))
 
     def check_writable(self) -> None:
-        """Writes something and removes it.
-
-        Raises:
-            RegistryError: That cannot be done.
-        """
+        """Writes something and removes it."""
         path = self._path("receipts", f"probe-{os.urandom(8).hex()}")
         self._folder.write(path, b"")
         self._folder.delete(path)
 
     def has_files(self, entries: Sequence[FileEntry]) -> bool:
-        """Says whether files are there, going by their sizes.
-
-        Raises:
-            RegistryError: The store failed.
-        """
+        """Says whether files are there, going by their sizes."""
         return all(self._folder.size_of(self._file_path(entry)) == entry.size_bytes for entry in entries)
 
     def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
@@ -117,10 +87,7 @@ class WorkStore:
         return self.upload([(entry, resolve_inside(folder, entry.path)) for entry in entries])
 
     def upload(self, files: Sequence[tuple[FileEntry, Path]]) -> int:
-        """Uploads those files that are not there yet, and returns the number of bytes sent.
-
-        Args:
-            files: Each with where it is.
+        """Uploads those files that are not there yet, each with its place, and returns the bytes sent.
 
         Raises:
             IntegrityError: A file is not as its entry says.
@@ -138,40 +105,29 @@ class WorkStore:
         run_parallel(send, list({entry.sha256: (entry, source) for entry, source in files}.values()))
         return sum(sent)
 
-    def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
-        """Makes a folder of exactly these files, whole or not at all; returns the number of bytes fetched.
-
-        Raises:
-            NotPublishedError: A file is not there any more.
-            IntegrityError: A file is not as its entry says.
-            RegistryError: The store failed.
-            OSError: The disk is full.
-        """
+    def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> None:
+        """Makes a folder of exactly these files, whole or not at all."""
         with new_folder(folder, durable=False) as written:
             run_parallel(lambda entry: with_retries(lambda: self._fetch(entry, written)), entries)
-        return sum(entry.size_bytes for entry in entries)
 
     def _fetch(self, entry: FileEntry, folder: Path) -> None:
         path = resolve_inside(folder, entry.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with path.open("wb") as file, self._open(entry) as blocks:
+            with path.open("wb") as file, self._folder.open(self._file_path(entry), entry, 0) as blocks:
                 copy_blocks(blocks, file, entry, ignore)
         except IntegrityError:
-            # Of the right size, it would be taken for there by whoever wants to upload it again.
+            # A file of the right size would count as uploaded.
             self._folder.delete(self._file_path(entry))
             raise
 
-    def _open(self, entry: FileEntry) -> AbstractContextManager[Iterator[Block]]:
-        return self._folder.open(self._file_path(entry), 0, f"{entry.path} of {self._model}")
-
-    def _read(self, path: str) -> Receipt | None:
+    def _read(self, path: str) -> TaskReceipt | None:
         try:
             data = self._folder.read(path, limit_bytes=MAX_RECEIPT_BYTES)
         except NotPublishedError:
             return None
         try:
-            receipt = decode(Receipt, json.loads(data[:MAX_RECEIPT_BYTES]))
+            receipt = decode(TaskReceipt, json.loads(data[:MAX_RECEIPT_BYTES]))
         except (BundleError, ValueError, RecursionError):
             return None
         return receipt if receipt.schema_version == RECEIPT_VERSION else None

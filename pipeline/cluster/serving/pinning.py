@@ -2,10 +2,72 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.bundle.codec import encode
+from pipeline.bundle.digest import digest_json
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.errors import IntegrityError, MissingExtraError
 from pipeline.runtime.loading.sources import locate
+
+
+@dataclass(frozen=True)
+class PinnedBundle:
+    """A bundle in the version that every replica serves.
+
+    Attributes:
+        bundle: A folder that every node can reach, or a reference to a registry that names a digest.
+        version: That digest; of a folder, the digest of its `loader.json`.
+        alias: Reference with an alias, whose version replicas may follow; "" if none was named.
+    """
+
+    bundle: str
+    version: str
+    alias: str = ""
+
+
+def pin_version(bundle: str, *, require_signature: str | None = None) -> tuple[str, PinnedBundle]:
+    """Returns the name of a bundle's model, and the bundle pinned to the version there is now."""
+    pinned = pin_bundle(bundle, require_signature=require_signature)
+    if "://" in pinned:
+        registry, _, reference = pinned.rpartition("/")
+        name, _, digest = reference.partition("@")
+        named = bundle.rpartition("/")[2].partition("@")[2]
+        alias = "" if named in ("", digest) else f"{registry}/{name}@{named}"
+        return name, PinnedBundle(pinned, digest, alias)
+    return read_loader_config(Path(pinned)).name, PinnedBundle(pinned, _read_version(Path(pinned)))
+
+
+def follow_alias(pinned: PinnedBundle, *, require_signature: str | None = None) -> PinnedBundle:
+    """Returns what a bundle's alias names now; a bundle without an alias stays as it is."""
+    if not pinned.alias:
+        return pinned
+    return pin_version(pinned.alias, require_signature=require_signature)[1]
+
+
+def require_version(pinned: PinnedBundle, root: Path) -> None:
+    """Checks that the folder a bundle was opened from has the pinned version."""
+    if "://" not in pinned.bundle and _read_version(root) != pinned.version:
+        raise IntegrityError(
+            f"bundle was replaced by another build: {root}\n"
+            "  expected the version that was deployed, whose answers would mix with this one's",
+            hint="deploy again",
+        )
+
+
+def keep_in_cache(pinned: PinnedBundle, root: Path) -> None:
+    """Keeps a pulled bundle in the node's cache as long as this process lives, whatever else is pulled."""
+    if "://" in pinned.bundle:
+        from pipeline.registry.cache import Cache
+
+        Cache().keep(root)
+
+
+def _read_version(root: Path) -> str:
+    return digest_json(encode(read_loader_config(root)))
 
 
 def pin_bundle(
@@ -15,7 +77,7 @@ def pin_bundle(
 
     A folder stays as it is, made absolute: it has to be there on every node. A reference to a registry
     becomes one to the digest of the version that it names now, in a registry that is named in full, so that
-    nodes need not have `$ORTPREP_REGISTRY`. Records alone are read for that, no weights.
+    nodes need not have `$ORTPREP_REGISTRY`. Documents alone are read for that, no weights.
 
     Args:
         bundle: As `pipeline.runtime.load` takes it.
@@ -29,39 +91,26 @@ def pin_bundle(
     """
     if not isinstance(bundle, str) or "://" not in bundle:
         return os.path.realpath(locate(bundle))
-    import_registry()
+    _require_registry()
     from pipeline.registry.cache import Cache
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.choosing import Wanted
     from pipeline.registry.progress import ignore
+    from pipeline.registry.pull import PullRequest, resolve_version
     from pipeline.registry.references import split_location
-    from pipeline.registry.resolving import resolve_online_or_last
-    from pipeline.registry.signatures import parse_verifier
+    from pipeline.registry.signature_methods import parse_verifier
 
     url, reference = split_location(bundle)
     method = None if require_signature is None else parse_verifier(os.fspath(require_signature))
     with open_catalogue(url, cache=Cache()) as catalogue:
-        _, version = resolve_online_or_last(Wanted(reference, verifier=method), catalogue, ignore)
-    return f"{_name_in_full(url)}/{reference.name}@{version.digest}"
+        request = PullRequest(reference, verifier=method)
+        version, _ = resolve_version(request, catalogue, ignore)
+    registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
+    return f"{registry}/{reference.name}@{version.digest}"
 
 
-def _name_in_full(url: str) -> str:
-    return url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
-
-
-def import_registry() -> None:
-    """Brings in what registries need.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    from pipeline.errors import MissingExtraError
-
-    try:
-        import filelock
-        import fsspec
-    except ImportError as error:
+def _require_registry() -> None:
+    missing = [name for name in ("filelock", "fsspec") if importlib.util.find_spec(name) is None]
+    if missing:
         raise MissingExtraError(
-            f"registries are not installed\n  {error}", hint="pip install 'ortprep[registry]'"
-        ) from error
-    del filelock, fsspec
+            f"registries are not installed\n  expected {missing[0]}", hint="pip install 'ortprep[registry]'"
+        )

@@ -8,25 +8,20 @@ from typing import Any
 
 import pytest
 
-from pipeline.graph.doit_engine import DoitEngine
-from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
-from tests.cluster.small_cluster import SmallCluster
+from pipeline.graph.doit_tasks import DoitEngine
+from tests.cluster.builders import SmallCluster
+from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
 
 FARM = {"ortprep.io/farm": "true"}
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
-        yield small
-
-
-@pytest.fixture(scope="package")
-def farm(cluster: SmallCluster) -> SmallCluster:
-    """The cluster with two nodes that build, beside those that serve."""
+def farm(cluster: SmallCluster) -> Iterator[SmallCluster]:
+    """The cluster with two nodes that build."""
     for _ in range(2):
         cluster.add_node(cpus=2, labels=FARM)
-    return cluster
+    yield cluster
+    cluster.clear()
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def recorder() -> Recorder:
 def squeezenet_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a shipped model's build by the engine of one machine has that is reproducible."""
     workshop = Workshop(tmp_path_factory.mktemp("here"))
-    workshop.write_shipped()
+    workshop.write_shipped(measure=LONG_MEASURE)
     outcome = DoitEngine().prepare(workshop.order(), Recorder())
     assert outcome.done, outcome.errors
     artifacts = workshop.root / "artifacts"

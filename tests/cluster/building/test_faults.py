@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,20 @@ import pytest
 import ray
 
 from pipeline.bundle.verification import check_bundle
-from pipeline.graph.engine import Outcome
+from pipeline.graph.engine import BuildResult
+from tests.cluster.builders import SmallCluster
+from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
 from tests.cluster.building.conftest import FARM
-from tests.cluster.building.workshop import Recorder, Workshop, read_reproducible
-from tests.cluster.small_cluster import SmallCluster
+from tests.fakes import wait_for
 
-
-def until(holds: Callable[[], object], *, within_s: float = 120) -> None:
-    limit = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+pytestmark = pytest.mark.slow
 
 
 class Running:
     """An order that is carried out in a thread."""
 
     def __init__(self, workshop: Workshop, recorder: Recorder, **wanted: float) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: BuildResult | None = None
 
         def run() -> None:
             self.outcome = workshop.engine(**wanted).prepare(workshop.order(), recorder)
@@ -41,8 +37,8 @@ class Running:
         self._thread = threading.Thread(target=run)
         self._thread.start()
 
-    def join(self) -> Outcome:
-        self._thread.join(240)
+    def join(self) -> BuildResult:
+        self._thread.join(600)
         assert self.outcome is not None
         return self.outcome
 
@@ -63,10 +59,10 @@ def made(workshop: Workshop) -> dict[str, Any]:
 def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_shipped()
+    workshop.write_shipped(measure=LONG_MEASURE)
     before = cells(farm)
     running = Running(workshop, recorder)
-    until(lambda: "measure:squeezenet/cpu@farm" in recorder.tasks("started"))
+    wait_for(lambda: "measure:squeezenet/cpu@farm" in recorder.tasks("started"), what="it measures")
     at_work = [node for node in farm.nodes if cells(farm)[node] - before[node]]
     assert len(at_work) == 1
     farm.kill_node(at_work[0])
@@ -80,14 +76,15 @@ def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     # Of another node, whose disk has nothing: by its receipt in the store.
     assert "optimize:squeezenet/cpu@farm" in recorder.tasks("current")
     assert recorder.tasks("finished").count("optimize:squeezenet/cpu@farm") == 1
-    assert any("begun anew on node" in text for what, _, text in recorder.events if what == "said")
+    assert any("restarted on node" in text for what, _, text in recorder.events if what == "said")
     assert made(workshop) == squeezenet_here
 
 
+@pytest.mark.manual
 def test_a_second_driver_goes_on_where_the_first_was_killed(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
-    workshop.write_shipped()
+    workshop.write_shipped(measure=LONG_MEASURE)
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "pipeline", "prepare", "--engine", "ray", "--address", address]
     command += ["--store", str(workshop.store), "--configs", str(workshop.configs)]
@@ -113,14 +110,15 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
     assert made(workshop) == squeezenet_here
 
 
+@pytest.mark.manual
 def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder
 ) -> None:
     last = farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
     workshop.write_fleet({"last": {"target": "cpu", "labels": {"ortprep.io/last": "true"}}})
-    workshop.write_spec("net")
+    workshop.write_spec("net", measure=LONG_MEASURE)
     running = Running(workshop, recorder, node_timeout_s=1.0)
-    until(lambda: "measure:net/cpu@last" in recorder.tasks("started"))
+    wait_for(lambda: "measure:net/cpu@last" in recorder.tasks("started"), what="it measures")
     farm.kill_node(last)
     outcome = running.join()
     assert not outcome.done
@@ -131,21 +129,26 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
     assert "optimize:net/cpu@last" in again.tasks("current")
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_a_worker_that_is_killed_again_and_again_is_told_as_such(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder
 ) -> None:
     workshop.write_spec("net")
     running = Running(workshop, recorder, retries=1)
     for _ in range(2):
-        until(lambda: bool(workers()))
+        wait_for(workers, what="a worker is at it")
         time.sleep(1)
-        for pid in workers():
+        killed = set(workers())
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not workers())
+        wait_for(partial(has_none_of, killed), what="the workers end")
     outcome = running.join()
     assert not outcome.done
     assert "net@farm (last on node" in str(outcome.errors[0])
+
+
+def has_none_of(pids: set[int]) -> bool:
+    return not pids & set(workers())
 
 
 def workers() -> list[int]:
@@ -156,6 +159,6 @@ def workers() -> list[int]:
             command = (path / "cmdline").read_bytes()
         except OSError:
             continue
-        if command.startswith((b"ray::run_cell", b"ray::net@")):
+        if command.startswith((b"ray::run_job", b"ray::net@")):
             found.append(int(path.name))
     return found

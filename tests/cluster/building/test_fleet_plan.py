@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cluster.building.fleet_plan import Node, plan_fleet, reserve
+from pipeline.cluster.building.fleet_plan import plan_fleet, reserve
+from pipeline.cluster.nodes import ClusterNode
 from pipeline.errors import SpecError
-from pipeline.spec.fleet import DEFAULT_FLEET, Fleet, Kind
+from pipeline.spec.fleet import DEFAULT_FLEET, Fleet, HardwareKind
 from pipeline.spec.models import ModelSpec
 
 
@@ -18,27 +19,27 @@ def spec(name: str = "net", **sections: Any) -> ModelSpec:
     return ModelSpec.model_validate({"name": name, "source": {"demo": "squeezenet"}, **sections})
 
 
-def node(name: str = "n", *, cpus: float = 4, gpus: float = 0, **labels: str) -> Node:
-    return Node(
+def node(name: str = "n", *, cpus: float = 4, gpus: float = 0, **labels: str) -> ClusterNode:
+    return ClusterNode(
         name, name, {f"ortprep.io/{key}": value for key, value in labels.items()}, {"CPU": cpus, "GPU": gpus}
     )
 
 
 FLEET = Fleet(
     hardware={
-        "old": Kind(target="cpu", labels={"ortprep.io/avx512f": "!true"}),
-        "new": Kind(target="cpu", labels={"ortprep.io/avx512f": "true"}),
-        "big": Kind(target="cuda", labels={"ortprep.io/gpu": "in(H100, H200)"}),
+        "old": HardwareKind(target="cpu", labels={"ortprep.io/avx512f": "!true"}),
+        "new": HardwareKind(target="cpu", labels={"ortprep.io/avx512f": "true"}),
+        "big": HardwareKind(target="cuda", labels={"ortprep.io/gpu": "in(H100, H200)"}),
     }
 )
 NODES = (node("a"), node("b", avx512f="true"), node("c", gpus=8, avx512f="true", gpu="H200"))
 
 
 def places(
-    specs: list[ModelSpec], nodes: tuple[Node, ...] = NODES, **wanted: Any
+    specs: list[ModelSpec], nodes: tuple[ClusterNode, ...] = NODES, **wanted: Any
 ) -> set[tuple[str, str, str]]:
     plan = plan_fleet(specs, wanted.pop("fleet", FLEET), nodes, **wanted)
-    return {(share.spec.name, share.kind, share.target) for share in plan.shares}
+    return {(share.spec.name, share.kind, share.target) for share in plan.assignments}
 
 
 def test_auto_is_prepared_on_every_kind_that_has_a_node() -> None:
@@ -62,7 +63,7 @@ def test_a_kind_without_a_node_is_told_with_all_others_and_with_what_there_is() 
 
 def test_what_has_no_node_is_left_out_when_the_user_says_so_and_named() -> None:
     plan = plan_fleet([spec(targets=["cpu", "cuda"])], FLEET, NODES[1:2], skip_unavailable=True)
-    assert [share.kind for share in plan.shares] == ["new"]
+    assert [one.kind for one in plan.assignments] == ["new"]
     assert set(plan.left_out) == {"net on old", "net on big"}
 
 
@@ -122,12 +123,12 @@ def test_a_cpu_is_reserved_whole_and_a_gpu_alone(sizes: list[int]) -> None:
     ],
 )
 def test_labels_are_selected_as_ray_does(selector: str, value: str | None, fits: bool) -> None:
-    kind = Kind(target="cpu", labels={"ortprep.io/x": selector})
+    kind = HardwareKind(target="cpu", labels={"ortprep.io/x": selector})
     labels = {} if value is None else {"ortprep.io/x": value}
     assert kind.fits(labels, {"CPU": 1}) is fits
 
 
 def test_custom_resources_count() -> None:
-    kind = Kind(target="cpu", resources={"quiet": 1})
+    kind = HardwareKind(target="cpu", resources={"quiet": 1})
     assert not kind.fits({}, {"CPU": 4})
     assert kind.fits({}, {"CPU": 4, "quiet": 1})

@@ -9,8 +9,8 @@ import numpy as np
 
 from pipeline.cluster.building.spec_files import describe_spec, place_spec
 from pipeline.spec.models import ModelSpec
-from pipeline.stages.accuracy import gate_key
-from pipeline.stages.inputs.fitting import calibration_key, samples_key
+from pipeline.stages.core.accuracy import gate_key
+from pipeline.stages.core.inputs.spec_fit import calibration_key, samples_key
 
 
 def build(root: Path) -> ModelSpec:

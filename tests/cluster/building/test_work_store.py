@@ -11,9 +11,9 @@ from pipeline.bundle.digest import digest_file
 from pipeline.bundle.verification import describe_files
 from pipeline.cluster.building.work_store import WorkStore
 from pipeline.errors import IntegrityError, NotPublishedError, RegistryError
-from pipeline.graph.receipts import RECEIPT_VERSION, Receipt
-from pipeline.stages.contract import TaskId
-from tests.registry.s3_server import BUCKET, s3_server
+from pipeline.graph.receipts import RECEIPT_VERSION, TaskReceipt
+from pipeline.stages.core.contract import TaskId
+from tests.registry.fakes import BUCKET, s3_server
 
 TASK = TaskId("optimize", "cpu")
 
@@ -34,9 +34,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return WorkStore(str(tmp_path / "store"), "net")
 
 
-def receipt(folder: Path | None = None) -> Receipt:
+def receipt(folder: Path | None = None) -> TaskReceipt:
     files = () if folder is None else describe_files(folder, digest_file)
-    return Receipt(
+    return TaskReceipt(
         RECEIPT_VERSION, str(TASK), {"a": 1}, files, {"b": [1, 2]}, "2026-01-01T00:00:00+00:00", 1.5
     )
 
@@ -55,7 +55,7 @@ def test_files_come_back_as_they_were_and_are_sent_once(store: WorkStore, tmp_pa
     # Twins are one file.
     assert store.upload_files(folder, entries) == 5 + 2**20
     assert store.upload_files(folder, entries) == 0
-    assert store.fetch_files(tmp_path / "right", entries) == 10 + 2**20
+    store.fetch_files(tmp_path / "right", entries)
     assert describe_files(tmp_path / "right", digest_file) == entries
 
 

@@ -1,27 +1,37 @@
-"""A real cluster of several nodes on this machine, each with a cache of its own."""
+"""A real cluster of several nodes on this machine, each with a cache of its own, and Serve on it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ray import serve
 
-from pipeline.runtime.element_types import Array
-from tests.cluster.small_cluster import SmallCluster
-from tests.prepare.project import Project
-from tests.runtime.pool.pool_bundles import write_doubling
+from pipeline.cluster.serving.grpc_api import SERVICER
+from pipeline.runtime.tensors.element_types import Array
+from tests.cluster.builders import SmallCluster
+from tests.fakes import free_port
+from tests.prepare.builders import Project
+from tests.runtime.pool.builders import write_doubling
+
+HTTP_PORT, GRPC_PORT = free_port(), free_port()
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+def served(cluster: SmallCluster) -> Iterator[SmallCluster]:
     """A head without processors, and two nodes with one each; to be left with two such nodes."""
-    with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
-        small.add_node()
-        small.add_node()
-        yield small
+    cluster.add_node()
+    cluster.add_node()
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": HTTP_PORT},
+        grpc_options={"port": GRPC_PORT, "grpc_servicer_functions": [SERVICER]},
+    )
+    yield cluster
+    serve.shutdown()
+    cluster.clear()
 
 
 @pytest.fixture(scope="session")
@@ -31,25 +41,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def nodes(cluster: SmallCluster) -> Iterator[SmallCluster]:
-    """The cluster, with two nodes again afterwards, and no actor left."""
-    while len(cluster.nodes) < 2:
-        cluster.add_node()
-    yield cluster
-    eventually(lambda: not cluster.actors(), within_s=20)
+def nodes(served: SmallCluster) -> Iterator[SmallCluster]:
+    """The cluster, with two nodes again afterwards."""
+    yield served
+    while len(served.nodes) < 2:
+        served.add_node()
 
 
 def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
     x = np.arange(size, dtype=np.float32).reshape(1, size)
     x[0, 0] = first
     return {"x": x}
-
-
-def eventually(holds: Callable[[], bool], *, within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert holds()
 
 
 @pytest.fixture(scope="session")

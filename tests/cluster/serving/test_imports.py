@@ -25,10 +25,17 @@ def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["ray_session_pool", "session_actor", "opened_model", "survey", "predictor", "pinning"]
+    "module",
+    [
+        "serving.ray_session_pool",
+        "serving.deployment",
+        "serving.application",
+        "serving.pinning",
+        "data.predictor",
+    ],
 )
 def test_nothing_of_the_build_is_needed(module: str) -> None:
-    assert not BUILD & brought_in(f"import pipeline.cluster.serving.{module}")
+    assert not BUILD & brought_in(f"import pipeline.cluster.{module}")
 
 
 def test_without_ray_it_is_said_what_to_install() -> None:

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.cluster import OnnxPredictor, RaySessionPool, pin_bundle
+from pipeline.cluster import OnnxPredictor, PredictorConfig, RaySessionPool, ServeConfig, pin_bundle
 from pipeline.errors import NotPublishedError
 from pipeline.runtime import load
-from tests.cluster.small_cluster import SmallCluster
-from tests.prepare.project import Project
-from tests.runtime.bundles import write_bundle
+from tests.cluster.builders import SmallCluster
+from tests.fakes import wait_for
+from tests.prepare.builders import Project
+from tests.runtime.builders import write_bundle
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +45,31 @@ def images(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.random.default_rng(count).random((count, 3, 224, 224), np.float32)
 
 
-def test_each_node_pulls_a_bundle_once_and_its_workers_map_it_from_the_cache(
+def pulled_weights(nodes: SmallCluster) -> set[str]:
+    weights = "registry/bundles/*/cpu/linear_optimized.onnx.data"
+    return {str(path) for node in nodes.nodes for path in node.cache.glob(weights)}
+
+
+def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_from_the_cache(
     nodes: SmallCluster, squeezenet: Project, tmp_path: Path
 ) -> None:
     unpacked = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
     folder, url = write_bundle(tmp_path / "linear", options=unpacked), (tmp_path / "registry").as_uri()
     published = squeezenet.run("publish", str(folder), "--registry", url)
     assert published.code == 0, published.err
-    with RaySessionPool(f"{url}/linear", workers_per_device=2) as pool:
-        assert len(pool.stats().workers) == 4
-        for node in nodes.nodes:
-            (weights,) = node.cache.glob("registry/bundles/*/cpu/linear_optimized.onnx.data")
-            pids = [w.pid for w in pool.stats().workers if node.node_id[:8] in w.name]
-            assert len(pids) == 2
-            for pid in pids:
-                mapped = re.findall(r"\S+\.onnx\.data", Path(f"/proc/{pid}/maps").read_text())
-                assert set(mapped) == {str(weights)}
+    before = pulled_weights(nodes)
+    with RaySessionPool(f"{url}/linear", ServeConfig(replicas=4, cpus=0.5)) as pool:
+        assert pool.models == ("linear",)
+        assert pool.stats().replicas["RUNNING"] == 4
+        there = pulled_weights(nodes) - before
+        assert 1 <= len(there) <= len(nodes.nodes)
+        wait_for(lambda: len(nodes.replicas()) == 4, what="four replicas run")
+        for pid in nodes.replicas():
+            mapped = re.findall(r"\S+\.onnx\.data", Path(f"/proc/{pid}/maps").read_text())
+            assert len(set(mapped)) == 1
+            assert set(mapped) <= there
     # The driver has read what the reference names, and no weights.
-    assert list(tmp_path.glob("driver/registry/records/*"))
+    assert list(tmp_path.glob("driver/registry/documents/*"))
     assert not list(tmp_path.glob("driver/registry/bundles/*"))
 
 
@@ -68,10 +79,10 @@ def test_a_shipped_model_answers_on_every_node_as_it_does_here(
     session = load(squeezenet.bundle("squeezenet"))
     name = session.get_outputs()[0].name
     with RaySessionPool(f"{registry}/squeezenet@production") as pool:
+        assert pool.stats().replicas == {"RUNNING": 2}
         for image, answer in zip(images(8), pool.map({"data_0": i[None]} for i in images(8)), strict=True):
             (expected,) = session.run([name], {"data_0": image[None]})
             assert answer[name].tobytes() == expected.tobytes()
-        assert min(worker.served for worker in pool.stats().workers) > 0
 
 
 def test_an_alias_is_pinned_to_the_version_that_it_names(registry: str) -> None:
@@ -100,8 +111,7 @@ def test_a_dataset_of_images_is_classified_as_by_hand(
             OnnxPredictor,
             fn_constructor_kwargs={
                 "bundle": pin_bundle(f"{registry}/squeezenet@production"),
-                "columns": {"data_0": "data"},
-                "keep": True,
+                "config": PredictorConfig(columns={"data_0": "data"}, keep=True),
             },
             batch_size=16,
             concurrency=1,

@@ -1,0 +1,246 @@
+"""One build on a cluster: submits jobs once their model is fetched, collects results, and reports."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cluster.building.bundle_pull import pull_merged_bundle
+from pipeline.cluster.building.connection import Connection, ObjectRef
+from pipeline.cluster.building.fleet_plan import FleetAssignment, FleetPlan, Reservation
+from pipeline.cluster.building.job import BuildJob, Event
+from pipeline.cluster.building.source_fetch import fetch_model
+from pipeline.cluster.building.spec_files import ShippedSpec, describe_spec
+from pipeline.cluster.building.work_store import WorkStore
+from pipeline.cluster.nodes import ClusterNode
+from pipeline.errors import ClusterError, PipelineError, from_dict
+from pipeline.graph.build import STAGES
+from pipeline.graph.engine import BuildResult, Observer
+from pipeline.graph.execution import build_tasks
+from pipeline.spec.fleet import ANYWHERE, Fleet
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.contract import Plan
+from pipeline.stages.fetch.stage import local_source
+
+_FETCH_THREADS = 4
+_POLL_INTERVAL_S = 0.1
+_NODE_POLL_INTERVAL_S = 2.0
+_ANY_NODE = Reservation(cpus=1.0, gpus=0.0, labels={}, resources={})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where the files of a build are, and when it gives up.
+
+    Attributes:
+        store: URL of the work store.
+        registry: URL of the registry.
+        artifacts: The driver's folder of bundles.
+        max_starts: How often a job may start, whatever ends it.
+        node_timeout_s: Timeout for a node of a kind whose last is gone, in seconds.
+        pull: Whether to pull the merged bundles in the end.
+    """
+
+    store: str
+    registry: str
+    artifacts: Path
+    max_starts: int
+    node_timeout_s: float
+    pull: bool
+
+
+@dataclass(frozen=True)
+class _FetchedSource:
+    """A model that nodes can start with; without a source, one of them has to fetch it first."""
+
+    shipped: ShippedSpec
+    source: str | None
+
+
+class BuildRun:
+    """One build, under way."""
+
+    def __init__(
+        self, cluster: Connection, fleet: Fleet, plan: FleetPlan, config: RunConfig, observer: Observer
+    ) -> None:
+        self._cluster, self._fleet, self._plan = cluster, fleet, plan
+        self._config, self._observer = config, observer
+        self._waiting: dict[ObjectRef, BuildJob] = {}
+        self._nodes: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
+        self._gone_since: dict[str, float] = {}
+        self._parts: dict[str, list[str]] = {}
+        self._errors: list[PipelineError] = []
+        self._failed: set[str] = set()
+        self._assignments: dict[str, list[FleetAssignment]] = {}
+        for one in plan.assignments:
+            self._assignments.setdefault(one.spec.name, []).append(one)
+
+    def run(self) -> BuildResult:
+        """Builds everything; an interrupt ends what runs on the nodes."""
+        pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="ortprep-fetch")
+        try:
+            self._event_loop(
+                {pool.submit(self._fetch, own[0].spec): name for name, own in self._assignments.items()}
+            )
+        except BaseException:  # an interrupt too ends what runs on the nodes
+            self._cluster.cancel(list(self._waiting))
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        self._forward_events()
+        if self._config.pull:
+            self._pull_bundles()
+        self._observer.ended()
+        return BuildResult(not self._errors, tuple(self._errors))
+
+    def _fetch(self, spec: ModelSpec) -> _FetchedSource | PipelineError:
+        """Has what the nodes need of a model come into the store; runs in a thread."""
+        try:
+            store = WorkStore(self._config.store, spec.name)
+            try:
+                shipped, paths = describe_spec(spec)
+                store.upload(list(zip(shipped.files, paths, strict=True)))
+                is_local = local_source(spec) is not None
+            except PipelineError as error:
+                self._forward(Event("failed", f"fetch:{spec.name}", str(error)))
+                raise
+            if not is_local:
+                return _FetchedSource(shipped, None)
+            plan = Plan(spec=spec, targets=("cpu",), missing={})
+            first = build_tasks(plan, STAGES, self._config.artifacts)[0]
+            return _FetchedSource(shipped, fetch_model(first, store, self._forward))
+        except PipelineError as error:
+            return error
+
+    def _event_loop(self, fetching: dict[Future[_FetchedSource | PipelineError], str]) -> None:
+        """Submits a model's jobs once it is fetched, until all are done."""
+        checked = time.monotonic()
+        while fetching or self._waiting:
+            if fetching and not self._waiting:
+                wait(fetching, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
+            for future in [one for one in fetching if one.done()]:
+                name, fetched = fetching.pop(future), future.result()
+                if isinstance(fetched, PipelineError):
+                    self._fail(name, f"fetch:{name}", fetched, is_told=True)
+                elif fetched.source is None:
+                    self._submit(self._job(fetched.shipped, "", ANYWHERE, "cpu"), _ANY_NODE)
+                else:
+                    self._submit_assignments(fetched.shipped, fetched.source)
+            for done in self._cluster.wait(list(self._waiting), _POLL_INTERVAL_S) if self._waiting else ():
+                self._settle(done)
+            self._forward_events()
+            if time.monotonic() - checked >= _NODE_POLL_INTERVAL_S:
+                checked = time.monotonic()
+                self._give_up_without_node(self._cluster.list_nodes(), checked)
+                self._give_up_on_repeated()
+
+    def _submit(self, job: BuildJob, wanted: Reservation) -> None:
+        self._waiting[self._cluster.submit(job, wanted)] = job
+
+    def _submit_assignments(self, shipped: ShippedSpec, source: str) -> None:
+        for one in self._assignments[str(shipped.data["name"])]:
+            self._submit(self._job(shipped, source, one.kind, one.target), self._plan.reservations[one.kind])
+
+    def _job(self, shipped: ShippedSpec, source: str, kind: str, target: str) -> BuildJob:
+        return BuildJob(shipped, source, kind, target, self._config.store, self._config.registry)
+
+    def _settle(self, done: ObjectRef) -> None:
+        job = self._waiting.pop(done)
+        try:
+            result = self._cluster.collect(done)
+        except ClusterError as error:
+            node = self._nodes.get(job.name)
+            last = f" (last on node {node[:12]})" if node else ""
+            self._fail(
+                job.model, job.name, ClusterError(f"{job.name}{last}: {error.message}", hint=error.hint)
+            )
+            return
+        if result.failures:
+            self._failed.add(job.model)
+            self._errors += map(from_dict, result.failures)
+        elif job.kind == ANYWHERE and result.source is not None:
+            self._submit_assignments(job.spec, result.source)
+        elif result.part is not None:
+            self._parts.setdefault(job.model, []).append(result.part)
+        else:
+            self._fail(job.model, job.name, ClusterError(f"{job.name}: nothing came of it"))
+
+    def _fail(self, model: str, task: str, error: PipelineError, *, is_told: bool = False) -> None:
+        self._failed.add(model)
+        self._errors.append(error)
+        if not is_told:
+            self._observer.failed(task, str(error))
+
+    def _give_up_without_node(self, nodes: Sequence[ClusterNode], now_s: float) -> None:
+        """Ends the jobs of kinds that no node could serve for too long."""
+        for name, wanted in self._plan.reservations.items():
+            if any(wanted.fits(self._fleet.hardware[name], node) for node in nodes):
+                self._gone_since.pop(name, None)
+            elif now_s - self._gone_since.setdefault(name, now_s) >= self._config.node_timeout_s:
+                self._give_up(
+                    [ref for ref, job in self._waiting.items() if job.kind == name],
+                    f"no node of kind {name} is left\n"
+                    f"  expected one within {self._config.node_timeout_s:g} s",
+                )
+
+    def _give_up_on_repeated(self) -> None:
+        """Ends the jobs that start again and again: Ray does not count those it kills for want of memory."""
+        for ref, job in list(self._waiting.items()):
+            if self._starts[job.name] > self._config.max_starts:
+                self._give_up(
+                    [ref],
+                    f"started {self._starts[job.name]} times, and never done\n"
+                    f"  expected {self._config.max_starts} times at most; a node may lack the memory",
+                )
+
+    def _give_up(self, refs: Iterable[ObjectRef], why: str) -> None:
+        for ref in refs:
+            job = self._waiting.pop(ref)
+            self._cluster.cancel([ref])
+            hint = "run it again once that is mended: it goes on where it was broken off"
+            self._fail(job.model, job.name, ClusterError(f"{job.name}: {why}", hint=hint))
+
+    def _forward_events(self) -> None:
+        for event in self._cluster.take_events():
+            self._forward(event)
+
+    def _forward(self, event: Event) -> None:
+        """Passes an event on to the observer."""
+        task, text = event.task, event.text
+        match event.what:
+            case "placed":
+                before = self._nodes.get(task)
+                self._nodes[task] = text
+                self._starts[task] += 1
+                if before is not None:
+                    self._observer.said(task, f"restarted on node {text[:12]}, was on {before[:12]}")
+            case "said" | "logged":
+                self._observer.said(task, text)
+            case "failed":
+                self._observer.failed(task, text)
+            case "skipped":
+                self._observer.skipped(task, text)
+            case "started":
+                self._observer.started(task)
+            case "finished":
+                self._observer.finished(task)
+            case "current":
+                self._observer.current(task)
+
+    def _pull_bundles(self) -> None:
+        """Pulls the merged bundles of the models that did not fail."""
+        config = self._config
+        for name in [one for one in self._assignments if one not in self._failed]:
+            task = f"pull:{name}"
+            self._observer.started(task)
+            try:
+                is_new = pull_merged_bundle(name, self._parts[name], config.registry, config.artifacts / name)
+            except PipelineError as error:
+                self._fail(name, task, error)
+            else:
+                (self._observer.finished if is_new else self._observer.current)(task)

@@ -1,0 +1,222 @@
+"""What users of Ray Data pass to `map_batches`: `OnnxPredictor`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.bundle.loader_config import TensorSpec, golden_of
+from pipeline.cluster.data.arguments import (
+    check_constants,
+    check_keep,
+    check_sizes,
+    choose_columns,
+    choose_sources,
+)
+from pipeline.cluster.data.batching import (
+    Piece,
+    check_column,
+    check_row_outputs,
+    cut,
+    find_bucket_sizes,
+    find_fixed_size,
+    have_named_rows,
+    join,
+    plan_pieces,
+    tile,
+)
+from pipeline.cluster.device import prepare_device, reserved_cpus
+from pipeline.errors import InvalidRequestError, RunError
+from pipeline.runtime.loading.load_options import check_choice
+from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+from pipeline.runtime.tensors.element_types import Array
+
+Batch = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """How a dataset is run through a bundle.
+
+    Attributes:
+        columns: The column that each input is taken from; inputs that are not named, from those of their
+            name.
+        outputs: What each output's column is called; None for all, by their names. Outputs that are not named
+            are left out, as those without a row for every row must be.
+        constants: Inputs that are the same for every row, whole, as arrays of the model's types.
+        keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
+        batch_size: That of `map_batches`, for the first run where batches are run as they come; None for as
+            many rows as the golden sample has.
+        batch_sizes: Lengths of batches to cut rows into, where the model takes any; None for those of its
+            buckets, or, without any, for batches as they come.
+        pad: Whether what is left after those is padded; otherwise it is run at its own length.
+        device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`. In an actor
+            other GPUs are hidden from the process; elsewhere its environment is left alone.
+        load: How the bundle is opened; without `threads`, with as many as processors are reserved.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] | Sequence[str] | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    keep: bool | Sequence[str] = False
+    batch_size: int | None = None
+    batch_sizes: Sequence[int] | None = None
+    pad: bool = True
+    device: str = "auto"
+    load: ModelLoadOptions = field(default_factory=ModelLoadOptions)
+
+
+class OnnxPredictor:
+    """A bundle's model as a function of batches, for `ray.data.Dataset.map_batches`.
+
+        ds.map_batches(
+            OnnxPredictor,
+            fn_constructor_kwargs={
+                "bundle": "/models/resnet50",
+                "config": PredictorConfig(columns={"data_0": "image"}, batch_size=64),
+            },
+            batch_size=64,
+            concurrency=4,
+            num_gpus=1,
+        )
+
+    It is made once in every actor: it opens the bundle with optimisation disabled on the device that Ray gave
+    the actor, checks the golden sample, and runs a batch of every length that rows are cut into, the longest
+    first, or one of `batch_size` rows where they are run as they come. Where the model, or its shape buckets,
+    are for batches of certain lengths, rows are cut into those; the last batch is padded with copies of its
+    last row, and the answers to those are dropped. So rows must not depend on each other.
+
+    Args:
+        bundle: As `pipeline.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
+            names now, for all actors to have the same.
+        config: What of a batch the model takes, and what is returned.
+
+    Raises:
+        PipelineError: The bundle cannot be loaded here, as `load` raises it.
+        PoolError: A setting does not fit the model, an output has no rows, or an input or output is no
+            tensor of numbers or booleans.
+    """
+
+    def __init__(self, bundle: str | os.PathLike[str], config: PredictorConfig | None = None) -> None:
+        config = config or PredictorConfig()
+        check_choice("device", config.device, ("auto", "cpu", "cuda"))
+        on_gpu = prepare_device(config.device)
+        # Only then: ONNX Runtime looks for GPUs when it is imported.
+        from pipeline.runtime.session.opened_model import open_model
+
+        options = config.load
+        if options.threads is None:
+            options = replace(options, threads=reserved_cpus())
+        self._model = open_model(os.fspath(bundle), options, device_id=0 if on_gpu else None)
+        self._name, signature = self._model.name, self._model.signature
+        self._inputs = {tensor.name: tensor for tensor in self._model.config.inputs}
+        self._types = signature.inputs
+        self._constants = check_constants(config.constants, self._inputs, signature)
+        self._columns = choose_sources(config.columns, self._constants, signature)
+        names = list(signature.outputs)
+        columns = choose_columns(config.outputs, names, model=self._name)
+        self._outputs = [(column, names.index(name)) for name, column in columns.items()]
+        self._keep, self._pad = check_keep(config.keep, [column for column, _ in self._outputs]), config.pad
+        self._sizes = self._choose_sizes(config.batch_sizes)
+        self._empty: dict[str, Array] = {}
+        batch_size = config.batch_size
+        if batch_size is not None:
+            (batch_size,) = check_sizes("batch_size", [batch_size], fixed=None, model=self._name)
+        self._warm_up(batch_size)
+
+    @property
+    def variant(self) -> str:
+        """Name of the bundle's variant that was taken."""
+        return self._model.variant
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Lengths of batches that rows are cut into; none where they are run as they come."""
+        return self._sizes
+
+    def __call__(self, batch: Batch) -> dict[str, Array]:
+        """Runs the model on a batch and returns its outputs as columns, a row for every row.
+
+        Raises:
+            InvalidRequestError: A column is missing, of another type, or of another shape.
+            RunError: ONNX Runtime refused the rows.
+            PoolError: An output has no row for every row.
+        """
+        arrays = {name: self._take(name, column, batch) for name, column in self._columns.items()}
+        count = self._count(arrays)
+        answers = self._run(arrays, count) if count else self._empty
+        return {**self._keep_of(batch, answers), **answers}
+
+    def _keep_of(self, batch: Batch, answers: Batch) -> dict[str, Array]:
+        if isinstance(self._keep, bool):
+            return {name: batch[name] for name in batch if name not in answers} if self._keep else {}
+        missing = [name for name in self._keep if name not in batch]
+        if missing:
+            raise InvalidRequestError(
+                f"no column {missing[0]!r} to keep\n  expected it among {', '.join(batch) or 'none'}"
+            )
+        return {name: batch[name] for name in self._keep}
+
+    def _take(self, name: str, column: str, batch: Batch) -> Array:
+        if column not in batch:
+            raise InvalidRequestError(
+                f"no column {column!r} for input {name!r} of {self._name}\n"
+                f"  expected it among {', '.join(batch) or 'none'}",
+                hint=f"PredictorConfig(columns={{{name!r}: COLUMN}})",
+            )
+        tensor, dtype = self._inputs[name], self._types[name]
+        return check_column(batch[column], tensor, dtype, name=column, model=self._name)
+
+    def _count(self, arrays: Mapping[str, Array]) -> int:
+        lengths = {self._columns[name]: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidRequestError(f"columns of different lengths\n  expected one, got {lengths}")
+        return next(iter(lengths.values()), 0)
+
+    def _run(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+        parts: list[tuple[Piece, Sequence[Array]]] = []
+        for piece in plan_pieces(count, self._sizes, pad=self._pad):
+            feeds = {name: cut(array, piece) for name, array in arrays.items()} | self._constants
+            parts.append((piece, self._model.run([feeds[name] for name in self._inputs])))
+        return {
+            column: join(
+                [(piece, answers[position]) for piece, answers in parts],
+                output=list(self._model.signature.outputs)[position],
+                model=self._name,
+            )
+            for column, position in self._outputs
+        }
+
+    def _choose_sizes(self, asked: Sequence[int] | None) -> tuple[int, ...]:
+        fixed = find_fixed_size(tuple(self._inputs.values()), constant=self._constants)
+        given = None if asked is None else check_sizes("batch_sizes", asked, fixed=fixed, model=self._name)
+        check_row_outputs(self._output_specs(), fixed=fixed, model=self._name)
+        if fixed is not None:
+            self._pad = True  # the model takes nothing shorter
+            return (fixed,)
+        return find_bucket_sizes(self._model.config) if given is None else given
+
+    def _output_specs(self) -> list[TensorSpec]:
+        return [self._model.config.outputs[position] for _, position in self._outputs]
+
+    def _warm_up(self, batch_size: int | None) -> None:
+        """Runs a batch of every length, and learns what an answer to no rows is."""
+        from pipeline.runtime.verification.golden import read_golden
+
+        config = self._model.bundle_config
+        variant = next(one for one in config.variants if one.name == self._model.variant)
+        sample, _ = read_golden(golden_of(config, variant), self._model.root)
+        rows = {name: sample[name] for name in self._columns}
+        length = batch_size or next((len(array) for array in rows.values() if array.ndim), 0) or 1
+        # What is run first is what is bound to, and most rows come in the longest.
+        for size in reversed(self._sizes or (length,)):
+            answers = self._run(tile(rows, size), size)
+            self._empty = {name: answer[:0] for name, answer in answers.items()}
+        inputs = [self._inputs[name] for name in self._columns]
+        if not self._sizes and not have_named_rows(self._output_specs(), inputs):
+            # An axis may be as long as the batch by accident, but not twice. Not all models take any length.
+            with contextlib.suppress(RunError):
+                self._run(tile(rows, length + 1), length + 1)

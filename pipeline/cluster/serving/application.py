@@ -1,0 +1,45 @@
+"""Serve applications of bundles: as a pool deploys them, and as `serve.yaml` describes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+
+from pipeline.bundle.codec import encode
+from pipeline.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
+from pipeline.cluster.serving.deployment import BundleDeployment
+from pipeline.cluster.serving.pinning import PinnedBundle
+
+CONFIG_LOCK = threading.RLock()
+"""Held while Serve makes configuration objects, which `serve.deployment` and `serve.status` do.
+
+In Ray 2.60 each of them (`RequestRouterConfig`) registers a module with cloudpickle and takes it back. Of two
+threads that make one at the same time, one fails with a ValueError.
+"""
+
+
+def build_application(
+    config: ServeConfig, bundles: Mapping[str, PinnedBundle], *, on_gpu: bool, replicas: int
+) -> Any:
+    """Returns the application that serves some bundles, by name, with as many replicas at the start."""
+    options = deployment_options(config, on_gpu=on_gpu, replicas=replicas)
+    with CONFIG_LOCK:
+        deployment = serve.deployment(BundleDeployment).options(
+            name=DEPLOYMENT,
+            user_config={"bundles": encode(bundles)},
+            max_constructor_retry_count=3,
+            **options,
+        )
+    return deployment.bind(encode(config))
+
+
+def build_app(args: Mapping[str, Any]) -> Any:
+    """Returns the application that a Serve config file describes, whose `import_path` this is.
+
+    Args:
+        args: `config`: a `ServeConfig` as JSON types. The rest is in the file's `deployments`.
+    """
+    return serve.deployment(BundleDeployment).options(name=DEPLOYMENT).bind(dict(args["config"]))

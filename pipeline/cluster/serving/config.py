@@ -1,0 +1,159 @@
+"""What a deployment of bundles is told: one dataclass for every way to deploy it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.cluster.nodes import ClusterNode
+from pipeline.errors import PoolError
+from pipeline.runtime.loading.load_options import check_choice
+from pipeline.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
+
+DEPLOYMENT = "BundleDeployment"
+"""Name of the deployment in its application."""
+
+RETRY_AFTER_S = 1
+"""What a client that was turned away is told to wait, in seconds."""
+
+_RAY_UNITS = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How bundles are served on a cluster.
+
+    Attributes:
+        device: `all` (a GPU per replica where the cluster has any, else CPUs), `cpu` or `cuda`.
+        replicas: How many; None for one per GPU, or per node without GPUs where no node has one.
+        max_replicas: Most that autoscaling may start; None without autoscaling.
+        cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
+            `ortprep serve-config`, as many as the bundles were tuned with.
+        gpus: GPUs, or the part of one, that Ray reserves for a replica on GPUs.
+        labels: Labels that a node must have to be used.
+        max_ongoing_requests: Most requests that a replica has at a time; a call of a pool counts as one.
+        max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
+        max_body_bytes: Largest request that HTTP clients may send.
+        max_json_bytes: Largest request that is JSON alone, without binary tensors: to parse it takes a
+            replica's processor, and many times its size in memory.
+        max_pending: Most unanswered requests of a `RaySessionPool`; further calls block.
+        max_batch: Most small requests of a `RaySessionPool` that travel in one call.
+        start_timeout_s: Timeout of the start of all replicas, in seconds.
+        run_timeout_s: Timeout of the health check, in seconds: a replica whose run hangs is replaced.
+        health_check_period_s: Time between two runs of the golden samples, in seconds.
+        watch_s: Time between two looks at the aliases of bundles, in seconds: a replica opens what one names
+            now beside what it named, and swaps. 0 to serve what they named when this was deployed.
+        load: How replicas open their bundles.
+    """
+
+    device: str = "all"
+    replicas: int | None = None
+    max_replicas: int | None = None
+    cpus: float | None = None
+    gpus: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    max_ongoing_requests: int = 16
+    max_queued_requests: int = 256
+    max_body_bytes: int = 256 * 2**20
+    max_json_bytes: int = 16 * 2**20
+    max_pending: int = 1024
+    max_batch: int = 32
+    start_timeout_s: float = 600.0
+    run_timeout_s: float = 30.0
+    health_check_period_s: float = 10.0
+    watch_s: float = 30.0
+    load: ModelLoadOptions = field(default_factory=ModelLoadOptions)
+
+    def check(self) -> None:
+        """Checks all of it.
+
+        Raises:
+            PipelineError: A number is out of range, or a choice is not one of those there are.
+        """
+        check_choice("device", self.device, ("all", "cpu", "cuda"))
+        require_counts(
+            replicas=self.replicas,
+            max_replicas=self.max_replicas,
+            max_ongoing_requests=self.max_ongoing_requests,
+            max_body_bytes=self.max_body_bytes,
+            max_json_bytes=self.max_json_bytes,
+            max_pending=self.max_pending,
+            max_batch=self.max_batch,
+        )
+        require_counts(minimum=-1, max_queued_requests=self.max_queued_requests)
+        require_positive(
+            cpus=self.cpus,
+            gpus=self.gpus,
+            start_timeout_s=self.start_timeout_s,
+            run_timeout_s=self.run_timeout_s,
+            health_check_period_s=self.health_check_period_s,
+            watch_s=self.watch_s or None,
+        )
+        if self.gpus > 1:
+            raise PoolError(f"bad gpus\n  expected one GPU or a part of one, got {self.gpus!r}")
+
+
+def name_bundles(bundles: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
+    """Returns bundles by the name of their model; "" for a model's own name.
+
+    Raises:
+        PoolError: There is none.
+    """
+    if not isinstance(bundles, Mapping):
+        return {"": os.fspath(bundles)}
+    if not bundles:
+        raise PoolError("no bundle to serve\n  expected at least one")
+    return {str(name): os.fspath(bundle) for name, bundle in bundles.items()}
+
+
+def count_replicas(config: ServeConfig, nodes: Sequence[ClusterNode]) -> tuple[bool, int]:
+    """Returns whether replicas have GPUs, and how many there are at the start.
+
+    That is `config.replicas`, or as many as fit on the GPUs, or one per node.
+
+    Raises:
+        PoolError: The cluster has no such node.
+    """
+    used = [node for node in nodes if config.labels.items() <= node.labels.items()]
+    gpus = sum(int(node.resources.get("GPU", 0)) for node in used)
+    cpus = sum(node.resources.get("CPU", 0) >= (config.cpus or 1) for node in used)
+    on_gpu = config.device == "cuda" or (config.device == "all" and gpus > 0)
+    # A part of a GPU is a part of one: what is left of several does not add up.
+    per_gpu = _RAY_UNITS // max(1, round(config.gpus * _RAY_UNITS))
+    devices = gpus * per_gpu if on_gpu else cpus
+    if not devices:
+        wanted = f"{config.gpus:g} GPUs" if on_gpu else f"{config.cpus or 1:g} CPUs"
+        raise PoolError(
+            f"the cluster has no node to serve on\n  expected {wanted} and labels {dict(config.labels)}, "
+            f"got {', '.join(node.address for node in nodes) or 'no node'}",
+            hint="ray status",
+        )
+    return on_gpu, config.replicas or devices
+
+
+def deployment_options(config: ServeConfig, *, on_gpu: bool, replicas: int) -> dict[str, Any]:
+    """Returns the options of a Serve deployment, as `serve.deployment` and a Serve config file take them."""
+    actor: dict[str, Any] = {"num_cpus": config.cpus or 1, "num_gpus": config.gpus if on_gpu else 0}
+    if config.labels:
+        actor["label_selector"] = dict(config.labels)
+    options: dict[str, Any] = {
+        "max_ongoing_requests": config.max_ongoing_requests,
+        "max_queued_requests": config.max_queued_requests,
+        "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
+        "health_check_period_s": config.health_check_period_s,
+        "health_check_timeout_s": config.run_timeout_s,
+        "graceful_shutdown_timeout_s": config.run_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "ray_actor_options": actor,
+    }
+    if config.max_replicas is None:
+        return {"num_replicas": replicas, **options}
+    scaling = {
+        "min_replicas": replicas,
+        "max_replicas": max(replicas, config.max_replicas),
+        "target_ongoing_requests": max(1, config.max_ongoing_requests // 2),
+    }
+    return {"autoscaling_config": scaling, **options}

@@ -1,0 +1,305 @@
+"""What runs in a replica of Ray Serve: the sessions of its models, behind a handle, HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ray.serve.metrics import Counter, Histogram
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.cluster.device import prepare_device, reserved_cpus
+from pipeline.cluster.serving.config import ServeConfig
+from pipeline.cluster.serving.grpc_api import GrpcMethods
+from pipeline.cluster.serving.http_api import HttpApi
+from pipeline.cluster.serving.inference_protocol import ProtocolError, describe_inputs
+from pipeline.cluster.serving.pinning import PinnedBundle, follow_alias, keep_in_cache, require_version
+from pipeline.errors import (
+    InvalidRequestError,
+    PipelineError,
+    PoolError,
+    RegistryUnavailableError,
+    RunError,
+    from_dict,
+    to_dict,
+)
+from pipeline.runtime.tensors.signatures import read_signature
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from pipeline.runtime.session.opened_model import OpenedModel
+    from pipeline.runtime.tensors.element_types import Array
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Call = tuple[str, str, Sequence["Array"]]
+"""The model of a request, the digest of the signature that its caller knows, and inputs in that order."""
+
+Result = tuple[list["Array"] | None, dict[str, Any] | None, int]
+"""Outputs in the model's order, or the error as JSON types; and the nanoseconds of the run."""
+
+_SMALL_BYTES = 64 * 1024
+"""What is larger is not converted on the event loop, where health checks and other requests would wait."""
+
+_ERROR_MARK = "ortprep-error: "
+
+_BOUNDARIES_MS = [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
+
+
+@contextlib.contextmanager
+def described_failure() -> Iterator[None]:
+    """Adds a `PipelineError` as data to its own traceback: of a failed start, Serve tells that text alone."""
+    try:
+        yield
+    except PipelineError as error:
+        error.add_note(_ERROR_MARK + json.dumps(to_dict(error)))
+        raise
+
+
+def parse_failure(text: str) -> PipelineError | None:
+    """Returns the last error that is described in Serve's text; None if none is."""
+    lines = [line for line in text.splitlines() if line.startswith(_ERROR_MARK)]
+    return from_dict(json.loads(lines[-1].removeprefix(_ERROR_MARK))) if lines else None
+
+
+@dataclass(frozen=True)
+class ServedBundle:
+    """A model that a replica serves, and the bundle it was opened from."""
+
+    name: str
+    pinned: PinnedBundle
+    opened: OpenedModel
+
+    @property
+    def version(self) -> str:
+        """The bundle's version, short enough for people."""
+        return self.pinned.version.removeprefix("sha256:")[:12]
+
+    @functools.cached_property
+    def signature(self) -> str:
+        """The digest of its signature."""
+        return read_signature(self.name, self.opened.config).digest
+
+
+class BundleDeployment(GrpcMethods):
+    """A Serve deployment of one or several bundles, on the device that Ray gave the replica.
+
+    `user_config` names the bundles (`{"bundles": {NAME: {"bundle": …, "version": …}}}`). A new one is opened
+    and checked beside the old one, which answers until then. So is what an alias among them comes to name.
+
+    Args:
+        config: A `ServeConfig` as JSON types.
+
+    Raises:
+        PipelineError: The device cannot be used.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = decode(ServeConfig, config)
+        with described_failure():
+            self._on_gpu = prepare_device()
+        self._models: dict[str, ServedBundle] = {}
+        self._checked_at = 0.0
+        self._watching: asyncio.Task[None] | None = None
+        # One at a time, in order: sessions are tuned and measured alone on their device.
+        self._runner = ThreadPoolExecutor(1, thread_name_prefix="ortprep-run")
+        # One at a time too: many large requests at once would take the memory of all.
+        self._converter = ThreadPoolExecutor(1, thread_name_prefix="ortprep-convert")
+        self._requests = Counter(
+            "ortprep_inference_requests",
+            description="Inference requests by model and outcome.",
+            tag_keys=("model", "outcome"),
+        )
+        self._latency = Histogram(
+            "ortprep_inference_latency_ms",
+            description="Time from a request's arrival at the replica to its answer, by model.",
+            boundaries=_BOUNDARIES_MS,
+            tag_keys=("model",),
+        )
+        self._http = HttpApi(self)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Opens the bundles that are named now; those that stay the same stay open.
+
+        Raises:
+            PipelineError: One cannot be opened, is another version, or answers its golden sample wrongly.
+        """
+        wanted = {name: decode(PinnedBundle, entry) for name, entry in user_config["bundles"].items()}
+        if self._watching is not None:
+            self._watching.cancel()
+        with described_failure():
+            await self._replace_models(await asyncio.to_thread(self._follow, wanted))
+        if self.config.watch_s and any(pinned.alias for pinned in wanted.values()):
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _replace_models(self, wanted: Mapping[str, PinnedBundle]) -> None:
+        self._models = await asyncio.to_thread(self._open, wanted)
+        self._checked_at = time.monotonic()
+
+    def _follow(self, wanted: Mapping[str, PinnedBundle]) -> dict[str, PinnedBundle]:
+        """Returns what the aliases name now; where a registry cannot be reached, what they named."""
+        if not self.config.watch_s:
+            return dict(wanted)
+        found = {}
+        for name, pinned in wanted.items():
+            try:
+                found[name] = follow_alias(pinned, require_signature=self.config.load.require_signature)
+            except RegistryUnavailableError as error:
+                log.warning("%s stays at %s: %s", name, pinned.version, error.message)
+                found[name] = pinned
+        return found
+
+    async def _watch(self) -> None:
+        """Follows the aliases. What cannot be opened is told once, and the version before answers on."""
+        refused: Mapping[str, PinnedBundle] = {}
+        while True:
+            # Not all replicas at the same time: each has two versions in memory meanwhile.
+            await asyncio.sleep(self.config.watch_s * random.uniform(0.5, 1.0))
+            served = {name: one.pinned for name, one in self._models.items()}
+            wanted = served
+            try:
+                wanted = await asyncio.to_thread(self._follow, served)
+                if wanted not in (served, refused):
+                    await self._replace_models(wanted)
+            except Exception:  # whatever is wrong with a version or a registry, what is served goes on
+                log.exception("the aliases cannot be followed")
+                refused = wanted
+
+    def _open(self, wanted: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
+        from pipeline.runtime.session.opened_model import open_model  # imports ONNX Runtime
+
+        load = self.config.load
+        if load.threads is None:
+            load = dataclasses.replace(load, threads=reserved_cpus())
+        found: dict[str, ServedBundle] = {}
+        for name, pinned in wanted.items():
+            served = self._models.get(name)
+            if served is None or served.pinned != pinned:
+                opened = open_model(pinned.bundle, load, name=name, device_id=0 if self._on_gpu else None)
+                require_version(pinned, opened.root)
+                keep_in_cache(pinned, opened.root)
+                served = ServedBundle(name, pinned, opened)
+            found[name] = served
+        return found
+
+    async def check_health(self) -> None:
+        """Runs the golden samples, unless the bundles were opened, and so checked, a moment ago.
+
+        Raises:
+            PipelineError: One is not answered as recorded.
+        """
+        if time.monotonic() - self._checked_at > self.config.health_check_period_s / 2:
+            await self._run(self._check)
+            self._checked_at = time.monotonic()
+
+    def _check(self) -> None:
+        for served in self._models.values():
+            served.opened.check()
+
+    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._runner, call, *arguments)
+
+    def find_model(self, name: str, version: str = "") -> ServedBundle:
+        """Returns the model of a name, and of a version if one is given.
+
+        Raises:
+            ProtocolError: There is no such model, or it has another version.
+        """
+        served = self._models.get(name)
+        if served is None or version not in ("", served.version):
+            there = ", ".join(f"{one.name} {one.version}" for one in self._models.values())
+            raise ProtocolError.of(
+                404, f"no such model: {name[:80]!r} {version[:80]}\n  expected one of {there}"
+            )
+        return served
+
+    async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
+        """Runs a model on arrays in its order and returns its outputs in its order.
+
+        Raises:
+            ProtocolError: ONNX Runtime refused them.
+        """
+        started, outcome = time.perf_counter(), "failed"
+        try:
+            outputs = await self._run(served.opened.run, arrays)
+            outcome = "ok"
+            return outputs
+        except RunError as error:  # its text may name files of the server
+            log.warning("%s", error)
+            raise ProtocolError(
+                f"{served.name} cannot be run on these inputs\n  expected "
+                f"{describe_inputs(served.opened.config)}, got {[list(array.shape) for array in arrays]}"
+            ) from None
+        finally:
+            self._requests.inc(tags={"model": served.name, "outcome": outcome})
+            self._latency.observe((time.perf_counter() - started) * 1000, tags={"model": served.name})
+
+    async def convert(self, size_bytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """Returns what a conversion of so many bytes returns; a large one is done beside the event loop."""
+        if size_bytes <= _SMALL_BYTES:
+            return call(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._converter, call, *arguments)
+
+    async def run_many(self, requests: Sequence[Call]) -> list[Result]:
+        """Answers requests that travel together."""
+        started = time.perf_counter()
+        results = await self._run(self._run_all, requests)
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        for (model, *_), (outputs, _, _) in zip(requests, results, strict=True):
+            self._requests.inc(tags={"model": model, "outcome": "failed" if outputs is None else "ok"})
+            self._latency.observe(elapsed_ms, tags={"model": model})
+        return results
+
+    def _run_all(self, requests: Sequence[Call]) -> list[Result]:
+        return [self._run_one(*request) for request in requests]
+
+    def _run_one(self, model: str, signature: str, arrays: Sequence[Array]) -> Result:
+        started = time.perf_counter_ns()
+        try:
+            served = self._models.get(model)
+            if served is None:
+                raise PoolError(
+                    f"{model} is not served any more\n  expected one of {', '.join(self._models)}"
+                )
+            if served.signature != signature:
+                raise InvalidRequestError(
+                    f"{model} has other inputs or outputs since it was updated\n"
+                    f"  expected {describe_inputs(served.opened.config)}",
+                    hint="make a new pool: RaySessionPool(…)",
+                )
+            outputs = served.opened.run(arrays)
+        except (PipelineError, MemoryError) as error:
+            return None, to_dict(error), time.perf_counter_ns() - started
+        return outputs, None, time.perf_counter_ns() - started
+
+    async def describe(self) -> dict[str, Any]:
+        """Returns `pid`, and each model's `config` (a `LoaderConfig`), `version`, `variant` and `buckets`."""
+        models = {
+            name: {
+                "config": encode(served.opened.config),
+                "version": served.version,
+                "variant": served.opened.variant,
+                "buckets": list(served.opened.buckets),
+            }
+            for name, served in self._models.items()
+        }
+        return {"pid": os.getpid(), "models": models}
+
+    async def __call__(self, request: Request) -> Response:
+        """Answers an HTTP request of the Open Inference Protocol."""
+        return await self._http.handle(request)

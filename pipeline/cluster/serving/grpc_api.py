@@ -1,0 +1,171 @@
+"""The Open Inference Protocol over gRPC: the methods that Serve's gRPC proxy calls on a replica.
+
+The messages are those of `tritonclient.grpc`. Serve's proxy is given the servicer by its name (`SERVICER`),
+and pickles messages; those of `tritonclient` name a module that is not there, so their pickles
+are made here.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+
+import pipeline
+from pipeline.cluster.serving.inference_protocol import (
+    EXTENSIONS,
+    InferRequest,
+    ProtocolError,
+    check_tensor,
+    datatype_of,
+    describe_model,
+    find_input,
+    find_outputs,
+    order_inputs,
+    read_binary,
+)
+from pipeline.runtime.tensors.element_types import Array, numpy_dtype
+
+if TYPE_CHECKING:
+    from pipeline.bundle.loader_config import LoaderConfig
+
+SERVICER = "pipeline.cluster.serving.grpc_api.add_servicer"
+
+log = logging.getLogger(__name__)
+
+_CODES = {404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+def add_servicer(servicer: Any, server: Any) -> None:
+    """Adds the protocol's service to a gRPC server; Serve's proxies call it."""
+    from tritonclient.grpc.service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+
+    messages = _messages()
+    for name in messages.DESCRIPTOR.message_types_by_name:
+        copyreg.pickle(getattr(messages, name), _reduce_message)
+    add_GRPCInferenceServiceServicer_to_server(servicer, server)
+
+
+def _reduce_message(message: Any) -> tuple[Any, ...]:
+    return _parse_pickled, (message.DESCRIPTOR.name, message.SerializeToString())
+
+
+def _parse_pickled(name: str, data: bytes) -> Any:
+    return getattr(_messages(), name).FromString(data)
+
+
+class GrpcMethods:
+    """Methods named as the protocol's; `BundleDeployment` has the models."""
+
+    find_model: Callable[..., Any]
+    infer: Callable[..., Any]
+    convert: Callable[..., Any]
+
+    async def ServerLive(self, _: Any) -> Any:  # noqa: N802
+        """Says that the server is there."""
+        return _messages().ServerLiveResponse(live=True)
+
+    async def ServerReady(self, _: Any) -> Any:  # noqa: N802
+        """Says that the server takes requests."""
+        return _messages().ServerReadyResponse(ready=True)
+
+    async def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
+        """Describes the server."""
+        return _messages().ServerMetadataResponse(
+            name="ortprep", version=pipeline.__version__, extensions=EXTENSIONS
+        )
+
+    async def ModelReady(self, request: Any) -> Any:  # noqa: N802
+        """Says whether there is such a model, of such a version."""
+        try:
+            self.find_model(request.name, request.version)
+        except ProtocolError:
+            return _messages().ModelReadyResponse(ready=False)
+        return _messages().ModelReadyResponse(ready=True)
+
+    async def ModelMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+        """Describes a model."""
+        try:
+            served = self.find_model(request.name, request.version)
+        except ProtocolError as error:
+            _refuse(grpc_context, error)
+            return _messages().ModelMetadataResponse()
+        return _messages().ModelMetadataResponse(
+            **describe_model(served.name, served.version, served.opened.config)
+        )
+
+    async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+        """Runs a model."""
+        try:
+            return await self._infer(request)
+        except ProtocolError as error:
+            _refuse(grpc_context, error)
+        except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
+            log.exception("a request failed")
+            grpc_context.set_code(grpc.StatusCode.INTERNAL)
+            grpc_context.set_details("internal error; the server's log says more")
+        return _messages().ModelInferResponse()
+
+    async def _infer(self, request: Any) -> Any:
+        served = self.find_model(request.model_name, request.model_version)
+        config = served.opened.config
+        wanted = await self.convert(request.ByteSize(), parse_message, request, config)
+        answers = await self.infer(served, wanted.arrays)
+        response = _messages().ModelInferResponse(
+            model_name=served.name, model_version=served.version, id=wanted.id
+        )
+        for output in wanted.outputs:  # copies of memory alone, on the event loop whatever their size
+            tensor, array = config.outputs[output.index], answers[output.index]
+            response.outputs.add(name=tensor.name, datatype=datatype_of(tensor), shape=array.shape)
+            response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+        return response
+
+
+def parse_message(request: Any, config: LoaderConfig) -> InferRequest:
+    """Returns what a `ModelInferRequest` asks for.
+
+    Raises:
+        ProtocolError: It is not a request for this model.
+    """
+    raw = list(request.raw_input_contents)
+    if raw and len(raw) != len(request.inputs):
+        raise ProtocolError(f"wrong raw_input_contents\n  expected {len(request.inputs)}, got {len(raw)}")
+    entries: dict[str, Array] = {}
+    for index, entry in enumerate(request.inputs):
+        tensor = find_input(config, entry.name, entries)
+        shape = check_tensor(config, tensor, entry.datatype, list(entry.shape))
+        data = raw[index] if raw else _typed_bytes(entry, numpy_dtype(tensor.dtype))
+        entries[tensor.name] = read_binary(tensor, shape, data, len(data))
+    outputs = find_outputs(config, [output.name for output in request.outputs])
+    return InferRequest(order_inputs(config, entries), outputs, request.id)
+
+
+_FIELDS = {"b": "bool", "i": "int", "u": "uint", "f": "fp32"}
+
+
+def _typed_bytes(entry: Any, dtype: np.dtype[Any]) -> bytes:
+    """Returns an input that came as numbers as the bytes it would have come as."""
+    field = _FIELDS.get(dtype.kind, "bytes")
+    if dtype.itemsize == 8:
+        field = {"int": "int64", "uint": "uint64", "fp32": "fp64"}.get(field, field)
+    if field == "bytes" or dtype == np.float16:
+        raise ProtocolError(f"input {entry.name!r} of {entry.datatype} needs raw_input_contents")
+    try:
+        return np.array(getattr(entry.contents, f"{field}_contents"), dtype).tobytes()
+    except (OverflowError, ValueError):
+        raise ProtocolError(f"input {entry.name!r} has values beyond {entry.datatype}") from None
+
+
+def _refuse(context: Any, error: ProtocolError) -> None:
+    context.set_code(_CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT))
+    context.set_details(error.message)
+
+
+def _messages() -> Any:
+    from tritonclient.grpc import service_pb2
+
+    return service_pb2

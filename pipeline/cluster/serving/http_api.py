@@ -1,0 +1,143 @@
+"""The Open Inference Protocol over HTTP, as a replica answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+import pipeline
+from pipeline.cluster.serving.inference_protocol import (
+    EXTENSIONS,
+    HEADER_LENGTH,
+    ProtocolError,
+    describe_model,
+    encode_response,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from pipeline.cluster.serving.deployment import BundleDeployment, ServedBundle
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 30.0
+"""Timeout of a request's body: as long as it comes, it takes one of the replica's `max_ongoing_requests`."""
+
+_CLIENT_CLOSED = 499
+
+
+class HttpApi:
+    """Answers requests to `/v2`."""
+
+    def __init__(self, replica: BundleDeployment) -> None:
+        self._replica = replica
+        self._max_body_bytes = replica.config.max_body_bytes
+        self._max_json_bytes = replica.config.max_json_bytes
+
+    async def handle(self, request: Request) -> Response:
+        """Answers a request; whatever goes wrong is an answer too, without a trace of where it did."""
+        try:
+            return await self._route(request)
+        except ProtocolError as error:
+            return _answer({"error": error.message}, error.status)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_CLOSED)
+        except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
+            log.exception("a request failed")
+            return _answer({"error": "internal error; the server's log says more"}, 500)
+
+    async def _route(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        match [part for part in path.split("/") if part]:
+            case ["v2"]:
+                return _read(request, {**_SERVER, "extensions": list(EXTENSIONS)})
+            case ["v2", "health", "live"]:
+                return _read(request, {"live": True})
+            case ["v2", "health", "ready"]:
+                return _read(request, {"ready": True})
+            case ["v2", "models", name, *rest]:
+                version = rest[1] if len(rest) > 1 and rest[0] == "versions" else ""
+                served = self._replica.find_model(name, version)
+                return await self._route_model(request, served, rest[2:] if version else rest)
+        raise ProtocolError.of(404, "no such path\n  expected /v2, /v2/health/ready, /v2/models/NAME, …")
+
+    async def _route_model(self, request: Request, served: ServedBundle, rest: list[str]) -> Response:
+        match rest:
+            case []:
+                return _read(request, describe_model(served.name, served.version, served.opened.config))
+            case ["ready"]:
+                return _read(request, {"name": served.name, "ready": True})
+            case ["infer"]:
+                _require_method(request, "POST")
+                return await self._infer(request, served)
+        raise ProtocolError.of(404, "no such path\n  expected /v2/models/NAME, …/ready or …/infer")
+
+    async def _infer(self, request: Request, served: ServedBundle) -> Response:
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise ProtocolError.of(415, f"bad Content-Encoding: {encoding[:40]!r}\n  expected none")
+        length = request.headers.get(HEADER_LENGTH)
+        if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 12):
+            raise ProtocolError("bad Inference-Header-Content-Length\n  expected a number of bytes")
+        json_bytes = None if length is None else int(length)
+        body = await self._read_body(request, is_json=json_bytes is None)
+        config = served.opened.config
+        size = len(body) if json_bytes is None else json_bytes
+        wanted = await self._replica.convert(size, parse_request, body, json_bytes, config)
+        answers = await self._replica.infer(served, wanted.arrays)
+        size = sum(array.nbytes for array in answers)
+        content, json_bytes = await self._replica.convert(
+            size, encode_response, wanted, served.name, served.version, config, answers
+        )
+        if json_bytes is None:
+            return Response(content, media_type="application/json")
+        headers = {HEADER_LENGTH: str(json_bytes)}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    async def _read_body(self, request: Request, *, is_json: bool) -> bytes:
+        limit, expected = self._max_body_bytes, f"at most {self._max_body_bytes} bytes"
+        if is_json and self._max_json_bytes < limit:
+            limit = self._max_json_bytes
+            expected = f"at most {limit} bytes of JSON, or binary tensors ({HEADER_LENGTH}) and {expected}"
+        too_large = ProtocolError.of(413, f"request is too large\n  expected {expected}")
+        length = request.headers.get("content-length", "0")
+        if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > limit):
+            raise too_large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError:
+            raise ProtocolError.of(
+                408,
+                f"request came too slowly\n  expected its body within {BODY_TIMEOUT_S:g} s, got {size} bytes",
+            ) from None
+        return b"".join(parts)
+
+
+_SERVER = {"name": "ortprep", "version": pipeline.__version__}
+
+
+def _read(request: Request, data: dict[str, Any]) -> Response:
+    _require_method(request, "GET")
+    return _answer(data)
+
+
+def _require_method(request: Request, method: str) -> None:
+    if request.method not in (method, "HEAD" if method == "GET" else method):
+        raise ProtocolError.of(405, f"wrong method: {request.method[:20]}\n  expected {method}")
+
+
+def _answer(data: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(data), status, media_type="application/json")

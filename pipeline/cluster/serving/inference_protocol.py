@@ -1,0 +1,347 @@
+"""The Open Inference Protocol (KServe v2) as functions of values: requests to arrays, arrays to responses.
+
+https://github.com/kserve/open-inference-protocol, with the binary tensor extension
+(https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md). What a
+client sends is checked before anything is allocated for it. Nothing here knows HTTP, gRPC or Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
+from pipeline.errors import InvalidRequestError
+from pipeline.runtime.tensors.element_types import Array, element_type_of, numpy_dtype, widen
+
+HEADER_LENGTH = "inference-header-content-length"
+MAX_HEADER_BYTES = 1024 * 1024
+"""Largest JSON header in front of binary tensors."""
+
+EXTENSIONS = ("binary_tensor_data",)
+
+_DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
+    "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64",
+    "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16",
+}  # fmt: skip
+_CHUNK_VALUES = 16_384
+"""Values that are written as JSON at a time: Python's encoder lets no other thread run meanwhile."""
+
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+
+
+class ProtocolError(InvalidRequestError):
+    """A client's request cannot be answered as it is.
+
+    Attributes:
+        status: The HTTP status that says so.
+    """
+
+    details = ("status",)
+    status: int = 400
+
+    @classmethod
+    def of(cls, status: int, message: str) -> ProtocolError:
+        """Returns an error of another status than 400."""
+        error = cls(message)
+        error.status = status
+        return error
+
+
+@dataclass(frozen=True)
+class OutputRequest:
+    """An output that a client wants.
+
+    Attributes:
+        index: Its position among the model's.
+        binary: Whether it goes behind the response's JSON, as bytes.
+    """
+
+    index: int
+    binary: bool
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """What a client wants run.
+
+    Attributes:
+        arrays: In the order of the model's inputs.
+        outputs: In the order they were asked for.
+        id: What the client calls the request; "" for nothing.
+    """
+
+    arrays: tuple[Array, ...]
+    outputs: tuple[OutputRequest, ...]
+    id: str = ""
+
+
+def datatype_of(tensor: TensorSpec) -> str:
+    """Returns the protocol's name of a tensor's element type."""
+    return _DATATYPES.get(tensor.dtype, tensor.dtype.upper())
+
+
+def describe_model(name: str, version: str, config: LoaderConfig) -> dict[str, Any]:
+    """Returns a model's metadata, as the protocol has it."""
+    return {
+        "name": name,
+        "versions": [version],
+        "platform": "onnxruntime_onnx",
+        "inputs": [_describe_tensor(tensor) for tensor in config.inputs],
+        "outputs": [_describe_tensor(tensor) for tensor in config.outputs],
+    }
+
+
+def shape_of(tensor: TensorSpec) -> list[int]:
+    """Returns a tensor's shape with -1 for sizes that are not fixed; of an unknown rank, only that."""
+    if tensor.shape is None:
+        return [-1]
+    return [size if isinstance(size, int) else -1 for size in tensor.shape]
+
+
+def _describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": datatype_of(tensor), "shape": shape_of(tensor)}
+
+
+def describe_inputs(config: LoaderConfig) -> str:
+    """Returns what a model takes, for errors: `x FP32 [-1, 4], …`."""
+    return ", ".join(f"{one.name} {datatype_of(one)} {shape_of(one)}" for one in config.inputs) or "none"
+
+
+def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) -> InferRequest:
+    """Returns what an inference request asks for.
+
+    Args:
+        body: JSON, with binary tensors behind it.
+        header_length: Bytes of the JSON; None for all of them.
+        config: The model's.
+
+    Raises:
+        ProtocolError: It is not a request, or not one for this model.
+    """
+    if header_length is not None and not 0 < header_length <= min(len(body), MAX_HEADER_BYTES):
+        raise ProtocolError(
+            f"bad Inference-Header-Content-Length: {header_length}\n"
+            f"  expected 1 to {min(len(body), MAX_HEADER_BYTES)} bytes of JSON"
+        )
+    header = _parse_json(body if header_length is None else body[:header_length])
+    binary = memoryview(body)[len(body) if header_length is None else header_length :]
+    entries: dict[str, Array] = {}
+    begin = 0
+    for entry in _objects(header, "inputs"):
+        tensor = find_input(config, entry.get("name"), entries)
+        shape = check_tensor(config, tensor, entry.get("datatype"), entry.get("shape"))
+        size = _parameters(entry).get("binary_data_size")
+        if size is None:
+            entries[tensor.name] = _parse_data(config, tensor, shape, entry.get("data"))
+            continue
+        if not _is_whole(size) or "data" in entry:
+            raise ProtocolError(f"input {tensor.name!r} needs either data or a binary_data_size of 0 or more")
+        entries[tensor.name] = read_binary(tensor, shape, binary[begin : begin + size], size)
+        begin += size
+    if begin != len(binary):
+        raise ProtocolError(
+            f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} behind the JSON header"
+        )
+    request_id = header.get("id", "")
+    if not isinstance(request_id, str):
+        raise ProtocolError("bad id\n  expected a string")
+    outputs = _parse_outputs(header, config)
+    return InferRequest(order_inputs(config, entries), outputs, request_id)
+
+
+def _parse_json(text: bytes) -> Mapping[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolError("request is not JSON\n  expected an object with inputs") from None
+    if not isinstance(header, dict):
+        raise ProtocolError("request is not a JSON object\n  expected an object with inputs")
+    return header
+
+
+def _objects(header: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = header.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ProtocolError(f"bad {key}\n  expected a list of objects")
+    return entries
+
+
+def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise ProtocolError("bad parameters\n  expected an object")
+    unsupported = [key for key in ("shared_memory_region", "classification") if key in parameters]
+    if unsupported:
+        raise ProtocolError(f"{unsupported[0]} is not supported\n  expected {', '.join(EXTENSIONS)}")
+    return parameters
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def find_input(config: LoaderConfig, name: object, taken: Mapping[str, Array]) -> TensorSpec:
+    """Returns the input of a name.
+
+    Raises:
+        ProtocolError: There is none, or it is there already.
+    """
+    found = next((tensor for tensor in config.inputs if tensor.name == name), None)
+    if found is None or found.name in taken:
+        got = f"{_quote(name)} twice" if found else _quote(name)
+        raise ProtocolError(
+            f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, got {got}"
+        )
+    return found
+
+
+def order_inputs(config: LoaderConfig, entries: Mapping[str, Array]) -> tuple[Array, ...]:
+    """Returns a request's arrays in the order of the model's inputs.
+
+    Raises:
+        ProtocolError: One is missing.
+    """
+    missing = [tensor.name for tensor in config.inputs if tensor.name not in entries]
+    if missing:
+        got = f"missing {', '.join(missing)}"
+        raise ProtocolError(f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, {got}")
+    return tuple(entries[tensor.name] for tensor in config.inputs)
+
+
+def check_tensor(
+    config: LoaderConfig, tensor: TensorSpec, datatype: object, shape: object
+) -> tuple[int, ...]:
+    """Returns the shape of a tensor that a client sends, if the model takes it.
+
+    Raises:
+        ProtocolError: It is of another type or shape.
+    """
+    sizes = shape if isinstance(shape, list) and all(map(_is_whole, shape)) else None
+    wanted = tensor.shape
+    fits = sizes is not None and len(sizes) <= MAX_RANK and max(sizes, default=0) < 2**63
+    if fits and wanted is not None:
+        fits = len(wanted) == len(sizes or ()) and all(
+            not isinstance(size, int) or size == got for size, got in zip(wanted, sizes or (), strict=True)
+        )
+    if not fits or datatype != datatype_of(tensor):
+        raise ProtocolError(
+            f"input {tensor.name!r} of {config.name} does not fit\n"
+            f"  expected {datatype_of(tensor)} {shape_of(tensor)}, got {_quote(datatype)} {_quote(shape)}"
+        )
+    return tuple(sizes or ())
+
+
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def read_binary(tensor: TensorSpec, shape: Sequence[int], data: bytes | memoryview, size: int) -> Array:
+    """Returns a tensor of raw little-endian bytes, without copying them.
+
+    Raises:
+        ProtocolError: The shape takes another number of bytes.
+    """
+    dtype = numpy_dtype(tensor.dtype)
+    expected = math.prod(shape) * dtype.itemsize
+    if not size == len(data) == expected:
+        raise ProtocolError(
+            f"input {tensor.name!r} has the wrong size\n"
+            f"  expected {expected} bytes for {list(shape)}, got {len(data)} of {size}"
+        )
+    return _reshape(np.frombuffer(data, dtype), tensor, shape)
+
+
+def _reshape(array: Array, tensor: TensorSpec, shape: Sequence[int]) -> Array:
+    try:
+        return array.reshape(shape)
+    except ValueError:  # sizes beside a 0 that together are too large
+        raise ProtocolError(f"input {tensor.name!r} has an impossible shape: {_quote(list(shape))}") from None
+
+
+def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: object) -> Array:
+    dtype = numpy_dtype(tensor.dtype)
+    expected = f"{math.prod(shape)} values of {datatype_of(tensor)}"
+    wrong = ProtocolError(f"input {tensor.name!r} of {config.name} has wrong data\n  expected {expected}")
+    if not isinstance(data, list) or element_type_of(dtype) is not None:
+        raise wrong
+    try:
+        # As objects: of texts, numpy would make an array of which every element takes what the longest does.
+        array = np.array(data, object).reshape(-1)
+        if array.size != math.prod(shape) or not _JSON_TYPES[dtype.kind].issuperset(map(type, array)):
+            raise wrong
+        with np.errstate(over="ignore"):
+            return _reshape(array.astype(dtype), tensor, shape)
+    except (ValueError, OverflowError):
+        raise wrong from None
+
+
+def _parse_outputs(header: Mapping[str, Any], config: LoaderConfig) -> tuple[OutputRequest, ...]:
+    binary = _parameters(header).get("binary_data_output") is True
+    entries = _objects(header, "outputs") if header.get("outputs") else []
+    if not entries:
+        return find_outputs(config, (), binary=binary)
+    flags = [_parameters(entry).get("binary_data", binary) is True for entry in entries]
+    found = find_outputs(config, [entry.get("name") for entry in entries])
+    return tuple(OutputRequest(one.index, flag) for one, flag in zip(found, flags, strict=True))
+
+
+def find_outputs(
+    config: LoaderConfig, names: Sequence[Any], *, binary: bool = True
+) -> tuple[OutputRequest, ...]:
+    """Returns the outputs of some names; without any, all.
+
+    Raises:
+        ProtocolError: There is no such output, or it is named twice.
+    """
+    known = [tensor.name for tensor in config.outputs]
+    left = list(known)
+    for name in names:
+        if name not in left:
+            expected = f"some of {', '.join(known)}, each once"
+            raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
+        left.remove(str(name))
+    return tuple(OutputRequest(known.index(str(name)), binary) for name in names or known)
+
+
+def encode_response(
+    request: InferRequest, model: str, version: str, config: LoaderConfig, answers: Sequence[Array]
+) -> tuple[bytes, int | None]:
+    """Returns the body of an inference response.
+
+    Returns:
+        The body, and how many bytes of it are JSON where binary tensors follow; else None.
+    """
+    entries: list[str] = []
+    parts: list[bytes] = []
+    for wanted in request.outputs:
+        tensor, array = config.outputs[wanted.index], np.ascontiguousarray(answers[wanted.index])
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": datatype_of(tensor)}
+        entry["shape"] = list(answers[wanted.index].shape)
+        if wanted.binary:
+            entry["parameters"] = {"binary_data_size": array.nbytes}
+            parts.append(array.tobytes())
+            entries.append(json.dumps(entry))
+        else:
+            plain = widen(array) if element_type_of(array.dtype) else array
+            entries.append(_add_to_object(entry, "data", _render_values(plain.reshape(-1))))
+    header = {"model_name": model, "model_version": version, **({"id": request.id} if request.id else {})}
+    text = _add_to_object(header, "outputs", ", ".join(entries)).encode()
+    return b"".join([text, *parts]), len(text) if parts else None
+
+
+def _render_values(values: Array) -> str:
+    chunks = (values[begin : begin + _CHUNK_VALUES] for begin in range(0, len(values), _CHUNK_VALUES))
+    return ", ".join(json.dumps(chunk.tolist())[1:-1] for chunk in chunks)
+
+
+def _add_to_object(entry: Mapping[str, Any], key: str, items: str) -> str:
+    """Returns an object as JSON, with a list more whose items are JSON already."""
+    return f'{json.dumps(entry)[:-1]}, "{key}": [{items}]}}'

@@ -1,0 +1,191 @@
+"""The Serve config file of some bundles, with numbers that follow from what their manifests measured.
+
+Its schema is Serve's (https://docs.ray.io/en/latest/serve/production-guide/config.html).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.loader_config import Variant, read_loader_config
+from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+from pipeline.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
+from pipeline.cluster.serving.pinning import PinnedBundle
+from pipeline.errors import PoolError
+from pipeline.runtime.loading.sources import locate
+from pipeline.runtime.loading.variant_selection import needs_gpu, serves
+from pipeline.runtime.placement.assignment import ModelLoad, Room, place_models
+from pipeline.runtime.placement.model_load import read_figures, read_load
+
+_CALL_MS = 4.0
+"""What Serve adds to a request (`bench.ray_serving`): so much work waits to keep a replica busy."""
+
+_QUEUE_MS = 2000.0
+"""Requests that would wait longer than so are turned away."""
+
+_MEMORY_MARGIN = 1.25
+
+
+@dataclass(frozen=True)
+class BundleFigures:
+    """A bundle, and what its manifest measured.
+
+    Attributes:
+        pinned: The bundle, pinned to a version.
+        load: What a run takes, and the memory of a copy.
+        ready_s: From the start of a process to its first answer, in seconds.
+        threads: Threads that it was tuned with.
+        on_gpu: Whether it was prepared for a GPU.
+        device_bytes: Memory of the device that it was prepared on; None if unknown.
+    """
+
+    pinned: PinnedBundle
+    load: ModelLoad
+    ready_s: float
+    threads: int
+    on_gpu: bool
+    device_bytes: int | None
+
+
+def read_bundle_figures(name: str, pinned: PinnedBundle, config: ServeConfig) -> BundleFigures:
+    """Reads what a bundle's manifest measured; requests call the model `name`.
+
+    Raises:
+        PipelineError: It cannot be read, or has nothing for the device.
+    """
+    root = locate(pinned.bundle, require_signature=config.load.require_signature)
+    loader = read_loader_config(root)
+    target = None if config.device == "all" else config.device
+    variant = next((one for one in loader.variants if serves(one, target, config.load.precision)), None)
+    if variant is None:
+        raise PoolError(
+            f"{name} has no variant to serve\n  expected target {target or 'any'}, precision "
+            f"{config.load.precision}",
+            hint=f"ortprep show {root}",
+        )
+    figures = read_figures(root).get(variant.name)
+    hardware = _read_hardware(root)
+    on_gpu = needs_gpu(variant.requirements)
+    load = read_load(name, root, variant.target, precision=config.load.precision, buckets=config.load.buckets)
+    gpus = hardware.get("gpus") or [{}]
+    return BundleFigures(
+        pinned,
+        load,
+        0.0 if figures is None else figures.result_ms.median / 1000,
+        1 if on_gpu else _threads(variant) or int(hardware.get("cores") or 1),
+        on_gpu,
+        gpus[0].get("memory_bytes") if on_gpu else hardware.get("memory_bytes"),
+    )
+
+
+def _read_hardware(root: Path) -> Mapping[str, Any]:
+    if not (root / MANIFEST_FILE).exists():
+        return {}
+    hardware = read_manifest(root).environment.get("hardware")
+    return hardware if isinstance(hardware, Mapping) else {}
+
+
+def _threads(variant: Variant) -> int:
+    return int(variant.session_options.attributes.get("intra_op_num_threads", 0) or 0)
+
+
+def plan_serve_file(
+    bundles: Sequence[BundleFigures],
+    config: ServeConfig,
+    *,
+    http_port: int = 8000,
+    grpc_port: int | None = None,
+) -> dict[str, Any]:
+    """Returns a Serve config file as JSON types: an application per group of models that share a device.
+
+    Args:
+        bundles: What is served.
+        config: What was asked for; how many requests, and how often checks, follow from the figures.
+        http_port: Port of Serve's HTTP proxies.
+        grpc_port: Port of its gRPC proxies; None for none.
+
+    Raises:
+        PoolError: Models for GPUs and for CPUs are mixed, or one fits nowhere.
+    """
+    if len({one.on_gpu for one in bundles}) != 1:
+        raise PoolError(
+            "models for GPUs and models for CPUs cannot share replicas",
+            hint="ortprep serve-config --device cpu BUNDLE…, or a file for each kind",
+        )
+    groups = _group(bundles)
+    file: dict[str, Any] = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": http_port},
+        "applications": [_application(group, config, alone=len(groups) == 1) for group in groups],
+    }
+    if grpc_port is not None:
+        from pipeline.cluster.serving.grpc_api import SERVICER
+
+        file["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
+    return file
+
+
+def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
+    """Returns the bundles in as few groups as fit a device each."""
+    sizes = [one.device_bytes for one in bundles if one.device_bytes]
+    limit = min(sizes) if sizes else None
+    loads = [one.load for one in bundles]
+    for count in range(1, len(bundles) + 1):
+        try:
+            placement = place_models(loads, [Room(f"device {number}", limit) for number in range(count)])
+        except PoolError:
+            if count == len(bundles):
+                raise
+            continue
+        names = [assignment.models for assignment in placement.assignments]
+        return [[one for one in bundles if one.load.name in group] for group in names]
+    raise PoolError("no bundle to serve\n  expected at least one")
+
+
+def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: bool) -> dict[str, Any]:
+    name = "-".join(one.load.name for one in group)
+    tuned = tune_config(group, config)
+    on_gpu = group[0].on_gpu
+    options = deployment_options(tuned, on_gpu=on_gpu, replicas=config.replicas or 1)
+    if not on_gpu:
+        memory = sum(one.load.memory_bytes for one in group) * _MEMORY_MARGIN
+        options["ray_actor_options"]["memory"] = math.ceil(memory)
+    scaling = options.get("autoscaling_config")
+    if scaling is not None:
+        ready_s = max(one.ready_s for one in group)
+        scaling["upscale_delay_s"] = round(min(30.0, max(5.0, ready_s)), 1)
+        scaling["downscale_delay_s"] = round(max(60.0, 60 * ready_s), 1)
+    return {
+        "name": name,
+        "route_prefix": "/" if alone else f"/{name}",
+        "import_path": "pipeline.cluster.serving.application:build_app",
+        "args": {"config": encode(tuned)},
+        "deployments": [
+            {
+                "name": DEPLOYMENT,
+                "user_config": {"bundles": {one.load.name: encode(one.pinned) for one in group}},
+                **options,
+            }
+        ],
+    }
+
+
+def tune_config(group: Sequence[BundleFigures], config: ServeConfig) -> ServeConfig:
+    """Returns a configuration whose numbers follow from the figures of the models of a replica."""
+    default = ServeConfig()
+    slowest_ms = max(max(one.load.cost_ms for one in group), 0.05)
+    ongoing = min(64, 2 + math.ceil(2 * _CALL_MS / slowest_ms))
+    round_ms = sum(one.load.cost_ms for one in group)
+    return replace(
+        config,
+        cpus=config.cpus or float(max(one.threads for one in group)),
+        max_ongoing_requests=ongoing,
+        max_queued_requests=int(min(1000, max(16, _QUEUE_MS / slowest_ms))),
+        health_check_period_s=round(max(default.health_check_period_s, round_ms / 10), 1),
+        run_timeout_s=round(max(default.run_timeout_s, 10 * ongoing * slowest_ms / 1000), 1),
+    )

@@ -1,0 +1,130 @@
+"""Raylets on one machine, as `ray.cluster_utils` starts them: processes of their own, which can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from tests.fakes import wait_for
+
+_STORE_BYTES = 100_000_000
+_SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 10,
+    "health_check_timeout_ms": 5000,
+    "worker_niceness": 0,
+}
+"""A node that is killed is given up within seconds, not after half a minute as by default; one that is slow,
+since the machine is busy, is not. Beside other tests Ray's workers are as nice as those."""
+_ATTEMPTS = 3
+
+
+def _start(start: Callable[[], Any]) -> Any:
+    """Starts a node; a raylet that the busy machine did not let come up within Ray's 30 s, once more."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    return start()
+
+
+class SmallCluster:
+    """A head that runs nothing, and nodes.
+
+    Args:
+        caches: Where each node has a cache of its own.
+    """
+
+    def __init__(self, caches: Path) -> None:
+        self._caches = caches
+        self.nodes: list[Any] = []
+
+    def __enter__(self) -> SmallCluster:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray's own, of its files and of its future
+            head = {
+                "num_cpus": 0,
+                "object_store_memory": _STORE_BYTES,
+                "include_dashboard": False,
+                "_system_config": _SOON,
+            }
+            self._cluster: Any = _start(partial(Cluster, initialize_head=True, head_node_args=head))
+        self.connect()
+        return self
+
+    def connect(self) -> None:
+        """Makes this process a driver of the cluster."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+
+    def __exit__(self, *exception: object) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.shutdown()
+            self._cluster.shutdown()
+            # Ray drops its processes without waiting for them: each would warn within some later test.
+            del self._cluster
+            self.nodes.clear()
+            gc.collect()
+
+    def add_node(self, *, cpus: int = 1, labels: Mapping[str, str] | None = None) -> Any:
+        """Starts a node and waits until the cluster has it."""
+        cache = self._caches / f"node{len(list(self._caches.iterdir()))}"
+        cache.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            node = _start(
+                partial(
+                    self._cluster.add_node,
+                    num_cpus=cpus,
+                    object_store_memory=_STORE_BYTES,
+                    labels=dict(labels or {}),
+                    env_vars={"ORTPREP_CACHE_DIR": str(cache)},
+                )
+            )
+        self.nodes.append(node)
+        node.cache = cache
+        return node
+
+    def kill_node(self, node: Any) -> None:
+        """Kills a node's raylet, by which its workers end; nobody is told."""
+        raylet = node.all_processes[ray._private.ray_constants.PROCESS_TYPE_RAYLET][0].process
+        os.kill(raylet.pid, signal.SIGKILL)
+        self.nodes.remove(node)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._cluster.remove_node(node, allow_graceful=False)
+
+    def clear(self) -> None:
+        """Removes all nodes, and waits until the head knows."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while self.nodes:
+                self._cluster.remove_node(self.nodes.pop())
+            gc.collect()  # here, as in `__exit__`, and not within some later test
+        wait_for(lambda: sum(one["Alive"] for one in ray.nodes()) == 1, what="only the head is left")
+
+    def replicas(self) -> list[int]:
+        """Returns the processes of its nodes that run a replica of a deployment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_actor = (path / "cmdline").read_bytes().startswith(b"ray::ServeReplica")
+                if is_actor and os.fsencode(self._caches) in (path / "environ").read_bytes():
+                    found.append(int(path.name))
+        return found

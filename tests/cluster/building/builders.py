@@ -1,0 +1,131 @@
+"""Specs, an engine, and somebody who writes down what is reported."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.cluster.building.engine import RayEngine
+from pipeline.graph.engine import BuildRequest, Engine
+from tests.builders import conv_net, write_model
+
+REPOSITORY = Path(__file__).parents[3]
+
+QUICK: dict[str, Any] = {
+    "targets": ["cpu"],
+    "tune": {"max_trials": 0},
+    "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.05},
+}
+
+LONG_MEASURE = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.5}
+"""Takes long enough for a test to see that it has begun, and to end a process before it is done."""
+
+
+def read_reproducible(bundle: Path, receipts: Path) -> dict[str, Any]:
+    """Returns what two builds of the same have to agree on: all that is not measured.
+
+    Which of the files that were made are shipped, as which variants, and which of these comes first, is
+    measured; only the portable variant is always there.
+    """
+    made = {}
+    for path in sorted(receipts.glob("*.json")):
+        receipt = json.loads(path.read_text())
+        if receipt["task"].split("/")[0] in ("convert", "optimize"):
+            made[receipt["task"]] = {entry["path"]: entry["sha256"] for entry in receipt["files"]}
+    config = json.loads((bundle / "loader.json").read_text())
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    shipped = {variant["name"] for variant in config["variants"]}
+    assert "portable" in shipped, f"expected a portable variant in {bundle}, got {sorted(shipped)}"
+    return {
+        "made": made,
+        "golden": config["golden"]["file"]["sha256"],
+        "interface": (config["inputs"], config["outputs"]),
+        "source": manifest["source"],
+        "spec": manifest["spec_digest"],
+    }
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps everything."""
+
+    events: list[tuple[str, str, str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def _note(self, what: str, task: str, text: str = "") -> None:
+        with self.lock:
+            self.events.append((what, task, text))
+
+    def started(self, task: str) -> None:
+        self._note("started", task)
+
+    def said(self, task: str, line: str) -> None:
+        self._note("said", task, line)
+
+    def finished(self, task: str) -> None:
+        self._note("finished", task)
+
+    def current(self, task: str) -> None:
+        self._note("current", task)
+
+    def failed(self, task: str, message: str) -> None:
+        self._note("failed", task, message)
+
+    def skipped(self, task: str, message: str) -> None:
+        self._note("skipped", task, message)
+
+    def ended(self) -> None:
+        self._note("ended", "")
+
+    def tasks(self, what: str) -> list[str]:
+        with self.lock:
+            return [task for kind, task, _ in self.events if kind == what]
+
+
+class Workshop:
+    """Folders of a build.
+
+    Args:
+        root: Where they are made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.configs = root / "configs"
+        self.store = root / "store"
+        (root / "models").mkdir()
+        self.configs.mkdir()
+        self.write_fleet({"farm": {"target": "cpu", "labels": {"ortprep.io/farm": "true"}}})
+
+    def write_fleet(self, kinds: dict[str, Any]) -> None:
+        (self.configs / "fleet.yaml").write_text(yaml.safe_dump({"hardware": kinds}))
+
+    def write_spec(self, name: str, **sections: Any) -> None:
+        """Writes a spec of a small convolution net, with some sections of its own."""
+        write_model(conv_net(), self.root / "models" / f"{name}.onnx")
+        inputs = {"image": {"shapes": [[1, 3, 16, 16]]}}
+        own = {
+            "name": name,
+            "source": {"path": f"../models/{name}.onnx"},
+            "inputs": inputs,
+            **QUICK,
+            **sections,
+        }
+        (self.configs / f"{name}.yaml").write_text(yaml.safe_dump(own))
+
+    def write_shipped(self, **sections: Any) -> None:
+        """Writes the spec of a shipped model, with some sections of its own."""
+        shipped = yaml.safe_load((REPOSITORY / "configs" / "squeezenet.yaml").read_text())
+        own = {**shipped, **QUICK, **sections}
+        (self.configs / "squeezenet.yaml").write_text(yaml.safe_dump(own))
+
+    def order(self, *names: str, artifacts: str = "artifacts", **wanted: Any) -> BuildRequest:
+        return BuildRequest(configs=self.configs, artifacts=self.root / artifacts, names=names, **wanted)
+
+    def engine(self, **wanted: Any) -> Engine:
+        return RayEngine(store=str(self.store), **wanted)

@@ -1,0 +1,137 @@
+"""Rows become batches of the lengths that a model takes, and answers become rows again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.cluster.data.batching import (
+    Piece,
+    check_column,
+    check_row_outputs,
+    cut,
+    find_fixed_size,
+    have_named_rows,
+    join,
+    plan_pieces,
+)
+from pipeline.errors import InvalidRequestError, PoolError
+
+sizes = st.lists(st.integers(1, 64), max_size=4)
+IMAGE = TensorSpec("image", "float32", ("batch", 3, None))
+
+
+@given(st.integers(0, 300), sizes, st.booleans())
+def test_every_row_is_in_one_piece_and_in_order(count: int, lengths: list[int], pad: bool) -> None:
+    pieces = plan_pieces(count, lengths, pad=pad)
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
+    assert all(piece.stop - piece.start <= piece.size for piece in pieces)
+
+
+@given(st.integers(1, 300), sizes.filter(bool))
+def test_a_padded_batch_has_one_of_the_lengths_and_only_the_last_is_padded(
+    count: int, lengths: list[int]
+) -> None:
+    pieces = plan_pieces(count, lengths, pad=True)
+    assert {piece.size for piece in pieces} <= set(lengths)
+    assert all(piece.stop - piece.start == piece.size for piece in pieces[:-1])
+
+
+def test_padding_is_less_than_half_where_a_smaller_length_is_there() -> None:
+    assert plan_pieces(9, (1, 8, 32), pad=True) == (Piece(0, 8, 8), Piece(8, 9, 1))
+    assert plan_pieces(20, (1, 8, 32), pad=True) == (Piece(0, 20, 32),)
+    assert plan_pieces(3, (8,), pad=True) == (Piece(0, 3, 8),)
+    assert plan_pieces(11, (8,), pad=False) == (Piece(0, 8, 8), Piece(8, 11, 3))
+    assert plan_pieces(11, (), pad=True) == (Piece(0, 11, 11),)
+
+
+@given(st.integers(1, 40), sizes)
+def test_what_is_cut_and_joined_is_what_it_was(count: int, lengths: list[int]) -> None:
+    rows = np.arange(count * 2).reshape(count, 2)
+    pieces = plan_pieces(count, lengths, pad=True)
+    parts = [(piece, cut(rows, piece)) for piece in pieces]
+    assert all(len(part) == piece.size for piece, part in parts)
+    assert (join(parts, output="y", model="net") == rows).all()
+
+
+def test_padding_repeats_the_last_row() -> None:
+    assert cut(np.array([1, 2, 3]), Piece(1, 3, 5)).tolist() == [2, 3, 3, 3, 3]
+
+
+def test_an_answer_without_a_row_for_every_row_is_refused() -> None:
+    for wrong in (np.float32(1), np.ones((2, 4))):
+        with pytest.raises(PoolError, match="output 'y' of net has no row for every row"):
+            join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
+
+
+@pytest.mark.parametrize(
+    ("shape", "fixed", "has_rows"),
+    [
+        (("n", 4), None, True),
+        ((None, 4), None, True),
+        (None, None, True),
+        ((2, "k"), None, False),
+        ((), None, False),
+        ((4, 2), 4, True),
+        (("k", 2), 4, True),
+        ((2, 4), 4, False),
+        ((), 4, False),
+    ],
+)
+def test_an_output_without_rows_is_known_by_its_declared_shape(
+    shape: tuple[int | str | None, ...] | None, fixed: int | None, *, has_rows: bool
+) -> None:
+    output = TensorSpec("y", "float32", shape)
+    if has_rows:
+        check_row_outputs([output], fixed=fixed, model="net")
+        return
+    with pytest.raises(
+        PoolError, match=r"output 'y' of net has no row for every row[\s\S]*got shape"
+    ) as caught:
+        check_row_outputs([output], fixed=fixed, model="net")
+    assert caught.value.hint == "PredictorConfig(outputs=…) without 'y'"
+
+
+def test_rows_of_inputs_and_outputs_are_the_same_where_their_axes_are_called_so() -> None:
+    image = TensorSpec("image", "float32", ("n", 3))
+    assert have_named_rows([TensorSpec("y", "float32", ("n",))], [image])
+    for shape in (("m",), (None,), (), None):
+        assert not have_named_rows([TensorSpec("y", "float32", shape)], [image])
+    assert not have_named_rows([image], [TensorSpec("image", "float32", (None, 3))])
+
+
+@pytest.mark.parametrize("column", [[], np.array([], object), np.empty((0, 9)), np.empty((0, 3, 7), np.int8)])
+def test_a_column_without_rows_is_one_of_any_type(column: object) -> None:
+    taken = check_column(column, IMAGE, np.dtype(np.float32), name="x", model="net")
+    assert taken.shape == (0, 3, 0)
+    assert taken.dtype == np.float32
+
+
+def test_the_length_that_a_model_fixes_is_found() -> None:
+    free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
+    assert find_fixed_size([free]) is None
+    assert find_fixed_size([free, fixed]) == 4
+    with pytest.raises(PoolError, match="different lengths"):
+        find_fixed_size([fixed, TensorSpec("c", "float32", (5,))])
+    with pytest.raises(PoolError, match="'k' has no axis for rows"):
+        find_fixed_size([fixed, TensorSpec("k", "int64", ())])
+    assert find_fixed_size([fixed, TensorSpec("k", "int64", ())], constant=["k"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("column", "got"),
+    [
+        (np.ones((2, 3, 5)), r"got rows of float64 \[3, 5\]"),
+        (np.ones((2, 4, 5), np.float32), r"got rows of float32 \[4, 5\]"),
+        (np.ones((2, 3), np.float32), r"got rows of float32 \[3\]"),
+        (np.array([np.ones(2), np.ones(3)], dtype=object), "got rows of different shapes"),
+        ([[1.0, 2.0], [3.0]], "got rows of different shapes"),
+        (np.float32(1), r"got rows of float32 \[\]"),
+    ],
+)
+def test_a_column_that_is_no_input_is_refused_by_name(column: object, got: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"column 'x' cannot be input 'image' of net[\s\S]*{got}"):
+        check_column(column, IMAGE, np.dtype(np.float32), name="x", model="net")

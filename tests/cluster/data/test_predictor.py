@@ -1,0 +1,333 @@
+"""`OnnxPredictor` gives Ray Data what a session gives whoever runs it by hand, bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.loader_config import read_loader_config, write_loader_config
+from pipeline.bundle.session_record import ProviderRecord
+from pipeline.cluster import OnnxPredictor, PredictorConfig
+from pipeline.errors import InvalidRequestError, LoadError, PoolError
+from pipeline.runtime import load
+from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+from pipeline.runtime.session.binding import BoundRuns
+from pipeline.runtime.session.opened_model import choose_target
+from tests.cluster.builders import SmallCluster
+from tests.runtime.builders import CUDA_NEEDED
+from tests.runtime.pool.builders import (
+    write_doubling,
+    write_finding,
+    write_model_bundle,
+    write_passing_on,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"
+)
+
+
+@pytest.fixture(autouse=True)
+def environment_is_put_back() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def write_net(folder: Path, batch: int | str = "n") -> Path:
+    """`y = x · x` row by row, `z = x + bias`, of rows of four."""
+    length = batch if isinstance(batch, int) else 2
+    x = np.arange(length * 4, dtype=np.float32).reshape(length, 4)
+    bias = np.ones(4, np.float32)
+    return write_model_bundle(
+        folder,
+        {"y": ("Mul", ("x", "x")), "z": ("Add", ("x", "bias"))},
+        {"x": ("float32", (batch, 4)), "bias": ("float32", (4,))},
+        {"y": ("float32", (batch, 4)), "z": ("float32", (batch, 4))},
+        {"input:x": x, "input:bias": bias, "output:y": x * x, "output:z": x + bias},
+    )
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_net(tmp_path_factory.mktemp("nets") / "net")
+
+
+BIAS = {"bias": np.ones(4, np.float32)}
+
+
+def predictor(bundle: Path, *, load: ModelLoadOptions | None = None, **settings: Any) -> OnnxPredictor:
+    return OnnxPredictor(bundle, PredictorConfig(load=load or ModelLoadOptions(), **settings))
+
+
+def rows(count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(count)
+    return {"x": rng.standard_normal((count, 4), np.float32), "id": np.arange(count)}
+
+
+def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path: Path) -> None:
+    predict, session = predictor(write_net(tmp_path / "net"), constants=BIAS), load(tmp_path / "net")
+    assert predict.batch_sizes == ()
+    given = rows(7)
+    y, z = session.run(None, {"x": given["x"], **BIAS})
+    answer = predict(given)
+    assert list(answer) == ["y", "z"]
+    assert answer["y"].tobytes() == y.tobytes()
+    assert answer["z"].tobytes() == z.tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 9])
+def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_path: Path, count: int) -> None:
+    predict, session = predictor(write_net(tmp_path / "net", 4), constants=BIAS), load(tmp_path / "net")
+    assert predict.batch_sizes == (4,)
+    given = rows(count)
+    padded = np.concatenate([given["x"], np.repeat(given["x"][-1:], -count % 4, axis=0)])
+    by_hand = [session.run(["y"], {"x": padded[at : at + 4], **BIAS})[0] for at in range(0, count, 4)]
+    expected = np.concatenate([*by_hand, np.empty((0, 4), np.float32)])[:count]
+    answer = predict(given)
+    assert answer["y"].shape == (count, 4)
+    assert answer["y"].tobytes() == expected.tobytes()
+
+
+def test_batches_are_cut_into_the_lengths_that_were_asked_for(tmp_path: Path) -> None:
+    predict = predictor(write_net(tmp_path / "net"), constants=BIAS, batch_sizes=[2, 8])
+    given = rows(13)
+    assert (predict(given)["y"] == given["x"] * given["x"]).all()
+
+
+def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path: Path) -> None:
+    folder = write_net(tmp_path / "net")
+    config = read_loader_config(folder)
+    bucket = dataclasses.replace(config.variants[0], name="cpu-n8", binding={"n": 8}, bucket=True)
+    with_bucket = dataclasses.replace(config, schema_version="1.2", variants=(*config.variants, bucket))
+    write_loader_config(folder, with_bucket)
+    predict = predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
+    assert predict.batch_sizes == (8,)
+    assert (
+        predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off", buckets=False)).batch_sizes
+        == ()
+    )
+    given = rows(19)
+    assert (predict(given)["y"] == given["x"] * given["x"]).all()
+
+
+def test_columns_are_taken_named_and_kept_as_asked(tmp_path: Path) -> None:
+    folder = write_net(tmp_path / "net")
+    given = {"image": rows(3)["x"], "id": np.arange(3), "y": np.zeros(3)}
+    predict = predictor(folder, columns={"x": "image"}, outputs={"y": "squared"}, constants=BIAS, keep=["id"])
+    assert list(predict(given)) == ["id", "squared"]
+    everything = predictor(folder, columns={"x": "image"}, outputs=["y"], constants=BIAS, keep=True)
+    answer = everything(given)
+    assert sorted(answer) == ["id", "image", "y"]
+    assert (answer["y"] == given["image"] ** 2).all()
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    folder = write_net(tmp_path / "net")
+    predict = predictor(folder, constants=BIAS, keep=["id"])
+    with pytest.raises(InvalidRequestError, match=r"no column 'x' for input 'x' of net[\s\S]*among a, b"):
+        predict({"a": np.ones(1), "b": np.ones(1)})
+    with pytest.raises(
+        InvalidRequestError, match=r"column 'x'[\s\S]*float32 \[4\], got rows of float64 \[4\]"
+    ):
+        predict({"x": np.ones((1, 4))})
+    with pytest.raises(InvalidRequestError, match="no column 'id' to keep"):
+        predict({"x": np.ones((1, 4), np.float32)})
+    with pytest.raises(PoolError, match="net has no input 'w'"):
+        predictor(folder, columns={"w": "x"})
+    with pytest.raises(PoolError, match="net has no output 'q'"):
+        predictor(folder, constants=BIAS, outputs=["q"])
+    with pytest.raises(PoolError, match="bad batch_sizes"):
+        predictor(folder, constants=BIAS, batch_sizes=[0])
+    with pytest.raises(LoadError, match="device"):
+        predictor(folder, device="tpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"outputs": {"y": "a", "z": "a"}}, "a column for each"),
+        ({"outputs": "y"}, "the text 'y'"),
+        ({"outputs": ["y"], "keep": ["id", "y"]}, "'y', which an output is called"),
+        ({"keep": "id"}, "the text 'id'"),
+        ({"batch_sizes": [2.5]}, r"whole numbers from 1, got \[2.5\]"),
+        ({"batch_size": 0}, r"batch_size of net[\s\S]*got \[0\]"),
+        ({"constants": {**BIAS, "x": np.ones((2, 4), np.float32)}}, "constants for all of net"),
+        ({"columns": {"bias": "b"}}, "'bias' as column and as constant"),
+        ({"constants": {"bias": np.array([0, 0, 0, 1e39])}}, "expected float32, got float64"),
+        ({"constants": {"bias": ["1", "2", "3", "4"]}}, "expected float32, got <U1"),
+        ({"constants": {"bias": np.ones(3, np.float32)}}, r"expected \[4\], got \[3\]"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused(net: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(PoolError, match=rf"bad [\s\S]*{said}"):
+        predictor(net, **{"constants": BIAS, **arguments})
+
+
+def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
+    predict = predictor(net, constants=BIAS, keep=["id"])
+    columns: list[Any] = [[], np.array([], object), np.empty((0, 4), np.float32)]
+    for x in columns:
+        answer = predict({"x": x, "id": np.array([], np.int64)})
+        assert {name: column.shape for name, column in answer.items()} == {
+            "id": (0,),
+            "y": (0, 4),
+            "z": (0, 4),
+        }
+        assert answer["y"].dtype == np.float32
+
+
+def test_a_constant_is_what_it_was_when_it_was_given(net: Path) -> None:
+    bias = np.ones(4, ">f4")
+    predict = predictor(net, constants={"bias": bias}, outputs=["z"])
+    bias[...] = 5
+    assert (predict(rows(3))["z"] == rows(3)["x"] + 1).all()
+
+
+def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
+    folder = write_finding(tmp_path / "finding")
+    for outputs in (None, ["y"], {"z": "a", "y": "b"}):
+        with pytest.raises(PoolError, match="output 'y' of finding has no row for every row"):
+            predictor(folder, outputs=outputs)
+    x = np.ones((2, 2), np.float32)  # NonZero finds two axes, as many as there are rows
+    assert (predictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
+
+
+def test_an_output_that_is_as_long_as_one_batch_by_accident_is_refused(tmp_path: Path) -> None:
+    x = np.ones((2, 3), np.float32)
+    folder = write_model_bundle(
+        tmp_path / "columns",
+        {"y": ("Transpose", ("x",))},
+        {"x": ("float32", ("n", "m"))},
+        {"y": ("float32", ("a", "b"))},
+        {"input:x": x, "output:y": x.T},
+    )
+    for batch_size in (None, 2, 3):
+        with pytest.raises(PoolError, match="output 'y' of columns has no row for every row"):
+            predictor(folder, batch_size=batch_size)
+
+
+def test_a_model_of_texts_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write_passing_on(tmp_path / "texts", "string", np.array([["a"]]))
+    with pytest.raises(PoolError, match=r"texts cannot be served[\s\S]*got x: string, y: string") as caught:
+        predictor(folder)
+    assert "load()" in str(caught.value.hint)
+
+
+def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net: Path) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    before = dict(os.environ)
+    assert predictor(net, constants=BIAS).variant == "cpu"
+    assert dict(os.environ) == before
+
+
+def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Path, tmp_path: Path) -> None:
+    config = read_loader_config(net)
+    cpu = config.variants[0]
+    cuda = dataclasses.replace(
+        cpu,
+        name="cuda",
+        target="cuda",
+        providers=(ProviderRecord("CUDAExecutionProvider"), *cpu.providers),
+        requirements=CUDA_NEEDED,
+    )
+    folder = tmp_path / "both"
+    shutil.copytree(net, folder)
+    write_loader_config(folder, dataclasses.replace(config, variants=(cuda, cpu)))
+    assert choose_target(folder, ModelLoadOptions(), on_gpu=False) == "cpu"
+    assert choose_target(net, ModelLoadOptions(), on_gpu=False) is None
+    assert choose_target(folder, ModelLoadOptions(), on_gpu=True) is None
+    assert choose_target(folder, ModelLoadOptions(target="cuda"), on_gpu=False) == "cuda"
+    assert predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off")).variant == "cpu"
+
+
+def bound_shapes(predict: OnnxPredictor) -> tuple[int, ...]:
+    """Shapes of the input that the predictor's session is bound to."""
+    (runner,) = predict._model._runners.all
+    bound = runner.bound
+    assert isinstance(bound, BoundRuns)
+    assert bound.shapes is not None
+    return bound.shapes[0]
+
+
+def test_a_bound_session_is_bound_to_the_batches_that_come(tmp_path: Path) -> None:
+    folder = write_doubling(tmp_path / "bound", "float32", ("a", 4), io_binding=True)
+    assert bound_shapes(predictor(folder)) == (2, 4)
+    assert bound_shapes(predictor(folder, batch_sizes=[1, 16])) == (16, 4)
+    predict = predictor(folder, batch_size=8)
+    assert bound_shapes(predict) == (8, 4)
+    for count, expected in [(8, 8), (3, 8), (5, 8), (5, 8), (3, 8), (5, 8), (5, 8), (5, 5), (5, 5), (8, 5)]:
+        x = rows(count)["x"]
+        assert (predict({"x": x})["y"] == x + x).all()
+        assert bound_shapes(predict) == (expected, 4)
+
+
+def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
+    folder = write_net(tmp_path / "net")
+    other = write_model_bundle(
+        tmp_path / "other",
+        {"y": ("Add", ("x", "x")), "z": ("Add", ("x", "bias"))},
+        {"x": ("float32", ("n", 4)), "bias": ("float32", (4,))},
+        {"y": ("float32", ("n", 4)), "z": ("float32", ("n", 4))},
+        {"input:x": np.ones((2, 4), np.float32)},
+    )
+    model = "cpu/model_optimized.onnx"
+    (folder / model).write_bytes((other / model).read_bytes())
+    with pytest.raises(LoadError, match="does not answer as recorded"):
+        predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
+
+
+@pytest.mark.slow
+def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(
+    nodes: SmallCluster, net: Path
+) -> None:
+    import ray
+
+    def open_here(*_: object) -> tuple[str, int]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+        predict = predictor(net, constants=BIAS)
+        options = predict._model.session.get_session_options()
+        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
+
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)
+    assert ray.get(remote(open_here).remote(), timeout=600) == ("7", 1)
+    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
+    assert ray.get(actor.open.remote(), timeout=600) == ("", 1)
+    ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_path: Path) -> None:
+    import ray.data
+
+    folder = write_net(tmp_path / "net", 4)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    given = rows(1000)
+    # Blocks that are there already: beside the actors there is no processor for tasks that would make some.
+    dataset = ray.data.from_numpy(np.split(given["x"], [100, 330, 331, 800]))
+    answers = dataset.map_batches(
+        OnnxPredictor,
+        fn_constructor_kwargs={
+            "bundle": str(folder),
+            "config": PredictorConfig(columns={"x": "data"}, constants=BIAS, outputs=["y"], keep=True),
+        },
+        batch_size=50,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=1,
+    ).take_all()
+    assert len(answers) == 1000
+    by_image = {row["data"].tobytes(): row["y"] for row in answers}
+    session = load(folder)
+    for at in range(0, 1000, 4):
+        batch = given["x"][at : at + 4]
+        (y,) = session.run(["y"], {"x": batch, **BIAS})
+        for row, expected in zip(batch, y, strict=True):
+            assert by_image[row.tobytes()].tobytes() == expected.tobytes()

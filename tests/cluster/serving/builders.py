@@ -1,0 +1,43 @@
+"""A model that takes as long as its request says: `y = x`, beside a product of matrices of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.runtime.tensors.element_types import Array
+from tests.runtime.pool.builders import write_model_bundle
+
+LONG = 1200
+"""Some tenths of a second on one core."""
+
+LONGEST = 8000
+"""Many seconds on one core."""
+
+
+def write_slow(folder: Path) -> Path:
+    one, size = np.ones((1, 1), np.float32), np.array([2, 2])
+    return write_model_bundle(
+        folder,
+        {
+            "y": ("Identity", ("x",)),
+            "matrix": ("Expand", ("one", "size")),
+            "product": ("MatMul", ("matrix", "matrix")),
+            "z": ("ReduceMax", ("product",)),
+        },
+        {"x": ("float32", ("a", "b")), "one": ("float32", (1, 1)), "size": ("int64", (2,))},
+        {"y": ("float32", ("a", "b")), "z": ("float32", (1, 1))},
+        {
+            "input:x": one,
+            "input:one": one,
+            "input:size": size,
+            "output:y": one,
+            "output:z": 2 * one,
+        },
+    )
+
+
+def slow_batch(first: float, size: int = LONG) -> dict[str, Array]:
+    one = np.ones((1, 1), np.float32)
+    return {"x": first * one, "one": one, "size": np.array([size, size])}

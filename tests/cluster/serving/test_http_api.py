@@ -1,0 +1,84 @@
+"""A replica answers HTTP requests whose client does not do its part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.cluster.serving import http_api
+from pipeline.cluster.serving.config import ServeConfig
+from pipeline.cluster.serving.deployment import BundleDeployment
+
+BODY = {"type": "http.request", "body": b"{", "more_body": True}
+
+
+def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
+    parts = iter([BODY])
+
+    async def receive() -> Any:
+        for part in parts:
+            return part
+        return await asyncio.Event().wait()
+
+    replica: Any = SimpleNamespace(
+        config=ServeConfig(max_body_bytes=1000, max_json_bytes=1000),
+        find_model=lambda *_: SimpleNamespace(opened=SimpleNamespace(config=None)),
+    )
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/net/infer", "headers": []}
+    api = http_api.HttpApi(replica)
+    answer = asyncio.run(asyncio.wait_for(api.handle(Request(scope, receive)), 10))
+    assert answer.status_code == 408
+    assert "within 0.05 s, got 1 bytes" in json.loads(answer.body)["error"]
+
+
+class Doubling:
+    """A replica without Serve."""
+
+    config = ServeConfig(max_body_bytes=2**30, max_json_bytes=2**30)
+
+    convert = BundleDeployment.convert
+
+    def __init__(self) -> None:
+        x, y = TensorSpec("x", "float32", ("n",)), TensorSpec("y", "float32", ("n",))
+        self._converter = ThreadPoolExecutor(1)
+        config = SimpleNamespace(name="net", inputs=(x,), outputs=(y,))
+        self.model = SimpleNamespace(name="net", version="1", opened=SimpleNamespace(config=config))
+
+    def find_model(self, *_: str) -> Any:
+        return self.model
+
+    async def infer(self, _: Any, arrays: Any) -> Any:
+        return [2 * arrays[0]]
+
+
+def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written() -> None:
+    count, replica = 2_000_000, Doubling()
+    data = ",".join(["0.5"] * count)
+    tensor = f'{{"name": "x", "datatype": "FP32", "shape": [{count}], "data": [{data}]}}'
+    body = {"type": "http.request", "body": f'{{"inputs": [{tensor}]}}'.encode()}
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/net/infer", "headers": []}
+    made: Any = replica
+    api = http_api.HttpApi(made)
+
+    async def receive() -> Any:
+        return body
+
+    async def count_turns() -> tuple[int, int]:
+        answer, turns = asyncio.create_task(api.handle(Request(scope, receive))), 0
+        while not answer.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        return (await answer).status_code, turns
+
+    status, turns = asyncio.run(count_turns())
+    replica._converter.shutdown()
+    assert status == 200
+    assert turns > 10, "the loop waited for the conversion"

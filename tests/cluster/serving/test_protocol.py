@@ -1,0 +1,264 @@
+"""Clients that are not ours are served by HTTP and gRPC, and told in a few words what they did wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from ray import serve
+from tritonclient.utils import InferenceServerException
+
+from pipeline.cluster import ServeConfig
+from pipeline.cluster.serving.application import build_application
+from pipeline.cluster.serving.pinning import pin_version
+from pipeline.runtime import load
+from tests.cluster.builders import SmallCluster
+from tests.cluster.serving.builders import write_slow
+from tests.cluster.serving.conftest import GRPC_PORT, HTTP_PORT
+from tests.prepare.builders import Project
+from tests.runtime.pool.builders import write_finding
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::FutureWarning:ray", "ignore::DeprecationWarning"
+    ),
+]
+
+MAX_JSON_BYTES = 2**22
+
+
+@pytest.fixture(scope="module")
+def service(
+    served: SmallCluster, bundle: Path, tmp_path_factory: pytest.TempPathFactory, squeezenet: Project
+) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = [
+        bundle,
+        write_finding(folder / "finding"),
+        write_slow(folder / "slow"),
+        squeezenet.bundle("squeezenet"),
+    ]
+    config = ServeConfig(
+        max_ongoing_requests=2, max_queued_requests=4, max_body_bytes=2**26, max_json_bytes=MAX_JSON_BYTES
+    )
+    bundles = dict(pin_version(str(path)) for path in paths)
+    app = build_application(config, bundles, on_gpu=False, replicas=1)
+    serve.run(app, name="service", route_prefix="/")
+    yield
+    serve.delete("service")
+
+
+@pytest.fixture
+def client(service: None) -> Iterator[Any]:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{HTTP_PORT}", concurrency=4) as made:
+        yield made
+
+
+@pytest.fixture
+def grpc_client(service: None) -> Iterator[Any]:
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as made:
+        yield made
+
+
+def tensor(kind: Any, name: str, array: np.ndarray[Any, Any], **options: Any) -> Any:
+    made = kind.InferInput(name, array.shape, tritonclient.utils.np_to_triton_dtype(array.dtype))
+    made.set_data_from_numpy(array, **options)
+    return made
+
+
+def ask(method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any], Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=600)
+    try:
+        connection.request(
+            method, path, body, {key.replace("_", "-"): value for key, value in headers.items()}
+        )
+        response = connection.getresponse()
+        text = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, dict(response.headers), json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_the_server_and_its_models_are_described(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("doubling")
+    assert not client.is_model_ready("nobody")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    said = client.get_model_metadata("doubling")
+    assert said["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
+    assert said["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, -1]}]
+    (version,) = said["versions"]
+    assert client.is_model_ready("doubling", version)
+    assert not client.is_model_ready("doubling", "1")
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_tensors_travel_as_bytes_or_as_json(client: Any, *, binary_in: bool, binary_out: bool) -> None:
+    inputs = [tensor(tritonclient.http, "x", X, binary_data=binary_in)]
+    outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=binary_out)]
+    result = client.infer("doubling", inputs, outputs=outputs, request_id="mine")
+    assert (result.as_numpy("y") == 2 * X).all()
+    assert result.get_response()["id"] == "mine"
+
+
+def test_shapes_that_depend_on_values_and_empty_ones_come_through(client: Any) -> None:
+    for array in (X, np.zeros((0, 3), np.float32)):
+        result = client.infer("finding", [tensor(tritonclient.http, "x", array)])
+        assert (result.as_numpy("y") == np.array(np.nonzero(array))).all()
+        assert (result.as_numpy("z") == -array).all()
+
+
+def test_a_shipped_model_answers_as_it_does_here(client: Any, grpc_client: Any, squeezenet: Project) -> None:
+    session = load(squeezenet.bundle("squeezenet"))
+    name = session.get_outputs()[0].name
+    image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+    (expected,) = session.run([name], {"data_0": image})
+    for kind, one in ((tritonclient.http, client), (tritonclient.grpc, grpc_client)):
+        got = one.infer("squeezenet", [tensor(kind, "data_0", image)]).as_numpy(name)
+        assert got.tobytes() == expected.tobytes()
+
+
+def test_grpc_says_and_does_the_same(grpc_client: Any) -> None:
+    assert grpc_client.is_server_live()
+    assert grpc_client.is_server_ready()
+    assert grpc_client.is_model_ready("doubling")
+    assert not grpc_client.is_model_ready("nobody")
+    assert not grpc_client.is_model_ready("doubling", "1")
+    said = grpc_client.get_model_metadata("doubling", as_json=True)
+    assert grpc_client.is_model_ready("doubling", said["versions"][0])
+    assert said["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["-1", "-1"]}]
+    outputs = [tritonclient.grpc.InferRequestedOutput("y")]
+    result = grpc_client.infer(
+        "doubling", [tensor(tritonclient.grpc, "x", X)], outputs=outputs, request_id="mine"
+    )
+    assert (result.as_numpy("y") == 2 * X).all()
+    assert result.get_response().id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "array", "code", "message"),
+    [
+        ("nobody", "x", X, "NOT_FOUND", "no such model"),
+        ("doubling", "w", X, "INVALID_ARGUMENT", r"expected x FP32 \[-1, -1\]"),
+        ("doubling", "x", X.astype(np.float64), "INVALID_ARGUMENT", "got 'FP64'"),
+        ("squeezenet", "data_0", X, "INVALID_ARGUMENT", r"expected FP32 \[1, 3, 224, 224\]"),
+    ],
+)
+def test_grpc_refuses_with_a_reason(
+    grpc_client: Any, model: str, name: str, array: np.ndarray[Any, Any], code: str, message: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=message) as caught:
+        grpc_client.infer(model, [tensor(tritonclient.grpc, name, array)])
+    assert caught.value.status() == f"StatusCode.{code}"
+
+
+def infer_body(**changes: Any) -> bytes:
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1], **changes}]}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("GET", "/v2/nothing", b"", {}, 404),
+        ("GET", "/v2/models/nobody", b"", {}, 404),
+        ("GET", "/v2/models/doubling/infer", b"", {}, 405),
+        ("POST", "/v2/health/ready", b"", {}, 405),
+        ("POST", "/v2/models/doubling/infer", b"{", {}, 400),
+        ("POST", "/v2/models/doubling/infer", infer_body(), {}, 400),
+        ("POST", "/v2/models/doubling/infer", infer_body(datatype="BYTES"), {}, 400),
+        ("POST", "/v2/models/doubling/infer", infer_body(), {"Content_Encoding": "gzip"}, 415),
+        ("POST", "/v2/models/doubling/infer", infer_body(), {"Inference_Header_Content_Length": "-1"}, 400),
+        (
+            "POST",
+            "/v2/models/doubling/infer",
+            infer_body(),
+            {"Inference_Header_Content_Length": "9" * 30},
+            400,
+        ),
+        ("POST", "/v2/models/doubling/infer", b" " * (MAX_JSON_BYTES + 1), {}, 413),
+    ],
+)
+def test_http_refuses_with_a_status_and_no_trace_of_the_inside(
+    service: None, method: str, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    got, _, said = ask(method, path, body, **headers)
+    assert got == status
+    assert set(said) == {"error"}
+    assert not any(word in said["error"] for word in ("Traceback", "/work", ".py", "site-packages"))
+
+
+def test_a_wrong_shape_is_answered_with_what_is_expected(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match=r"expected FP32 \[-1, -1\], got 'FP32' \[2, 1, 1\]"):
+        client.infer("doubling", [tensor(tritonclient.http, "x", np.ones((2, 1, 1), np.float32))])
+
+
+def test_a_chunked_body_is_bounded_too(service: None) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=600)
+    parts = (b" " * 65536 for _ in range(2 * MAX_JSON_BYTES // 65536))
+    connection.request("POST", "/v2/models/doubling/infer", parts, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_json_is_bounded_apart_from_binary_tensors(client: Any) -> None:
+    large = np.ones((1, 5_000_000), np.float32)
+    with pytest.raises(InferenceServerException, match=rf"{MAX_JSON_BYTES} bytes of JSON, or binary tensors"):
+        client.infer("doubling", [tensor(tritonclient.http, "x", large, binary_data=False)])
+    outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=True)]
+    result = client.infer("doubling", [tensor(tritonclient.http, "x", large)], outputs=outputs)
+    assert (result.as_numpy("y") == 2 * large).all()
+
+
+def test_large_json_is_answered_in_json(service: None) -> None:
+    count = MAX_JSON_BYTES // 4 - 100
+    text = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, %d], "data": [%s]}]}'
+    body = (text % (count, ",".join(["0.5"] * count))).encode()
+    status, _, said = ask("POST", "/v2/models/doubling/infer", body)
+    assert status == 200
+    assert said["outputs"][0]["shape"] == [1, count]
+    assert said["outputs"][0]["data"] == [1.0] * count
+
+
+def test_what_the_model_refuses_is_told_without_files_of_the_server(service: None) -> None:
+    one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
+    size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [-5, 3]}
+    inputs = [{"name": "x", **one}, {"name": "one", **one}, size]
+    status, _, said = ask("POST", "/v2/models/slow/infer", json.dumps({"inputs": inputs}).encode())
+    assert status == 400
+    assert "slow cannot be run on these inputs" in said["error"]
+    assert "onnxruntime" not in said["error"]
+
+
+def test_an_overloaded_server_says_when_to_come_again(service: None) -> None:
+    one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
+    size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [2000, 2000]}
+    body = json.dumps({"inputs": [{"name": "x", **one}, {"name": "one", **one}, size]}).encode()
+    came: list[tuple[int, dict[str, Any], Any]] = []
+    threads = [
+        threading.Thread(target=lambda: came.append(ask("POST", "/v2/models/slow/infer", body)))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _, _ in came} == {200, 503}
+    refused = [headers for status, headers, _ in came if status == 503]
+    assert {headers["retry-after"] for headers in refused} == {"1"}

@@ -1,0 +1,226 @@
+"""`ortprep serve-config` writes what `serve run` and `serve deploy` take as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from pipeline.bundle.codec import encode
+from pipeline.cluster import ServeConfig
+from pipeline.cluster.serving.pinning import PinnedBundle, pin_version
+from pipeline.cluster.serving.serve_file import BundleFigures, plan_serve_file
+from pipeline.errors import PoolError
+from pipeline.runtime.placement.assignment import ModelLoad
+from tests.fakes import free_port, wait_for
+from tests.prepare.builders import Project
+
+GB = 2**30
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of tritonclient, and of Serve
+
+SERVE = str(Path(sys.executable).parent / "serve")
+
+
+def figures(name: str, **changes: Any) -> BundleFigures:
+    given: dict[str, Any] = {"ms": 10.0, "memory": GB, "on_gpu": False, "device_bytes": 16 * GB, **changes}
+    load = ModelLoad(name, given["ms"], given["memory"])
+    pinned = PinnedBundle(f"/models/{name}", "sha256:" + "0" * 64)
+    return BundleFigures(pinned, load, 2.0, 4, given["on_gpu"], given["device_bytes"])
+
+
+def deployment_of(file: dict[str, Any], at: int = 0) -> dict[str, Any]:
+    ServeDeploySchema.model_validate(file)
+    (deployment,) = file["applications"][at]["deployments"]
+    return dict(deployment)
+
+
+def test_models_that_fit_a_device_share_its_replicas() -> None:
+    file = plan_serve_file([figures("a"), figures("b")], ServeConfig(replicas=3))
+    deployment = deployment_of(file)
+    assert deployment["num_replicas"] == 3
+    assert deployment["ray_actor_options"] == {"num_cpus": 4.0, "num_gpus": 0, "memory": int(2.5 * GB)}
+    assert list(deployment["user_config"]["bundles"]) == ["a", "b"]
+    assert [(one["name"], one["route_prefix"]) for one in file["applications"]] == [("a-b", "/")]
+
+
+def test_models_that_do_not_fit_a_device_are_applications_of_their_own() -> None:
+    models = [figures(name, memory=9 * GB, on_gpu=True) for name in "ab"]
+    file = plan_serve_file(models, ServeConfig())
+    assert [one["route_prefix"] for one in file["applications"]] == ["/a", "/b"]
+    assert deployment_of(file, 1)["ray_actor_options"] == {"num_cpus": 4.0, "num_gpus": 1.0}
+    with pytest.raises(PoolError, match="no device has room for a"):
+        plan_serve_file([figures("a", memory=17 * GB)], ServeConfig())
+    with pytest.raises(PoolError, match="models for GPUs and models for CPUs"):
+        plan_serve_file([figures("a"), figures("b", on_gpu=True)], ServeConfig())
+
+
+def test_short_runs_have_more_requests_at_a_replica_than_long_ones() -> None:
+    short, long = (
+        deployment_of(plan_serve_file([figures("a", ms=ms)], ServeConfig(max_replicas=8)))
+        for ms in (0.1, 500.0)
+    )
+    assert (short["max_ongoing_requests"], long["max_ongoing_requests"]) == (64, 3)
+    assert short["max_queued_requests"] > long["max_queued_requests"] == 16
+    assert (short["health_check_period_s"], long["health_check_period_s"]) == (10.0, 50.0)
+    scaling = short["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 8)
+    assert scaling["downscale_delay_s"] == 120.0
+
+
+def start_head(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+    """Starts `ray start --head`; returns its process and the environment to reach it."""
+    port, dashboard = free_port(), free_port()
+    environment = {
+        **os.environ,
+        "RAY_ADDRESS": f"127.0.0.1:{port}",
+        "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{dashboard}",
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [
+        str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=4",
+        f"--port={port}", f"--dashboard-port={dashboard}", "--object-store-memory=100000000",
+        f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}",
+        f"--dashboard-agent-listen-port={free_port()}",
+    ]  # fmt: skip
+    started = {key: value for key, value in environment.items() if key != "RAY_ADDRESS"}
+    with (folder / "start.log").open("wb") as log:
+        head = subprocess.Popen(command, env=started, start_new_session=True, stdout=log, stderr=log)
+    return head, environment
+
+
+@pytest.fixture(scope="module")
+def cluster_address() -> Iterator[dict[str, str]]:
+    """A cluster of one node with a dashboard; the environment to reach it."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: sockets lie below it
+    for _ in range(3):  # Ray gives up after 30 s, which a busy machine may need
+        head, environment = start_head(folder)
+        wait_for(partial(has_started_or_ended, head, folder / "start.log"), what="the node is there")
+        if head.poll() is None:
+            break
+    yield environment
+    head.terminate()  # alone: it ends the others, and waits in vain for those that end by themselves
+    try:
+        head.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_started_or_ended(head: subprocess.Popen[bytes], log: Path) -> bool:
+    return head.poll() is not None or b"Ray runtime started" in log.read_bytes()
+
+
+def is_served(client: Any) -> bool:
+    with contextlib.suppress(Exception):
+        return bool(client.is_model_ready("squeezenet"))
+    return False
+
+
+def serves_squeezenet(client: Any, process: subprocess.Popen[str] | None = None) -> bool:
+    """Says whether it is this version; a `serve run` goes on meanwhile."""
+    if process is not None and process.poll() is not None:
+        raise AssertionError(process.communicate()[0])
+    return bool(client.get_model_metadata("squeezenet")["inputs"][0]["name"] == "data_0")
+
+
+def classify(client: Any) -> None:
+    image = np.ones((1, 3, 224, 224), np.float32)
+    tensor = tritonclient.http.InferInput("data_0", image.shape, "FP32")
+    tensor.set_data_from_numpy(image)
+    answer = client.infer("squeezenet", [tensor]).as_numpy("softmaxout_1")
+    assert answer.sum() == pytest.approx(1, abs=1e-3)
+
+
+def find_replicas() -> set[str]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "cmdline").read_bytes().startswith(b"ray::ServeReplica:squeezenet:"):
+                found.add(path.name)
+    return found
+
+
+def run_serve(environment: dict[str, str], *arguments: str) -> str:
+    until = time.monotonic() + 300
+    while True:  # the dashboard takes a while to come up
+        done = subprocess.run(
+            [SERVE, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        if done.returncode == 0:
+            return done.stdout
+        assert time.monotonic() < until, done.stdout + done.stderr
+        time.sleep(1)
+
+
+def call_serve(dashboard: str, config: dict[str, Any] | None = None) -> Any:
+    """Returns the status of all applications, or deploys a configuration as `serve deploy` does."""
+    request = urllib.request.Request(f"{dashboard}/api/serve/applications/")
+    if config is not None:
+        request.method, request.data = "PUT", json.dumps(config).encode()
+        request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=600) as response:
+        text = response.read()
+    return json.loads(text) if text else None
+
+
+@pytest.mark.slow
+def test_serve_deploy_and_serve_run_take_the_file_as_it_is(
+    cluster_address: dict[str, str], squeezenet: Project, bundle: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    written = squeezenet.run("serve-config", "squeezenet", "--http-port", str(port), "--max-replicas", "2")
+    assert written.code == 0, written.err
+    file = tmp_path / "serve.yaml"
+    file.write_text(written.out)
+    assert yaml.safe_load(written.out)["applications"][0]["name"] == "squeezenet"
+    dashboard = cluster_address["RAY_DASHBOARD_ADDRESS"]
+    run_serve(cluster_address, "deploy", str(file), "--address", dashboard)
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}")
+    wait_for(lambda: is_served(client), what="the model is served")
+    classify(client)
+    replica = find_replicas()
+    # Another version differs in `user_config` alone, so the replica goes on, and answers all the while.
+    changed = yaml.safe_load(written.out)
+    _, other = pin_version(str(bundle))
+    changed["applications"][0]["deployments"][0]["user_config"]["bundles"]["squeezenet"] = encode(other)
+    call_serve(dashboard, changed)
+    wait_for(lambda: not serves_squeezenet(client), what="the other version is served")
+    assert find_replicas() == replica
+    wait_for(
+        lambda: call_serve(dashboard)["applications"]["squeezenet"]["status"] == "RUNNING", what="it runs"
+    )
+    process = subprocess.Popen(
+        [SERVE, "run", str(file)],
+        env=cluster_address,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: serves_squeezenet(client, process), what="the first version is served again")
+        classify(client)
+    finally:
+        client.close()
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=600)
