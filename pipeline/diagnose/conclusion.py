@@ -1,4 +1,4 @@
-"""What all checks together come to, in plain words. Pure."""
+"""Conclusion from all checks, in plain words. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 from pipeline.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
 
-_MOST = 6
+_MAX_STEPS = 6
 
 
 def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
-    """Returns what dominates, what to do first and what it would save, each with the figure behind it.
-
-    Args:
-        diagnoses: What the checks came to.
-        subject: The model.
-    """
+    """Returns what dominates, what to do first and what it would save, each with the figure behind it."""
     by_check = {one.check: one for one in diagnoses}
     findings = (*_dominating(by_check), *_steps(diagnoses))
     nothing = Finding("nothing-found", "good", "nothing to mend or gain")
@@ -51,13 +46,13 @@ def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
             if finding.severity == "problem" or (finding.severity == "advice" and finding.hint is not None):
                 steps.setdefault(finding.hint or finding.text, []).append((diagnosis.check, finding))
     ordered = sorted(steps.values(), key=_weight, reverse=True)
-    for reasons in ordered[:_MOST]:
+    for reasons in ordered[:_MAX_STEPS]:
         worst = max((finding for _, finding in reasons), key=_rank)
         text = "; ".join(f"{check}: {finding.text}" for check, finding in reasons)
         yield replace(worst, text=text, saves_ms=_saves_ms(reasons) or None)
-    if len(ordered) > _MOST:
+    if len(ordered) > _MAX_STEPS:
         yield Finding(
-            "more-steps", "note", f"{len(ordered) - _MOST} smaller steps are told by the checks alone"
+            "more-steps", "note", f"{len(ordered) - _MAX_STEPS} smaller steps are told by the checks alone"
         )
 
 

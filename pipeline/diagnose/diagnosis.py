@@ -1,4 +1,4 @@
-"""What a check of `ortprep doctor` comes to: figures, tables of them, and findings."""
+"""Result of a check of `ortprep doctor`: figures, tables and findings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Cell: TypeAlias = str | float | int | None
+TableCell: TypeAlias = str | float | int | None
 """A table's entry; None where there is no figure."""
 
 Severity: TypeAlias = Literal["good", "note", "advice", "problem"]
 """As it should be; worth knowing; something to gain; something to mend."""
 
 SEVERITIES: tuple[Severity, ...] = ("good", "note", "advice", "problem")
+
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_STEP = 1000
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Table:
+class DiagnosisTable:
     """Figures for people; units are in the headings.
 
     Attributes:
@@ -47,13 +51,13 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     bars: str | None = None
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one check came to.
+    """Result of one check.
 
     Attributes:
         check: Its name: `env`, `gil`, `init`, …
@@ -66,7 +70,7 @@ class Diagnosis:
     check: str
     subject: str
     findings: tuple[Finding, ...]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[DiagnosisTable, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -75,7 +79,7 @@ def diagnose(
     findings: Sequence[Finding],
     *,
     subject: str = "",
-    tables: Sequence[Table] = (),
+    tables: Sequence[DiagnosisTable] = (),
     figures: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Returns a diagnosis, its findings in order of severity."""
@@ -87,3 +91,17 @@ def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:
     """Returns 1 if any check found a problem, else 0: what can merely be gained is no failure."""
     found = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
     return int("problem" in found)
+
+
+def format_bytes(count: float) -> str:
+    """Returns a size: `64.2 MB`."""
+    unit = 0
+    while count >= _STEP and unit < len(_UNITS) - 1:
+        count /= _STEP
+        unit += 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.3g} {_UNITS[unit]}"
+
+
+def format_speed(bytes_per_s: float) -> str:
+    """Returns a speed: `1.04 GB/s`."""
+    return f"{format_bytes(bytes_per_s)}/s"

@@ -1,4 +1,4 @@
-"""An input for a model of which nothing but the file is known."""
+"""A made-up input for a model file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec
 from pipeline.bundle.onnx_inputs import read_inputs
 from pipeline.bundle.onnx_wire import WireError
-from pipeline.diagnose.subject import Subject
+from pipeline.diagnose.doctor_model import DoctorModel
 from pipeline.errors import LoadError, SpecError
 from pipeline.measuring.feeds import draw_feed, generator
-from pipeline.runtime.child import run_child
+from pipeline.runtime.probing.child import run_child
 
 _SEED = 0
 _TIMEOUT_S = 6 * 3600.0
 _UNKNOWN = 1
-_MOST_ELEMENTS = 2**30
+_MAX_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
 _ORT_FORMAT = ".ort"
 _NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
@@ -29,7 +29,7 @@ _NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> Subject:
+def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> DoctorModel:
     """Returns a model file as a subject, with an input made for it.
 
     Args:
@@ -46,15 +46,11 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
     sample = folder / "sample.npz"
     request = {"source": str(path), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
     answer = run_child(f"{__name__}:write_sample", request, timeout_s=_TIMEOUT_S).value
-    return Subject(source.stem, str(sample), str(path), remarks=tuple(answer["remarks"]))
+    return DoctorModel(source.stem, str(sample), str(path), remarks=tuple(answer["remarks"]))
 
 
-def examine_bundle(bundle: Path, folder: Path) -> Subject:
+def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
     """Returns a bundle as a subject, with its golden sample as input.
-
-    Args:
-        bundle: Its folder.
-        folder: Where the input is written.
 
     Raises:
         BundleError: It cannot be read.
@@ -63,7 +59,7 @@ def examine_bundle(bundle: Path, folder: Path) -> Subject:
     sample = folder / "sample.npz"
     request = {"bundle": str(bundle.absolute()), "sample": str(sample)}
     name = run_child(f"{__name__}:write_golden", request, timeout_s=_TIMEOUT_S).value["name"]
-    return Subject(name, str(sample), None, str(bundle.absolute()))
+    return DoctorModel(name, str(sample), None, str(bundle.absolute()))
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
@@ -94,7 +90,7 @@ def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
         LoadError: It is no model, or an input cannot be made up.
         SpecError: A shape does not fit it, or an input holds strings.
     """
-    from pipeline.runtime.tensors import write_tensors
+    from pipeline.runtime.tensors.arrays import write_tensors
 
     inputs = _inputs_of(Path(request["source"]))
     shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
@@ -131,15 +127,12 @@ def _ask_session(source: Path) -> tuple[TensorSpec, ...]:
 def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the inputs of a bundle's golden sample; runs in a child.
 
-    Args:
-        request: `bundle` and `sample`, the file to write.
-
     Returns:
         `name` of the model.
     """
     from pipeline.bundle.loader_config import read_loader_config
-    from pipeline.runtime.golden import read_golden
-    from pipeline.runtime.tensors import write_tensors
+    from pipeline.runtime.tensors.arrays import write_tensors
+    from pipeline.runtime.verification.golden import read_golden
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
@@ -149,10 +142,6 @@ def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes, tuple[str, ...]]:
     """Returns a shape for every input, and what was assumed to get there. Pure.
-
-    Args:
-        inputs: What the model declares.
-        wanted: Shapes that were asked for, by input.
 
     Raises:
         SpecError: One is for no input, contradicts the model, or asks for more than 2**30 elements.
@@ -166,7 +155,7 @@ def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes,
         sizes |= _sizes_of(one, wanted.get(one.name))
     shapes = {one.name: wanted.get(one.name, _settled(one, sizes)) for one in inputs}
     for name, shape in shapes.items():
-        if math.prod(shape) > _MOST_ELEMENTS:
+        if math.prod(shape) > _MAX_ELEMENTS:
             raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
     assumed = [one.name for one in inputs if one.name not in wanted and _is_open(one, sizes)]
     return shapes, tuple(_remark(name, shapes[name]) for name in assumed)

@@ -18,8 +18,8 @@ from pipeline.bundle.onnx_inputs import read_inputs
 from pipeline.bundle.onnx_wire import WireError
 from pipeline.diagnose.sampling import examine_bundle, examine_source, parse_shapes, settle_shapes
 from pipeline.errors import LoadError, SpecError
-from pipeline.runtime.tensors import read_tensors
-from tests.models import (
+from pipeline.runtime.tensors.arrays import read_tensors
+from tests.builders import (
     bfloat16_net,
     embedding,
     half_net,
@@ -33,7 +33,7 @@ from tests.models import (
     write_model,
     zero_inputs,
 )
-from tests.runtime.bundles import write_bundle
+from tests.runtime.builders import write_bundle
 
 OPEN = (TensorSpec("ids", "int64", ("batch", "length")), TensorSpec("mask", "int64", ("batch", "length")))
 

@@ -11,37 +11,36 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.bundle.codec import encode
+from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.alone import alone_on
 from pipeline.diagnose.concurrent_models.verdict import (
     SITUATIONS,
     Contention,
-    Model,
-    Ran,
+    ModelRuns,
+    PlacedModel,
     Situation,
     find_in,
     slow_down,
     tabulate,
 )
 from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.parallel.isolation import isolate
-from pipeline.diagnose.parallel.processes import Answers, run_together
-from pipeline.diagnose.subject import Subject, plan_of
-from pipeline.diagnose.turns import take_turns
+from pipeline.diagnose.doctor_model import DoctorModel, guard_device, plan_of, with_threads
+from pipeline.diagnose.interleaved_runs import MAX_COMPARISON_S
+from pipeline.diagnose.process_group import run_together
 from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import LEAST_ROUNDS
+from pipeline.measuring.comparison import MIN_ROUNDS
 from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.hardware import read_hardware
+from pipeline.measuring.rounds import InterleavedRuns, run_interleaved
+from pipeline.runtime.machine.hardware import read_hardware
 
-_FUNCTION = "pipeline.diagnose.concurrent_models.running:run_models"
+_FUNCTION = "pipeline.diagnose.concurrent_models.model_runs:run_models"
 
 Load = tuple[SessionPlan, str]
-"""How a session is made, and the sample it is run on."""
+"""Plan of a session, and the sample it is run on."""
 
 
 def diagnose_concurrent(
-    subjects: Sequence[Subject], *, devices: Sequence[str], seconds: float = 1.5
+    subjects: Sequence[DoctorModel], *, devices: Sequence[str], seconds: float = 1.5
 ) -> Diagnosis:
     """Runs models alone, at once in threads, and at once in processes, in interleaved rounds.
 
@@ -63,18 +62,18 @@ def diagnose_concurrent(
     models = place_models([subject.name for subject in those], devices, cores=read_hardware().cores)
     loads = [(_plan(subject, model), subject.sample) for subject, model in zip(those, models, strict=True)]
     # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
-    with alone_on(devices[0]):
-        contention = _measure(models, loads, window_s=seconds / LEAST_ROUNDS)
+    with guard_device(devices[0]):
+        contention = _measure(models, loads, window_s=seconds / MIN_ROUNDS)
     return diagnose(
         "concurrent",
         find_in(contention),
         subject=", ".join(subject.name for subject in subjects),
-        tables=[tabulate(contention)] if contention.rounds else [],
+        tables=[tabulate(contention)] if contention.situations.rounds else [],
         figures=_figures(contention),
     )
 
 
-def place_models(names: Sequence[str], devices: Sequence[str], *, cores: int) -> tuple[Model, ...]:
+def place_models(names: Sequence[str], devices: Sequence[str], *, cores: int) -> tuple[PlacedModel, ...]:
     """Puts models on devices in turn, and divides the cores between those on the CPU. Pure.
 
     Args:
@@ -89,51 +88,51 @@ def place_models(names: Sequence[str], devices: Sequence[str], *, cores: int) ->
         for index, name in enumerate(names)
     ]
     return tuple(
-        Model(name, device, threads if device == CPU_DEVICE else None)
+        PlacedModel(name, device, threads if device == CPU_DEVICE else None)
         for name, device in zip(numbered, placed, strict=True)
     )
 
 
-def _plan(subject: Subject, model: Model) -> SessionPlan:
+def _plan(subject: DoctorModel, model: PlacedModel) -> SessionPlan:
     plan = plan_of(subject, model.device)
-    if model.threads is None:
-        return plan
-    attributes = {**plan.session_options.attributes, "intra_op_num_threads": model.threads}
-    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
+    return plan if model.threads is None else with_threads(plan, model.threads)
 
 
-def _measure(models: tuple[Model, ...], loads: Sequence[Load], *, window_s: float) -> Contention:
-    # Runs that do not count: they say soon what cannot be run at all, and how long it takes to load it all.
+def _measure(models: tuple[PlacedModel, ...], loads: Sequence[Load], *, window_s: float) -> Contention:
+    # These runs do not count: they say soon whether the models can be run, and how long loading takes.
     begun_s = time.monotonic()
     try:
-        _, version = measure_situation("alone", loads, window_s=0.0)
+        version, _ = _measure_situation("alone", loads, window_s=0.0)
     except PipelineError as error:
-        return Contention(models, "", {}, {"alone": error.message}, 0.0)
+        return Contention(models, "", InterleavedRuns({}, {"alone": error.message}, 0.0))
     of_each_s = (time.monotonic() - begun_s) / len(_different(loads))
-    turns = take_turns(
+    situations = run_interleaved(
         SITUATIONS,
-        lambda situation: measure_situation(situation, loads, window_s=window_s)[0],
+        lambda situation: _measure_situation(situation, loads, window_s=window_s)[1],
         estimate_s=len(SITUATIONS) * len(loads) * of_each_s,
+        max_comparison_s=MAX_COMPARISON_S,
     )
-    return Contention(models, version, turns.rounds, turns.failures, turns.round_s)
+    return Contention(models, version, situations)
 
 
-def measure_situation(
+def _measure_situation(
     situation: Situation, loads: Sequence[Load], *, window_s: float
-) -> tuple[tuple[Ran, ...], str]:
-    """Runs all models once in fresh processes; returns what each did, and ONNX Runtime's version.
+) -> tuple[str, tuple[ModelRuns, ...]]:
+    """Runs all models in fresh processes; returns ONNX Runtime's version, and the runs of each model.
 
     Raises:
         PipelineError: A session could not be made or did not run, or a process died.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    if situation == "threads":
-        return _run_in_one(loads, window_s)
-    if situation == "processes":
-        return _run_in_each(loads, window_s)
-    alone = {name: _run_in_each([load], window_s) for name, load in _different(loads).items()}
-    ran = tuple(alone[str(load)][0][0] for load in loads)
-    return ran, alone[str(loads[0])][1]
+    match situation:
+        case "threads":
+            return _run([loads], window_s)
+        case "processes":
+            return _run([[load] for load in loads], window_s)
+        case "alone":
+            alone = {name: _run([[load]], window_s) for name, load in _different(loads).items()}
+            version = next(iter(alone.values()))[0]
+            return version, tuple(alone[str(load)][1][0] for load in loads)
 
 
 def _different(loads: Sequence[Load]) -> dict[str, Load]:
@@ -141,47 +140,30 @@ def _different(loads: Sequence[Load]) -> dict[str, Load]:
     return {str(load): load for load in loads}
 
 
-def _run_in_one(loads: Sequence[Load], window_s: float) -> tuple[tuple[Ran, ...], str]:
-    answers = run_together(_FUNCTION, [_request(loads, window_s)], participants=len(loads))
-    return _read_answers(answers)
-
-
-def _run_in_each(loads: Sequence[Load], window_s: float) -> tuple[tuple[Ran, ...], str]:
-    # Each sees its own GPU alone, as a pool's worker does.
-    apart = [(isolate(plan), sample) for plan, sample in loads]
-    answers = run_together(
-        _FUNCTION,
-        [_request([(plan, sample)], window_s) for (plan, _), sample in apart],
-        participants=len(loads),
-        environments=[environment for (_, environment), _ in apart],
-    )
-    return _read_answers(answers)
-
-
-def _request(loads: Sequence[Load], window_s: float) -> dict[str, Any]:
-    return {
-        "plans": [encode(plan) for plan, _ in loads],
-        "samples": [sample for _, sample in loads],
-        "window_s": window_s,
-    }
-
-
-def _read_answers(answers: Answers) -> tuple[tuple[Ran, ...], str]:
-    models = (model for answer in answers.values for model in answer["models"])
-    ran = tuple(Ran(tuple(model["run_ms"]), model["cpu_share"]) for model in models)
-    return ran, answers.values[0]["onnxruntime"]
+def _run(shares: Sequence[Sequence[Load]], window_s: float) -> tuple[str, tuple[ModelRuns, ...]]:
+    """Runs models at once, in a process for each share of them."""
+    requests = [
+        {
+            "plans": [plan for plan, _ in share],
+            "samples": [sample for _, sample in share],
+            "window_s": window_s,
+        }
+        for share in shares
+    ]
+    replies = run_together(_FUNCTION, requests, participants=sum(map(len, shares)))
+    models = [model for value in replies.values for model in value["models"]]
+    return replies.values[0]["onnxruntime"], decode(tuple[ModelRuns, ...], models)
 
 
 def _figures(contention: Contention) -> dict[str, Any]:
+    runs = contention.situations
+
     def of_model(index: int) -> dict[str, Any]:
         return {
             **asdict(contention.models[index]),
             "rounds": {
-                situation: [
-                    {"run_ms": list(models[index].run_ms), "cpu_share": models[index].cpu_share}
-                    for models in rounds
-                ]
-                for situation, rounds in contention.rounds.items()
+                situation: encode([models[index] for models in rounds])
+                for situation, rounds in runs.rounds.items()
             },
             "slow_down": {way: slow_down(contention, index, way) for way in SITUATIONS if way != "alone"},
         }
@@ -189,6 +171,6 @@ def _figures(contention: Contention) -> dict[str, Any]:
     return {
         "onnxruntime": contention.onnxruntime,
         "models": [of_model(index) for index in range(len(contention.models))],
-        "failures": dict(contention.failures),
-        "round_s": contention.round_s,
+        "failures": dict(runs.failures),
+        "round_s": runs.round_s,
     }

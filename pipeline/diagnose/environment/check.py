@@ -1,4 +1,4 @@
-"""`ortprep doctor env`: reads the machine, and says what is found."""
+"""`ortprep doctor env`: reads the machine and reports findings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 from pipeline.bundle.codec import encode
 from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.environment.device_code import read_device_code
-from pipeline.diagnose.environment.disk import measure_reading
-from pipeline.diagnose.environment.facts import DeviceCode, Facts, Room, Runtime
-from pipeline.diagnose.environment.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from pipeline.diagnose.environment.machine import describe_processor, read_limits, read_room, read_variables
-from pipeline.diagnose.environment.rules import find, name_providers
-from pipeline.diagnose.environment.runtime import parse_libraries, read_runtime, try_providers
+from pipeline.diagnose.environment.facts.cgroups import read_limits
+from pipeline.diagnose.environment.facts.device_code import read_device_code
+from pipeline.diagnose.environment.facts.disk import measure_reading
+from pipeline.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
+from pipeline.diagnose.environment.facts.machine import describe_processor, read_disk_space, read_variables
+from pipeline.diagnose.environment.facts.records import DeviceCode, DiskSpace, Facts, InstalledRuntime
+from pipeline.diagnose.environment.facts.runtime import add_packages, read_runtime, try_providers
+from pipeline.diagnose.environment.facts.wheels import read_requirements, read_wheels
+from pipeline.diagnose.environment.rules.findings import find, name_providers
 from pipeline.diagnose.environment.tables import build_tables
-from pipeline.diagnose.environment.wheels import read_requirements, read_wheels
 from pipeline.measuring.device_lock import working
-from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.machine.hardware import read_hardware
 
 CHECK = "env"
 
@@ -54,7 +55,7 @@ def diagnose_environment(
 
 
 def describe(facts: Facts, *, expect: Sequence[str] = ()) -> Diagnosis:
-    """Returns what is to be said of facts that were read, here or elsewhere."""
+    """Returns the diagnosis of facts that were read here or elsewhere."""
     findings = find(facts, expected=name_providers(expect))
     return diagnose(CHECK, findings, tables=build_tables(facts), figures=encode(facts))
 
@@ -74,19 +75,19 @@ def read_facts(*, artifacts: Path, root: Path = _ROOT, shared_memory: Path = _SH
         wheels=wheels,
         runtime=runtime,
         providers=try_providers(runtime.available),
-        libraries=parse_libraries(libraries, runtime.cuda_version, requirements),
+        libraries=add_packages(libraries, runtime.cuda_version, requirements),
         gpus=read_gpu_states(hardware.gpus),
         bus_gpus=count_bus_gpus(root / "sys"),
         driver=read_driver_version(root / "sys"),
         device_code=_read_code(runtime),
         processor=describe_processor(hardware),
         limits=read_limits(hardware, root),
-        shared_memory=read_room(shared_memory, root) if shared_memory.is_dir() else None,
-        artifacts=read_room(folder, root) or Room(str(folder), "", 0, 0),
+        shared_memory=read_disk_space(shared_memory, root) if shared_memory.is_dir() else None,
+        artifacts=read_disk_space(folder, root) or DiskSpace(str(folder), "", 0, 0),
         reading=measure_reading(folder),
         variables=read_variables(),
     )
 
 
-def _read_code(runtime: Runtime) -> DeviceCode | None:
+def _read_code(runtime: InstalledRuntime) -> DeviceCode | None:
     return read_device_code(Path(runtime.folder) / "capi" / _CUDA_LIBRARY) if runtime.folder else None

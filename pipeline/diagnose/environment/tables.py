@@ -1,40 +1,43 @@
-"""What was read, as tables for people."""
+"""Facts as tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.diagnose.diagnosis import Cell, Table
-from pipeline.diagnose.environment.device_code import compiles_at_start, name_architecture, runs_natively
-from pipeline.diagnose.environment.facts import DeviceCode, Facts, GpuState
-from pipeline.diagnose.environment.phrasing import phrase_bytes, phrase_provider, phrase_speed
+from pipeline.diagnose.diagnosis import DiagnosisTable, TableCell, format_bytes, format_speed
+from pipeline.diagnose.environment.facts.device_code import (
+    compiles_at_start,
+    name_architecture,
+    runs_natively,
+)
+from pipeline.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, short_name
 
 
-def build_tables(facts: Facts) -> tuple[Table, ...]:
+def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:
     """Returns the tables of a machine; those that have no rows are left out."""
     tables = (
-        Table("ONNX Runtime", ("what", "is"), tuple(_runtime_rows(facts))),
-        Table(
+        DiagnosisTable("ONNX Runtime", ("what", "is"), tuple(_runtime_rows(facts))),
+        DiagnosisTable(
             "Execution providers, each tried in a process of its own",
             ("provider", "usable", "why not"),
             tuple(_provider_rows(facts)),
         ),
-        Table(
+        DiagnosisTable(
             "Libraries they compute with",
             ("library", "version", "loaded from", "package that brings it", "needed by"),
             tuple(_library_rows(facts)),
         ),
-        Table(
+        DiagnosisTable(
             "GPUs",
             ("GPU", "memory, GB", "free, GB", "capability", "code", "persistence", "PCIe now", "PCIe most"),
             tuple(_gpu_row(ordinal, state, facts.device_code) for ordinal, state in enumerate(facts.gpus)),
         ),
-        Table("Machine", ("what", "is"), tuple(_machine_rows(facts))),
+        DiagnosisTable("Machine", ("what", "is"), tuple(_machine_rows(facts))),
     )
     return tuple(table for table in tables if table.rows)
 
 
-def _runtime_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
+def _runtime_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     for wheel in facts.wheels:
         yield "wheel", f"{wheel.name} {wheel.version} in {wheel.location}"
     runtime = facts.runtime
@@ -56,19 +59,19 @@ def _runtime_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
     yield from facts.variables.items()
 
 
-def _provider_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
+def _provider_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     for provider in facts.providers:
-        yield phrase_provider(provider.name), "yes" if provider.usable else "no", provider.reason or None
+        yield short_name(provider.name), "yes" if provider.usable else "no", provider.reason or None
 
 
-def _library_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
+def _library_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     for library in facts.libraries:
-        needed_by = ", ".join(map(phrase_provider, library.needed_by))
+        needed_by = ", ".join(map(short_name, library.needed_by))
         place = library.file or ("missing" if library.error else None)
         yield library.name, library.version, place, library.package, needed_by
 
 
-def _gpu_row(ordinal: int, state: GpuState, code: DeviceCode | None) -> tuple[Cell, ...]:
+def _gpu_row(ordinal: int, state: GpuState, code: DeviceCode | None) -> tuple[TableCell, ...]:
     device, link = state.device, state.link
     return (
         f"{ordinal} {device.name}",
@@ -82,7 +85,7 @@ def _gpu_row(ordinal: int, state: GpuState, code: DeviceCode | None) -> tuple[Ce
     )
 
 
-def _name_code(code: DeviceCode | None, capability: tuple[int, int]) -> Cell:
+def _name_code(code: DeviceCode | None, capability: tuple[int, int]) -> TableCell:
     if code is None:
         return None
     if runs_natively(code, capability):
@@ -90,7 +93,7 @@ def _name_code(code: DeviceCode | None, capability: tuple[int, int]) -> Cell:
     return "compiled at start" if compiles_at_start(code, capability) else "none"
 
 
-def _machine_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
+def _machine_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     processor, limits = facts.processor, facts.limits
     yield "processor", processor.model or processor.machine
     yield "instruction sets", " ".join(processor.features)
@@ -102,14 +105,14 @@ def _machine_rows(facts: Facts) -> Iterator[tuple[Cell, ...]]:
             f"{limits.throttled_periods} of {limits.periods}, {limits.throttled_s:.3g} s",
         )
     limit = limits.memory_limit_bytes
-    bounded = "no limit" if limit is None else f"{phrase_bytes(limit)} granted"
-    yield "memory", f"{phrase_bytes(limits.memory_bytes)} ({bounded})"
+    bounded = "no limit" if limit is None else f"{format_bytes(limit)} granted"
+    yield "memory", f"{format_bytes(limits.memory_bytes)} ({bounded})"
     for name, room in (("/dev/shm", facts.shared_memory), ("bundles", facts.artifacts)):
         if room is not None:
-            free, total = phrase_bytes(room.free_bytes), phrase_bytes(room.total_bytes)
+            free, total = format_bytes(room.free_bytes), format_bytes(room.total_bytes)
             yield name, f"{free} of {total} free, {room.kind or 'file system unknown'}: {room.path}"
     reading = facts.reading
     if reading is not None:
         cold = reading.cold_bytes_per_s
-        yield "read from disk", "not measured" if cold is None else phrase_speed(cold)
-        yield "read from page cache", phrase_speed(reading.warm_bytes_per_s)
+        yield "read from disk", "not measured" if cold is None else format_speed(cold)
+        yield "read from page cache", format_speed(reading.warm_bytes_per_s)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
-from pipeline.diagnose.alone import alone_on
+from pipeline.bundle.codec import decode, encode
 from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.environment.wheels import name_installed, read_wheels
-from pipeline.diagnose.gil.model import write_heavy_model
-from pipeline.diagnose.gil.ticking import Call
-from pipeline.diagnose.gil.verdict import Observations, explain_nothing, find_in, judge_phases, tabulate
-from pipeline.diagnose.turns import CHILD_TIMEOUT_S
+from pipeline.diagnose.doctor_model import guard_device, plan_on, with_threads
+from pipeline.diagnose.gil.heartbeat import GilObservations
+from pipeline.diagnose.gil.heavy_model import write_heavy_model
+from pipeline.diagnose.gil.verdict import explain_nothing, find_in, judge_phases, tabulate
+from pipeline.diagnose.process_group import CHILD_TIMEOUT_S
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.child import run_child
-from pipeline.runtime.loading.session import CPU, CUDA
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.scratch_folder import scratch_folder
 
 
 def diagnose_gil(
@@ -36,62 +30,22 @@ def diagnose_gil(
 
     Raises:
         StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
-        OSError: There is no room on the disk for what a process is asked and answers.
+        OSError: There is no room on the disk for the model that is made, the request or the reply.
     """
-    with alone_on(device):
+    with guard_device(device), scratch_folder("ortprep-gil-") as folder:
+        files = write_heavy_model(folder) if model is None else (model, sample)
+        plan = with_threads(plan_on(str(files[0]), device), 1)
+        request = {"plan": encode(plan), "sample": None if files[1] is None else str(files[1])}
         try:
-            seen = observe(model, sample, device)
+            reply = run_child("pipeline.diagnose.gil.gil_monitor:watch", request, timeout_s=CHILD_TIMEOUT_S)
         except PipelineError as error:
             return diagnose("gil", [explain_nothing(error.message, error.hint)], subject=model or "")
-    return diagnose(
-        "gil", find_in(seen), subject=model or "", tables=[tabulate(seen)], figures=_figures(seen, device)
-    )
-
-
-def observe(model: str | None, sample: str | None, device: str) -> Observations:
-    """Returns what a fresh process observes; see `diagnose_gil`. The caller holds the device's lock.
-
-    Raises:
-        PipelineError: It could not make the session, or died.
-        OSError: There is no room on the disk for the model that is made, or for what the process answers.
-    """
-    if model is not None:
-        return _observe(model, sample, device)
-    with tempfile.TemporaryDirectory(prefix="ortprep-gil-") as folder:
-        heavy, its_sample = write_heavy_model(Path(folder))
-        return _observe(str(heavy), str(its_sample), device)
-
-
-def _observe(model: str, sample: str | None, device: str) -> Observations:
-    on_cpu = device == CPU_DEVICE
-    request = {
-        "model": model,
-        "sample": sample,
-        "provider": CPU if on_cpu else CUDA,
-        "provider_options": {} if on_cpu else {"device_id": device.removeprefix("cuda:")},
-    }
-    answer = run_child("pipeline.diagnose.gil.watching:watch", request, timeout_s=CHILD_TIMEOUT_S).value
-    return Observations(
-        onnxruntime=answer["onnxruntime"],
-        wheel=name_installed(read_wheels()),
-        phases={phase: _calls(calls) for phase, calls in answer["phases"].items()},
-        released=_calls(answer["released"]),
-        held=_calls(answer["held"]),
-    )
-
-
-def _calls(answered: Sequence[Mapping[str, Any]]) -> tuple[Call, ...]:
-    return tuple(Call(**fields) for fields in answered)
-
-
-def _figures(seen: Observations, device: str) -> dict[str, Any]:
-    return {
+    seen = decode(GilObservations, reply.value)
+    figures = {
         "onnxruntime": seen.onnxruntime,
         "device": device,
         "verdicts": judge_phases(seen),
-        "phases": {phase: [asdict(call) for call in calls] for phase, calls in seen.phases.items()},
-        "controls": {
-            "released": [asdict(call) for call in seen.released],
-            "held": [asdict(call) for call in seen.held],
-        },
+        "phases": encode(seen.phases),
+        "controls": {"released": encode(seen.released), "held": encode(seen.held)},
     }
+    return diagnose("gil", find_in(seen), subject=model or "", tables=[tabulate(seen)], figures=figures)

@@ -11,23 +11,29 @@ from typing import Any
 from pipeline.bundle.codec import encode
 from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.alone import alone_on
-from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
-from pipeline.diagnose.initialisation.advice import Start, find_in_start, saved_by
+from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from pipeline.diagnose.doctor_model import (
+    DEFAULT,
+    PREPARED,
+    DoctorModel,
+    guard_device,
+    plan_of_bundle,
+    plan_on,
+)
 from pipeline.diagnose.initialisation.phases import TITLES, split_prepacking
 from pipeline.diagnose.initialisation.tracing import Trace, trace_plan
-from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject, plan_of_bundle, plan_on
+from pipeline.diagnose.initialisation.verdict import Start, find_in_start, saved_by
 from pipeline.measuring.comparison import beats
 from pipeline.measuring.device_lock import CPU_DEVICE
 from pipeline.measuring.rounds import order_of_round
-from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 
 ROUNDS = 5
 _STEADY_S = 0.2
 _TIMEOUT_S = 6 * 3600.0
-_MOST_TRANSFORMERS, _MOST_OPERATORS = 12, 5
+_MAX_TRANSFORMERS, _MAX_OPERATORS = 12, 5
 _PREPACKING = "session.disable_prepacking"
-_LEAST = 0.05
+_MIN_DIFFERENCE = 0.05
 
 
 @dataclass
@@ -39,7 +45,9 @@ class _Measured:
     unpacked: list[Trace] = field(default_factory=list)
 
 
-def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, rounds: int = ROUNDS) -> Diagnosis:
+def diagnose_initialisation(
+    subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: int = ROUNDS
+) -> Diagnosis:
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
     Processes with and without logging, and without prepacking, take turns, of the source and of the bundle;
@@ -59,7 +67,7 @@ def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, round
         OSError: There is no room for the log.
     """
     plans = _plans(subject, device)
-    with alone_on(device):
+    with guard_device(device):
         measured = _measure(plans, subject.sample, rounds)
     starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
     shown = {name: _middle(one.traced) for name, one in measured.items()}
@@ -73,7 +81,7 @@ def diagnose_initialisation(subject: Subject, *, device: str = CPU_DEVICE, round
     )
 
 
-def _plans(subject: Subject, device: str) -> dict[str, SessionPlan]:
+def _plans(subject: DoctorModel, device: str) -> dict[str, SessionPlan]:
     plans = {}
     if subject.source is not None:
         plans[DEFAULT] = plan_on(subject.source, device)
@@ -133,13 +141,13 @@ def _prepacking_ms(measured: _Measured) -> float:
     """Returns how much less making kernels takes without prepacking, 0 if not beyond the noise."""
     whole = [trace.initialisation.ms("kernels") for trace in measured.traced]
     without = [trace.initialisation.ms("kernels") for trace in measured.unpacked]
-    if not without or (len(whole) > 2 and not beats(without, whole, least=_LEAST)):
+    if not without or (len(whole) > 2 and not beats(without, whole, least=_MIN_DIFFERENCE)):
         return 0.0
     return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
 
 
 def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    return beats(one, other, least=_LEAST) or beats(other, one, least=_LEAST)
+    return beats(one, other, least=_MIN_DIFFERENCE) or beats(other, one, least=_MIN_DIFFERENCE)
 
 
 def _has_weights_outside(model: Path) -> bool:
@@ -161,7 +169,7 @@ def _compare(measured: Mapping[str, _Measured]) -> tuple[Finding, ...]:
     text = (
         f"session and first run take {median(prepared):.0f} ms prepared, {median(default):.0f} ms by default"
     )
-    if beats(prepared, default, least=_LEAST):
+    if beats(prepared, default, least=_MIN_DIFFERENCE):
         return (Finding("prepared-is-sooner", "good", text),)
     hint = "ortprep tune   (searches for a better plan; docs/tuning.md)"
     return (Finding("prepared-is-not-sooner", "note", f"{text}: no gain beyond the noise", hint),)
@@ -171,7 +179,7 @@ def _first_results(results: Sequence[ProbeResult]) -> list[float]:
     return [result.init_ms + result.first_ms for result in results]
 
 
-def _phases_table(name: str, start: Start) -> Table:
+def _phases_table(name: str, start: Start) -> DiagnosisTable:
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
         ("import ONNX Runtime", start.onnxruntime_ms),
@@ -179,30 +187,32 @@ def _phases_table(name: str, start: Start) -> Table:
         ("first run: what later ones do not take", start.first_extra_ms),
         ("first run: what every run takes", start.steady_ms),
     ]
-    cells: list[tuple[Cell, ...]] = [(title, ms, ms / start.total_ms * 100) for title, ms in rows]
+    cells: list[tuple[TableCell, ...]] = [(title, ms, ms / start.total_ms * 100) for title, ms in rows]
     title = f"{name}: {start.total_ms:.0f} ms to the first result"
-    return Table(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
+    return DiagnosisTable(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
 
 
-def _details(trace: Trace) -> list[Table]:
+def _details(trace: Trace) -> list[DiagnosisTable]:
     tables = [_transformers(trace)] if trace.initialisation.transformers else []
-    slowest = sorted(trace.first_operators.items(), key=lambda item: -item[1])[:_MOST_OPERATORS]
+    slowest = sorted(trace.first_operators.items(), key=lambda item: -item[1])[:_MAX_OPERATORS]
     if slowest:
         columns = ("operator", "ms longer than in later runs, with the profiler on")
-        tables.append(Table("first run", columns, tuple(slowest)))
+        tables.append(DiagnosisTable("first run", columns, tuple(slowest)))
     return tables
 
 
-def _transformers(trace: Trace) -> Table:
+def _transformers(trace: Trace) -> DiagnosisTable:
     rows = trace.initialisation.transformers
-    shown: list[tuple[Cell, ...]] = [
-        (row.name, row.ms, row.passes, "yes" if row.modified else "no") for row in rows[:_MOST_TRANSFORMERS]
+    shown: list[tuple[TableCell, ...]] = [
+        (row.name, row.ms, row.passes, "yes" if row.modified else "no") for row in rows[:_MAX_TRANSFORMERS]
     ]
-    rest = rows[_MOST_TRANSFORMERS:]
+    rest = rows[_MAX_TRANSFORMERS:]
     if rest:
         ms, passes = sum(row.ms for row in rest), sum(row.passes for row in rest)
         shown.append((f"{len(rest)} others", ms, passes, ""))
-    return Table("graph transformers", ("transformer", "ms", "passes", "changed the graph"), tuple(shown))
+    return DiagnosisTable(
+        "graph transformers", ("transformer", "ms", "passes", "changed the graph"), tuple(shown)
+    )
 
 
 def _figures(start: Start, measured: _Measured) -> dict[str, Any]:

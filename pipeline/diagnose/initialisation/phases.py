@@ -1,4 +1,4 @@
-"""From the log of an initialisation to its phases. Pure.
+"""Phases of an initialisation, from its log. Pure.
 
 Every line that is understood closes the time since the one before it, and says what that time was spent on;
 time before lines that are not understood goes to the next that is. So the phases add up to the whole,
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
-from pipeline.diagnose.initialisation.log_lines import LogLine
 from pipeline.versions import parse_version
 
 PhaseName: TypeAlias = Literal[
@@ -67,10 +67,30 @@ _BEGINS = "Initializing session"
 # 1.31.1: the time grows with the weights, and is gone where they are mapped).
 _EARLY_WEIGHTS = (1, 24)
 
+_LINE = re.compile(
+    r"(?:\x1b\[[0-9;]*m)?"
+    r"(?P<second>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(?P<fraction>\d{1,9}) "
+    r"\[[A-Z]:[^,\]]*, [^\s:\]]+:\d+ [^\]]*\] (?P<message>.*)"
+)
+_QUARTER_NS = 15 * 60 * 10**9
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of the log.
+
+    Attributes:
+        at_ns: When it was written, nanoseconds since 1970 by the clock that the log shows.
+        message: What it says, its first line.
+    """
+
+    at_ns: int
+    message: str
+
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the process that made the session noted; nanoseconds since 1970.
+    """Notes of the process that made the session; nanoseconds since 1970.
 
     Attributes:
         begin_ns: Before the session was asked for.
@@ -140,13 +160,31 @@ class _Interval:
     modified: bool = False
 
 
-def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
-    """Returns the phases of an initialisation; they add up to its whole time.
+def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:
+    """Returns the lines of a log, its clock set right; what is no line of ONNX Runtime's is left out.
+
+    ONNX Runtime writes the local time without saying which it is. Zones differ by quarters of an hour, so the
+    first line, which is written within minutes of `begin_ns`, tells the zone.
 
     Args:
-        lines: Its log, by the clock of `timeline`.
-        timeline: What its process noted.
+        text: As ONNX Runtime writes it to stderr, colours and all.
+        begin_ns: When the session was asked for, nanoseconds since 1970, UTC.
     """
+    matches = [match for match in map(_LINE.match, text.splitlines()) if match is not None]
+    times_ns = [_read_time(match) for match in matches]
+    zone_ns = round((times_ns[0] - begin_ns) / _QUARTER_NS) * _QUARTER_NS if times_ns else 0
+    return tuple(
+        LogLine(at_ns - zone_ns, match["message"]) for at_ns, match in zip(times_ns, matches, strict=True)
+    )
+
+
+def _read_time(line: re.Match[str]) -> int:
+    second = datetime.fromisoformat(line["second"]).replace(tzinfo=UTC)
+    return int(second.timestamp()) * 10**9 + int(line["fraction"].ljust(9, "0"))
+
+
+def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
+    """Returns the phases of an initialisation; they add up to its whole time."""
     intervals = tuple(_intervals(lines, timeline))
     totals = {name: sum(one.ns for one in intervals if one.name == name) for name in get_args(PhaseName)}
     phases = tuple(Phase(name, ns / 1e6) for name, ns in totals.items() if ns > 0)
@@ -154,12 +192,7 @@ def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation
 
 
 def split_prepacking(whole: Initialisation, prepack_ms: float) -> Initialisation:
-    """Returns `whole` with prepacking apart from making kernels, which the log does not separate.
-
-    Args:
-        whole: With prepacking.
-        prepack_ms: How much less making kernels takes without it.
-    """
+    """Returns `whole` with prepacking apart from making kernels, which the log does not separate."""
     kernels_ms = whole.ms("kernels")
     prepack_ms = min(max(prepack_ms, 0.0), kernels_ms)
     if not prepack_ms:

@@ -1,9 +1,8 @@
-"""Makes and runs a session in a fresh process with everything logged, and takes its time apart."""
+"""Makes and runs a session in a fresh process with everything logged, and splits its time into phases."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +12,10 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.initialisation.log_lines import parse_log
-from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, split_phases
+from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, parse_log, split_phases
 from pipeline.diagnose.profiling.trace_events import read_events
-from pipeline.runtime.child import run_child
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.scratch_folder import scratch_folder
 
 _TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
@@ -26,7 +25,7 @@ _LOADED = "model_loading"
 
 @dataclass(frozen=True)
 class Trace:
-    """What one process spent its time on, in ms.
+    """Times of one process, in milliseconds.
 
     Attributes:
         numpy_ms: Importing numpy.
@@ -51,19 +50,15 @@ class Trace:
 def trace_plan(plan: SessionPlan, sample: str) -> Trace:
     """Traces one plan in one fresh process; the caller holds the device's lock.
 
-    Args:
-        plan: How the session is made.
-        sample: `.npz` file with one array per input.
-
     Raises:
         LoadError: The session could not be made.
         ChildError: The process died.
         OSError: There is no room for the log.
     """
-    with tempfile.TemporaryDirectory(prefix="ortprep-trace-") as folder:
-        request = {"plan": encode(plan), "sample": sample, "folder": folder}
+    with scratch_folder("ortprep-trace-") as folder:
+        request = {"plan": encode(plan), "sample": sample, "folder": str(folder)}
         noted = run_child(f"{__name__}:trace", request, timeout_s=_TIMEOUT_S).value
-        text = _read_start(Path(folder) / "log")
+        text = _read_start(folder / "log")
         timeline = decode(Timeline, noted.pop("timeline"))
     lines = parse_log(text, begin_ns=timeline.begin_ns)
     return Trace(initialisation=split_phases(lines, timeline), onnxruntime=timeline.onnxruntime, **noted)
@@ -71,9 +66,6 @@ def trace_plan(plan: SessionPlan, sample: str) -> Trace:
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the session, logs what it does to `log` in `folder`, and runs it; runs in a child.
-
-    Args:
-        request: `plan`, `sample` and `folder`.
 
     Raises:
         LoadError: The session could not be made.
@@ -86,8 +78,8 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
     times.append(time.perf_counter())
     from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.running import run_first
-    from pipeline.runtime.tensors import read_tensors, run_session
+    from pipeline.runtime.session.binding import run_first
+    from pipeline.runtime.tensors.arrays import read_tensors, run_session
 
     folder = Path(request["folder"])
     plan = _logged(decode(SessionPlan, request["plan"]), folder)

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.bundle.codec import encode
-from pipeline.diagnose.alone import alone_on
-from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Table, diagnose
-from pipeline.diagnose.profiling.profile import NodeTime, Profile, family_of, find_in_profile
+from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from pipeline.diagnose.doctor_model import DoctorModel, guard_device, plan_of
 from pipeline.diagnose.profiling.recording import profile_plan
-from pipeline.diagnose.subject import Subject, plan_of
+from pipeline.diagnose.profiling.verdict import NodeTime, Profile, family_of, find_in_profile
 from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.probe import ProbeRequest, measure_plan
+from pipeline.runtime.probing.probe import ProbeRequest, measure_plan
 
 _SHOWN = 12
 _STEADY_S = 0.2
 _TIMEOUT_S = 6 * 3600.0
 
 
-def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path | None = None) -> Diagnosis:
-    """Says which operators, on which execution provider, a run of a model spends its time in.
+def diagnose_profile(
+    subject: DoctorModel, *, device: str = CPU_DEVICE, trace: Path | None = None
+) -> Diagnosis:
+    """Reports the operators and execution providers that a run of a model spends its time in.
 
     Args:
         subject: The model; its source where there is one, else the bundle.
@@ -35,7 +36,7 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
         OSError: The disk is full, or the trace cannot be written.
     """
     plan = plan_of(subject, device)
-    with alone_on(device):
+    with guard_device(device):
         profile = profile_plan(plan, subject.sample, trace=trace)
         steady = measure_plan(ProbeRequest(plan, subject.sample, _STEADY_S), timeout_s=_TIMEOUT_S).steady_ms
     findings = list(find_in_profile(profile, on_gpu=device != CPU_DEVICE, steady_ms=steady))
@@ -57,19 +58,21 @@ def diagnose_profile(subject: Subject, *, device: str = CPU_DEVICE, trace: Path 
     )
 
 
-def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[Table, ...]:
+def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[DiagnosisTable, ...]:
     total = profile.nodes_ms or 1.0
-    operators: tuple[tuple[Cell, ...], ...] = tuple(
+    operators: tuple[tuple[TableCell, ...], ...] = tuple(
         (row.operator, row.provider, family_of(row.operator), row.nodes, row.ms, row.ms / total * 100)
         for row in profile.operators[:_SHOWN]
     )
-    families: tuple[tuple[Cell, ...], ...] = tuple((name, x * 100) for name, x in profile.families().items())
+    families: tuple[tuple[TableCell, ...], ...] = tuple(
+        (name, x * 100) for name, x in profile.families().items()
+    )
     title = (
         f"a run on {device}: {steady_ms:.2f} ms; {profile.run_ms:.2f} ms profiled, {total:.2f} ms in nodes"
     )
     tables = [
-        Table(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
-        Table("families of operators", ("family", "%"), families),
+        DiagnosisTable(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
+        DiagnosisTable("families of operators", ("family", "%"), families),
         _placement_table(profile),
         _nodes_table("slowest nodes", profile.nodes),
     ]
@@ -78,17 +81,17 @@ def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[Table, ...
     return tuple(tables)
 
 
-def _placement_table(profile: Profile) -> Table:
+def _placement_table(profile: Profile) -> DiagnosisTable:
     providers = dict.fromkeys((*profile.assigned, *profile.ran))
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
+    rows: tuple[tuple[TableCell, ...], ...] = tuple(
         (name, profile.assigned.get(name), profile.ran.get(name, 0)) for name in providers
     )
     columns = ("execution provider", "nodes of the model given to it", "nodes that ran on it, after fusion")
-    return Table("placement", columns, rows)
+    return DiagnosisTable("placement", columns, rows)
 
 
-def _nodes_table(title: str, nodes: Sequence[NodeTime]) -> Table:
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
+def _nodes_table(title: str, nodes: Sequence[NodeTime]) -> DiagnosisTable:
+    rows: tuple[tuple[TableCell, ...], ...] = tuple(
         (row.name, row.operator, row.provider, row.ms) for row in nodes[:_SHOWN]
     )
-    return Table(title, ("name", "operator", "execution provider", "ms"), rows)
+    return DiagnosisTable(title, ("name", "operator", "execution provider", "ms"), rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.profiling.profile import Profile, summarise_profile
 from pipeline.diagnose.profiling.trace_events import read_events
-from pipeline.runtime.child import run_child
+from pipeline.diagnose.profiling.verdict import Profile, summarise_profile
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.scratch_folder import scratch_folder
 
 if TYPE_CHECKING:
     import onnxruntime
 
 _TIMEOUT_S = 6 * 3600.0
-_FEWEST_RUNS, _MOST_RUNS, _ENOUGH_S = 4, 50, 2.0
+_MIN_RUNS, _MAX_RUNS, _BUDGET_S = 4, 50, 2.0
 _ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 
 
@@ -36,8 +36,8 @@ def profile_plan(plan: SessionPlan, sample: str, *, trace: Path | None = None) -
         ChildError: The process died.
         OSError: The trace cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="ortprep-profile-") as folder:
-        request = {"plan": encode(plan), "sample": sample, "folder": folder}
+    with scratch_folder("ortprep-profile-") as folder:
+        request = {"plan": encode(plan), "sample": sample, "folder": str(folder)}
         answer = run_child(f"{__name__}:record", request, timeout_s=_TIMEOUT_S).value
         if trace is not None:
             # Beside it first, so that what was there before is replaced by a whole trace or not at all.
@@ -50,9 +50,6 @@ def profile_plan(plan: SessionPlan, sample: str, *, trace: Path | None = None) -
 def record(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs a model with the profiler on; runs in a child.
 
-    Args:
-        request: `plan`, `sample`, and `folder`, where the trace is written.
-
     Returns:
         `profile`, and `file`, the trace.
 
@@ -60,14 +57,14 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
         LoadError: The session could not be made or run.
     """
     from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.running import run_first
-    from pipeline.runtime.tensors import read_tensors, run_session
+    from pipeline.runtime.session.binding import run_first
+    from pipeline.runtime.tensors.arrays import read_tensors, run_session
 
     plan = _profiled(decode(SessionPlan, request["plan"]), Path(request["folder"]))
     session = build_session(plan)
     feeds = read_tensors(Path(request["sample"]))
-    end, runs = time.monotonic() + _ENOUGH_S, 0
-    while runs < _FEWEST_RUNS or (runs < _MOST_RUNS and time.monotonic() < end):
+    end, runs = time.monotonic() + _BUDGET_S, 0
+    while runs < _MIN_RUNS or (runs < _MAX_RUNS and time.monotonic() < end):
         run_first(lambda: run_session(session, feeds), feeds, plan.model)
         runs += 1
     file = session.end_profiling()

@@ -16,7 +16,7 @@ _RUN = "model_run"
 
 
 @dataclass(frozen=True)
-class Event:
+class TraceEvent:
     """Something that took time.
 
     Attributes:
@@ -38,7 +38,7 @@ class Event:
 
 @dataclass(frozen=True)
 class ProfileEvents:
-    """What a profile has.
+    """Contents of a profile.
 
     Attributes:
         session: Loading, initialising, runs.
@@ -46,11 +46,11 @@ class ProfileEvents:
         kernels: Runs of GPU kernels, where the build of ONNX Runtime records them.
     """
 
-    session: tuple[Event, ...]
-    nodes: tuple[Event, ...]
-    kernels: tuple[Event, ...]
+    session: tuple[TraceEvent, ...]
+    nodes: tuple[TraceEvent, ...]
+    kernels: tuple[TraceEvent, ...]
 
-    def runs(self) -> tuple[tuple[Event, ...], ...]:
+    def runs(self) -> tuple[tuple[TraceEvent, ...], ...]:
         """Returns the events of nodes, run by run."""
         spans = sorted((e.start_us, e.start_us + e.us) for e in self.session if e.name == _RUN)
         return tuple(
@@ -70,7 +70,7 @@ class ProfileEvents:
         return {name: (us - usual[name]) / 1e3 for name, us in totals[0].items() if us > usual[name]}
 
 
-def total_us(events: Sequence[Event]) -> dict[str, float]:
+def total_us(events: Sequence[TraceEvent]) -> dict[str, float]:
     """Returns the time of events by operator, µs."""
     totals: dict[str, float] = {}
     for event in events:
@@ -80,9 +80,6 @@ def total_us(events: Sequence[Event]) -> dict[str, float]:
 
 def parse_events(document: object) -> ProfileEvents:
     """Returns the events of a profile.
-
-    Args:
-        document: What ONNX Runtime's profile is as JSON: an array of trace events, or an object that has one.
 
     Raises:
         LoadError: It is neither.
@@ -122,7 +119,7 @@ def _is_number(*values: object) -> bool:
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def own_times(events: Sequence[Event]) -> tuple[Event, ...]:
+def own_times(events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
     """Returns events in order of their start, each with its time less that of the events within it.
 
     A `Loop` or `If` lasts as long as the nodes of its subgraph, which are told beside it.
@@ -140,12 +137,12 @@ def own_times(events: Sequence[Event]) -> tuple[Event, ...]:
     return tuple(replace(event, us=max(us, 0.0)) for event, us in zip(ordered, own, strict=True))
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+def _event(row: Mapping[str, Any]) -> TraceEvent:
     own = row.get("args")
     arguments: Mapping[str, Any] = own if isinstance(own, dict) else {}
     name = str(row.get("name"))
     is_kernel_time = name.endswith(_KERNEL)
-    return Event(
+    return TraceEvent(
         name=name.removesuffix(_KERNEL),
         start_us=float(row["ts"]),
         us=float(row["dur"]),

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pipeline.bundle.codec import encode
-from pipeline.diagnose.alone import alone_on
-from pipeline.diagnose.diagnosis import Cell, Diagnosis, Finding, Severity, Table, diagnose
-from pipeline.diagnose.subject import DEFAULT, PREPARED, Subject
-from pipeline.diagnose.variations.contenders import Contender, build_contenders
+from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, Severity, TableCell, diagnose
+from pipeline.diagnose.doctor_model import DEFAULT, PREPARED, DoctorModel, guard_device
+from pipeline.diagnose.variations.load_variations import LoadVariation, build_variations
 from pipeline.diagnose.variations.verdict import (
     MEASURES,
     TITLES,
-    Comparison,
     Results,
+    VariationComparison,
     compare,
     find_in_comparison,
 )
 from pipeline.measuring.comparison import summarise
 from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.measuring.rounds import run_rounds
-from pipeline.runtime.probe import ProbeResult, measure_plan
+from pipeline.measuring.rounds import run_interleaved
+from pipeline.runtime.probing.probe import ProbeResult, measure_plan
+from pipeline.runtime.probing.scratch_folder import scratch_folder
 
 ROUNDS = 5
 _TIMEOUT_S = 6 * 3600.0
 
 
-def diagnose_options(subject: Subject, *, device: str = CPU_DEVICE, rounds: int = ROUNDS) -> Diagnosis:
+def diagnose_options(subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: int = ROUNDS) -> Diagnosis:
     """Compares ways to load a model, interleaved, in fresh processes, with a warm page cache.
 
     The optimised copies are written for the comparison and gone after it; their answers are not verified.
@@ -44,18 +42,18 @@ def diagnose_options(subject: Subject, *, device: str = CPU_DEVICE, rounds: int 
         StageError: The folder of the device's lock cannot be trusted.
         OSError: The disk is full.
     """
-    with alone_on(device), tempfile.TemporaryDirectory(prefix="ortprep-options-") as folder:
-        contenders, skipped = build_contenders(subject, device, Path(folder))
-        by_name = {contender.name: contender for contender in contenders}
+    with guard_device(device), scratch_folder("ortprep-options-") as folder:
+        variations, skipped = build_variations(subject, device, folder)
+        by_name = {variation.name: variation for variation in variations}
 
         def measure(name: str) -> ProbeResult:
             return measure_plan(by_name[name].request, timeout_s=_TIMEOUT_S)
 
         # A first round brings every file into the page cache, and does not count.
-        warm = run_rounds(tuple(by_name), rounds=1, measure=measure)
-        outcome = run_rounds(tuple(warm.results), rounds=rounds, measure=measure)
-    failures = {**skipped, **warm.failures, **outcome.failures}
-    comparisons = compare(outcome.results)
+        warm = run_interleaved(tuple(by_name), measure, max_rounds=1)
+        runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
+    failures = {**skipped, **warm.failures, **runs.failures}
+    comparisons = compare(runs.rounds)
     return diagnose(
         "options",
         [
@@ -63,10 +61,10 @@ def diagnose_options(subject: Subject, *, device: str = CPU_DEVICE, rounds: int 
             *(_failed(name, reason) for name, reason in failures.items()),
         ],
         subject=subject.name,
-        tables=[_table(contenders, outcome.results, comparisons, device)],
+        tables=[_table(variations, runs.rounds, comparisons, device)],
         figures={
             "device": device,
-            "results": encode(dict(outcome.results)),
+            "results": encode(dict(runs.rounds)),
             "comparisons": encode(comparisons),
             "failures": failures,
         },
@@ -79,24 +77,24 @@ def _failed(name: str, reason: str) -> Finding:
 
 
 def _table(
-    contenders: Sequence[Contender],
+    variations: Sequence[LoadVariation],
     results: Results,
-    comparisons: Mapping[str, Mapping[str, Comparison]],
+    comparisons: Mapping[str, Mapping[str, VariationComparison]],
     device: str,
-) -> Table:
+) -> DiagnosisTable:
     rounds = max((len(own) for own in results.values()), default=0)
     columns = ("way", *TITLES.values(), "first result, of default's", "larger than noise", "what")
     rows = tuple(
-        _row(contender, results[contender.name], comparisons.get(contender.name, {}))
-        for contender in contenders
-        if contender.name in results
+        _row(variation, results[variation.name], comparisons.get(variation.name, {}))
+        for variation in variations
+        if variation.name in results
     )
-    return Table(f"ways to load it on {device}, medians of {rounds} processes each", columns, rows)
+    return DiagnosisTable(f"ways to load it on {device}, medians of {rounds} processes each", columns, rows)
 
 
 def _row(
-    contender: Contender, own: Sequence[ProbeResult], compared: Mapping[str, Comparison]
-) -> tuple[Cell, ...]:
+    variation: LoadVariation, own: Sequence[ProbeResult], compared: Mapping[str, VariationComparison]
+) -> tuple[TableCell, ...]:
     spreads = []
     for value in MEASURES.values():
         summary = summarise([value(one) for one in own])
@@ -104,4 +102,4 @@ def _row(
     first = compared.get("first_result_ms")
     ratio = "–" if first is None else f"{first.ratio:.2f}×"
     verdict = "–" if first is None else {"less": "yes", "more": "yes"}.get(first.verdict, first.verdict)
-    return (contender.name, *spreads, ratio, verdict, contender.what)
+    return (variation.name, *spreads, ratio, verdict, variation.what)

@@ -1,4 +1,4 @@
-"""Which way to load a model is better than the default, beyond the noise. Pure."""
+"""Comparison of the ways to load a model with the default, beyond the noise. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.initialisation.advice import PREPARE
-from pipeline.diagnose.subject import DEFAULT, PREPARED
-from pipeline.measuring.comparison import LEAST_ROUNDS, beats, paired_ratio
-from pipeline.runtime.probe import ProbeResult
+from pipeline.diagnose.doctor_model import DEFAULT, PREPARED
+from pipeline.diagnose.initialisation.verdict import PREPARE
+from pipeline.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from pipeline.runtime.probing.probe import ProbeResult
 
 Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]
 Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
@@ -22,7 +22,7 @@ MEASURES: dict[str, Callable[[ProbeResult], float]] = {
     "steady_ms": lambda result: result.steady_ms,
     "private_mb": lambda result: result.private_mb,
 }
-"""What is compared, by name."""
+"""Figures that are compared, by name."""
 
 TITLES = {
     "init_ms": "init ms",
@@ -36,7 +36,7 @@ _STEADY_ALLOWANCE = 1.03
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VariationComparison:
     """One way against the default in one measure.
 
     Attributes:
@@ -48,7 +48,7 @@ class Comparison:
     verdict: Verdict
 
 
-def compare(results: Results) -> dict[str, dict[str, Comparison]]:
+def compare(results: Results) -> dict[str, dict[str, VariationComparison]]:
     """Returns every way but the default against it, by measure; nothing where the default is missing."""
     default = results.get(DEFAULT)
     if not default:
@@ -62,28 +62,23 @@ def compare(results: Results) -> dict[str, dict[str, Comparison]]:
 
 def _compare(
     value: Callable[[ProbeResult], float], own: Sequence[ProbeResult], default: Sequence[ProbeResult]
-) -> Comparison:
+) -> VariationComparison:
     mine, theirs = [value(one) for one in own], [value(one) for one in default]
     ratio = paired_ratio(mine, theirs)
-    if len(mine) < LEAST_ROUNDS:
-        return Comparison(ratio, "too few rounds")
+    if len(mine) < MIN_ROUNDS:
+        return VariationComparison(ratio, "too few rounds")
     if beats(mine, theirs, least=0.0):
-        return Comparison(ratio, "less")
-    return Comparison(ratio, "more" if beats(theirs, mine, least=0.0) else "within the noise")
+        return VariationComparison(ratio, "less")
+    return VariationComparison(ratio, "more" if beats(theirs, mine, least=0.0) else "within the noise")
 
 
 def find_in_comparison(
-    comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: bool
+    comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
 ) -> tuple[Finding, ...]:
-    """Returns what the comparison shows.
-
-    Args:
-        comparisons: As `compare` returns them.
-        prepared: Whether a bundle took part.
-    """
+    """Returns what the comparison shows."""
     verdicts = {one.verdict for own in comparisons.values() for one in own.values()}
     if verdicts == {"too few rounds"}:
-        text = f"too few rounds to tell a difference from noise; {LEAST_ROUNDS} are the least"
+        text = f"too few rounds to tell a difference from noise; {MIN_ROUNDS} are the least"
         return (Finding("too-few-rounds", "note", text, "ortprep doctor options … --rounds 5"),)
     if not comparisons:
         text = "nothing to compare with: the default is the source model in plain ONNX Runtime"
@@ -92,7 +87,9 @@ def find_in_comparison(
     return (*_soonest(comparisons, prepared=prepared), *_slower_runs(comparisons))
 
 
-def _soonest(comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: bool) -> Iterator[Finding]:
+def _soonest(
+    comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
+) -> Iterator[Finding]:
     sooner = {
         name: own["first_result_ms"].ratio
         for name, own in comparisons.items()
@@ -116,7 +113,7 @@ def _soonest(comparisons: Mapping[str, Mapping[str, Comparison]], *, prepared: b
         yield Finding("sooner-without-slower-runs", "advice", text, hint)
 
 
-def _slower_runs(comparisons: Mapping[str, Mapping[str, Comparison]]) -> Iterator[Finding]:
+def _slower_runs(comparisons: Mapping[str, Mapping[str, VariationComparison]]) -> Iterator[Finding]:
     for name, own in comparisons.items():
         steady = own["steady_ms"]
         if steady.verdict == "more" and steady.ratio > _STEADY_ALLOWANCE:

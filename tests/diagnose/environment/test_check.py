@@ -11,9 +11,9 @@ import pytest
 from pipeline.bundle.codec import decode
 from pipeline.diagnose.diagnosis import Diagnosis
 from pipeline.diagnose.environment.check import describe, diagnose_environment
-from pipeline.diagnose.environment.codes import CODES
-from pipeline.diagnose.environment.facts import Facts
-from pipeline.runtime.hardware import read_hardware
+from pipeline.diagnose.environment.facts.records import Facts
+from pipeline.runtime.machine.hardware import read_hardware
+from tests.diagnose.environment.builders import documented_codes
 
 LONGEST_S = 60.0
 
@@ -28,7 +28,7 @@ def diagnosis(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
 
 
 def test_findings_have_listed_codes_and_the_worst_come_first(diagnosis: Diagnosis) -> None:
-    assert {finding.code for finding in diagnosis.findings} <= set(CODES)
+    assert {finding.code for finding in diagnosis.findings} <= set(documented_codes())
     order = ["problem", "advice", "note", "good"]
     ranks = [order.index(finding.severity) for finding in diagnosis.findings]
     assert ranks == sorted(ranks)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.environment.device_code import compiles_at_start, read_device_code, runs_natively
-from pipeline.diagnose.environment.elf import read_needed
-from pipeline.diagnose.environment.facts import Architecture, DeviceCode
-from tests.diagnose.environment.planting import build_elf
+from pipeline.diagnose.environment.facts.device_code import compiles_at_start, read_device_code, runs_natively
+from pipeline.diagnose.environment.facts.elf import read_needed
+from pipeline.diagnose.environment.facts.records import Architecture, DeviceCode
+from tests.diagnose.environment.builders import build_elf
 
 PTX, MACHINE_CODE = 1, 2
 SPECIFIC = 0x100000

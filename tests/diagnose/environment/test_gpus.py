@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.diagnose.environment.facts import PcieLink
-from pipeline.diagnose.environment.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from tests.diagnose.environment.planting import HOPPER
+from pipeline.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
+from pipeline.diagnose.environment.facts.records import PcieLink
+from tests.diagnose.environment.builders import HOPPER
 
 UNSUPPORTED = 3
 WHOLE, SLICE = 7, 8

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.cgroups import Grant, read_grant
-from pipeline.diagnose.environment.facts import Limits
-from pipeline.diagnose.environment.machine import read_limits, read_room
-from pipeline.diagnose.environment.rules import find
-from pipeline.runtime.hardware import read_hardware
-from tests.diagnose.environment.planting import HEALTHY, codes
+from pipeline.diagnose.environment.facts.cgroups import read_limits
+from pipeline.diagnose.environment.facts.machine import read_disk_space
+from pipeline.diagnose.environment.facts.records import ResourceLimits
+from pipeline.diagnose.environment.rules.findings import find
+from pipeline.runtime.machine.hardware import read_hardware
+from tests.diagnose.environment.builders import HEALTHY, codes
 
 MEBIBYTE = 1024 * 1024
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+HARDWARE = read_hardware()
+UNLIMITED = ResourceLimits(HARDWARE.cores, None, 0, 0, 0.0, HARDWARE.memory_bytes, None)
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -49,12 +51,20 @@ FIRST = {
 
 @pytest.mark.parametrize("files", [SECOND, FIRST], ids=["version 2", "version 1"])
 def test_both_versions_of_control_groups_say_the_same(tmp_path: Path, files: dict[str, str]) -> None:
-    assert read_grant(_write(tmp_path, files)) == Grant(1.5, 200, 50, 2.5, 536_870_912)
+    limits = read_limits(HARDWARE, _write(tmp_path, files))
+    assert limits == replace(
+        UNLIMITED,
+        quota_cores=1.5,
+        periods=200,
+        throttled_periods=50,
+        throttled_s=2.5,
+        memory_limit_bytes=536_870_912,
+    )
 
 
 @pytest.mark.parametrize("files", [SECOND, FIRST], ids=["version 2", "version 1"])
 def test_a_throttled_group_is_found(tmp_path: Path, files: dict[str, str]) -> None:
-    limits = replace(read_limits(read_hardware(), _write(tmp_path, files)), cores=8)
+    limits = replace(read_limits(HARDWARE, _write(tmp_path, files)), cores=8)
     assert {"cpu-throttled", "cores-above-quota", "memory-limited"} <= codes(
         find(replace(HEALTHY, limits=limits))
     )
@@ -62,7 +72,7 @@ def test_a_throttled_group_is_found(tmp_path: Path, files: dict[str, str]) -> No
 
 def test_the_least_of_all_levels_counts(tmp_path: Path) -> None:
     files = {**SECOND, "sys/fs/cgroup/pods/cpu.max": "50000 100000\n"}
-    assert read_grant(_write(tmp_path, files)).cores == 0.5
+    assert read_limits(HARDWARE, _write(tmp_path, files)).quota_cores == 0.5
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_the_least_of_all_levels_counts(tmp_path: Path) -> None:
     ],
 )
 def test_no_limit_is_no_limit(tmp_path: Path, files: dict[str, str]) -> None:
-    assert read_grant(_write(tmp_path, files)) == Grant()
+    assert read_limits(HARDWARE, _write(tmp_path, files)) == UNLIMITED
 
 
 @pytest.fixture
@@ -103,9 +113,10 @@ with open({str(group / "cgroup.procs")!r}, "w") as file:
 end = time.monotonic() + 0.3
 while time.monotonic() < end:
     pass
-from pipeline.diagnose.environment.cgroups import read_grant
-grant = read_grant()
-print(grant.cores, grant.throttled_periods, grant.throttled_s)
+from pipeline.diagnose.environment.facts.cgroups import read_limits
+from pipeline.runtime.machine.hardware import read_hardware
+limits = read_limits(read_hardware())
+print(limits.quota_cores, limits.throttled_periods, limits.throttled_s)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     cores, throttled, seconds = said.split()
@@ -115,7 +126,7 @@ print(grant.cores, grant.throttled_periods, grant.throttled_s)
 
 
 def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path: Path) -> None:
-    room, there = read_room(tmp_path / "not" / "made" / "yet"), read_room(tmp_path)
+    room, there = read_disk_space(tmp_path / "not" / "made" / "yet"), read_disk_space(tmp_path)
     assert room is not None
     assert there is not None
     assert (room.total_bytes, room.kind) == (there.total_bytes, there.kind)
@@ -131,7 +142,7 @@ def test_the_innermost_mount_names_the_file_system(tmp_path: Path) -> None:
         f"3 1 0:9 / {escaped} rw - nfs4 server:/ rw",
     )
     root = _write(tmp_path / "root", {"proc/self/mountinfo": "\n".join(lines)})
-    room, outside = read_room(folder, root), read_room(tmp_path, root)
+    room, outside = read_disk_space(folder, root), read_disk_space(tmp_path, root)
     assert room is not None
     assert outside is not None
     assert (room.kind, outside.kind) == ("nfs4", "ext4")
@@ -142,7 +153,7 @@ def test_a_tiny_shared_memory_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path
     fields = list(real)
     fields[1], fields[2], fields[4] = 4096, 16384, 16384  # f_frsize, f_blocks, f_bavail: 64 MiB
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
-    room = read_room(tmp_path)
+    room = read_disk_space(tmp_path)
     assert room is not None
     assert room.total_bytes == 64 * MEBIBYTE
     assert "small-shared-memory" in codes(find(replace(HEALTHY, shared_memory=room)))
@@ -159,7 +170,7 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path: Path) -> None:
         "import sys; from pathlib import Path;"
         "from pipeline.diagnose.environment.check import diagnose_environment;"
         "diagnosis = diagnose_environment(artifacts=Path(sys.argv[1]));"
-        "print(*(f.code for f in diagnosis.findings if f.severity == 'problem'))"
+        "print(*(f.code for f in diagnosis.findings if f.severity == 'advice'))"
     )
     said = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", program, tmp_path],
@@ -172,6 +183,6 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path: Path) -> None:
 
 def test_limits_of_this_machine_are_read() -> None:
     limits = read_limits(read_hardware())
-    assert isinstance(limits, Limits)
+    assert isinstance(limits, ResourceLimits)
     assert limits.cores >= 1
     assert limits.memory_bytes > 0

@@ -8,29 +8,37 @@ from pathlib import Path
 import pytest
 
 from pipeline.diagnose.diagnosis import Finding, Severity
-from pipeline.diagnose.environment import rules
-from pipeline.diagnose.environment.codes import CODES
-from pipeline.diagnose.environment.facts import (
+from pipeline.diagnose.environment.facts.records import (
     Architecture,
     DeviceCode,
+    DiskSpace,
     Facts,
     GpuState,
+    InstalledRuntime,
     Library,
     PcieLink,
     Provider,
-    Room,
-    Runtime,
     Wheel,
 )
-from pipeline.diagnose.environment.rules import find, name_providers
+from pipeline.diagnose.environment.rules import findings
+from pipeline.diagnose.environment.rules.findings import find, name_providers
 from pipeline.runtime.loading.session import CPU, CUDA
-from tests.diagnose.environment.planting import GB, HEALTHY, HOPPER, SITE, WITHOUT_GPU, codes, one
+from tests.diagnose.environment.builders import (
+    GB,
+    HEALTHY,
+    HOPPER,
+    SITE,
+    WITHOUT_GPU,
+    codes,
+    documented_codes,
+    one,
+)
 
 TENSORRT = "TensorrtExecutionProvider"
 
 
 @dataclass(frozen=True)
-class Plant:
+class FactsCase:
     """Something that is wrong with a machine, and how it is to be called."""
 
     code: str
@@ -61,47 +69,47 @@ def _imported(**changes: object) -> Facts:
 
 
 BOTH = (Wheel("onnxruntime", "1.31.1", SITE), Wheel("onnxruntime-gpu", "1.31.1", SITE))
-BROKEN = Runtime(error="ImportError: no module named onnxruntime.capi")
+BROKEN = InstalledRuntime(error="ImportError: no module named onnxruntime.capi")
 MISSING = Library("libcudnn.so.9", (), (CUDA,), "nvidia-cudnn-cu13~=9.0", error="libcudnn.so.9: cannot open")
 NO_CUDA = replace(WITHOUT_GPU, runtime=replace(HEALTHY.runtime, package="onnxruntime", available=(CPU,)))
 UNUSABLE = (Provider(CUDA, usable=False, reason="CUDA failure 100"), Provider(CPU, usable=True))
 MEBIBYTE = 1024 * 1024
 
-PLANTS = (
-    Plant("no-onnxruntime", "problem", replace(HEALTHY, wheels=(), runtime=BROKEN, providers=())),
-    Plant("onnxruntime-broken", "problem", replace(HEALTHY, runtime=BROKEN, providers=())),
-    Plant("both-wheels-installed", "problem", replace(HEALTHY, wheels=BOTH)),
-    Plant(
+CASES = (
+    FactsCase("no-onnxruntime", "problem", replace(HEALTHY, wheels=(), runtime=BROKEN, providers=())),
+    FactsCase("onnxruntime-broken", "problem", replace(HEALTHY, runtime=BROKEN, providers=())),
+    FactsCase("both-wheels-installed", "problem", replace(HEALTHY, wheels=BOTH)),
+    FactsCase(
         "onnxruntime-shadowed",
         "advice",
         replace(HEALTHY, wheels=(*HEALTHY.wheels, Wheel("onnxruntime", "1.30.0", "/usr/lib/python3"))),
     ),
-    Plant("onnxruntime-version-differs", "problem", _imported(version="1.30.0")),
-    Plant("onnxruntime-too-old", "problem", _imported(version="1.22.1")),
-    Plant("usage-data-off", "good", HEALTHY),
-    Plant("usage-data-off", "good", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "true"})),
-    Plant("usage-data-sent", "advice", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "0"})),
-    Plant("provider-usable", "good", HEALTHY),
-    Plant("provider-unusable", "problem", replace(HEALTHY, providers=UNUSABLE)),
-    Plant("provider-unusable", "note", WITHOUT_GPU),
-    Plant("provider-unusable", "problem", WITHOUT_GPU, (CUDA,)),
-    Plant("provider-not-in-wheel", "problem", NO_CUDA, (CUDA,)),
-    Plant("missing-library", "problem", replace(HEALTHY, libraries=(MISSING,))),
-    Plant("missing-library", "note", replace(WITHOUT_GPU, libraries=(MISSING,))),
-    Plant("missing-library", "problem", replace(WITHOUT_GPU, libraries=(MISSING,)), (CUDA,)),
-    Plant("no-gpu", "problem", WITHOUT_GPU, (CUDA,)),
-    Plant("gpu-unused", "advice", replace(NO_CUDA, gpus=HEALTHY.gpus, bus_gpus=1)),
-    Plant("gpu-without-driver", "problem", replace(WITHOUT_GPU, bus_gpus=2)),
-    Plant("gpus-hidden", "note", replace(HEALTHY, bus_gpus=8, variables={"CUDA_VISIBLE_DEVICES": "0"})),
-    Plant(
+    FactsCase("onnxruntime-version-differs", "problem", _imported(version="1.30.0")),
+    FactsCase("onnxruntime-too-old", "problem", _imported(version="1.22.1")),
+    FactsCase("usage-data-off", "good", HEALTHY),
+    FactsCase("usage-data-off", "good", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "true"})),
+    FactsCase("usage-data-sent", "advice", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "0"})),
+    FactsCase("provider-usable", "good", HEALTHY),
+    FactsCase("provider-unusable", "problem", replace(HEALTHY, providers=UNUSABLE)),
+    FactsCase("provider-unusable", "note", WITHOUT_GPU),
+    FactsCase("provider-unusable", "problem", WITHOUT_GPU, (CUDA,)),
+    FactsCase("provider-not-in-wheel", "problem", NO_CUDA, (CUDA,)),
+    FactsCase("missing-library", "problem", replace(HEALTHY, libraries=(MISSING,))),
+    FactsCase("missing-library", "note", replace(WITHOUT_GPU, libraries=(MISSING,))),
+    FactsCase("missing-library", "problem", replace(WITHOUT_GPU, libraries=(MISSING,)), (CUDA,)),
+    FactsCase("no-gpu", "problem", WITHOUT_GPU, (CUDA,)),
+    FactsCase("gpu-unused", "advice", replace(NO_CUDA, gpus=HEALTHY.gpus, bus_gpus=1)),
+    FactsCase("gpu-without-driver", "problem", replace(WITHOUT_GPU, bus_gpus=2)),
+    FactsCase("gpus-hidden", "note", replace(HEALTHY, bus_gpus=8, variables={"CUDA_VISIBLE_DEVICES": "0"})),
+    FactsCase(
         "gpus-hidden",
         "problem",
         replace(WITHOUT_GPU, bus_gpus=8, variables={"CUDA_VISIBLE_DEVICES": ""}),
         (CUDA,),
     ),
-    Plant("driver-too-old", "problem", _gpu(device=replace(HOPPER, cuda_version="12.8"))),
-    Plant("native-code", "good", HEALTHY),
-    Plant(
+    FactsCase("driver-too-old", "problem", _gpu(device=replace(HOPPER, cuda_version="12.8"))),
+    FactsCase("native-code", "good", HEALTHY),
+    FactsCase(
         "compiles-at-start",
         "advice",
         replace(
@@ -110,70 +118,68 @@ PLANTS = (
             device_code=DeviceCode("", (Architecture(9, 0, True),), (Architecture(9, 0),)),
         ),
     ),
-    Plant("compiles-at-start", "advice", replace(HEALTHY, variables={"CUDA_FORCE_PTX_JIT": "1"})),
-    Plant("no-code-for-gpu", "problem", replace(HEALTHY, gpus=_capability(10, 0), providers=UNUSABLE)),
-    Plant("no-code-for-gpu", "advice", replace(HEALTHY, gpus=_capability(10, 0))),
-    Plant("eager-module-loading", "advice", replace(HEALTHY, variables={"CUDA_MODULE_LOADING": "eager"})),
-    Plant("gpu-persistence-off", "advice", _gpu(persistence=False)),
-    Plant("pcie-link-degraded", "advice", _gpu(link=PcieLink(5, 8, 5, 16))),
-    Plant("pcie-link-degraded", "note", _gpu(link=PcieLink(1, 16, 5, 16))),
-    Plant("no-avx2", "advice", replace(HEALTHY, processor=replace(HEALTHY.processor, features=("avx",)))),
-    Plant(
+    FactsCase("compiles-at-start", "advice", replace(HEALTHY, variables={"CUDA_FORCE_PTX_JIT": "1"})),
+    FactsCase("no-code-for-gpu", "problem", replace(HEALTHY, gpus=_capability(10, 0), providers=UNUSABLE)),
+    FactsCase("no-code-for-gpu", "advice", replace(HEALTHY, gpus=_capability(10, 0))),
+    FactsCase("eager-module-loading", "advice", replace(HEALTHY, variables={"CUDA_MODULE_LOADING": "eager"})),
+    FactsCase("gpu-persistence-off", "advice", _gpu(persistence=False)),
+    FactsCase("pcie-link-degraded", "advice", _gpu(link=PcieLink(5, 8, 5, 16))),
+    FactsCase("pcie-link-degraded", "note", _gpu(link=PcieLink(1, 16, 5, 16))),
+    FactsCase("no-avx2", "advice", replace(HEALTHY, processor=replace(HEALTHY.processor, features=("avx",)))),
+    FactsCase(
         "no-avx512",
         "note",
         replace(HEALTHY, processor=replace(HEALTHY.processor, features=("avx", "avx2", "fma"))),
     ),
-    Plant("cores-above-quota", "advice", _limits(quota_cores=2.5)),
-    Plant("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
-    Plant("cpu-throttled", "note", _limits(quota_cores=8.0, periods=1000, throttled_periods=1)),
-    Plant("memory-limited", "advice", _limits(memory_limit_bytes=512 * MEBIBYTE)),
-    Plant("no-shared-memory", "problem", replace(HEALTHY, shared_memory=None)),
-    Plant(
+    FactsCase("cores-above-quota", "advice", _limits(quota_cores=2.5)),
+    FactsCase("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
+    FactsCase("cpu-throttled", "note", _limits(quota_cores=8.0, periods=1000, throttled_periods=1)),
+    FactsCase("memory-limited", "advice", _limits(memory_limit_bytes=512 * MEBIBYTE)),
+    FactsCase("no-shared-memory", "advice", replace(HEALTHY, shared_memory=None)),
+    FactsCase(
         "small-shared-memory",
-        "problem",
-        replace(HEALTHY, shared_memory=Room("/dev/shm", "tmpfs", 64 * MEBIBYTE, 64 * MEBIBYTE)),
+        "advice",
+        replace(HEALTHY, shared_memory=DiskSpace("/dev/shm", "tmpfs", 64 * MEBIBYTE, 64 * MEBIBYTE)),
     ),
-    Plant(
+    FactsCase(
         "small-shared-memory",
-        "problem",
-        replace(HEALTHY, shared_memory=Room("/dev/shm", "tmpfs", 8 * GB, MEBIBYTE)),
+        "advice",
+        replace(HEALTHY, shared_memory=DiskSpace("/dev/shm", "tmpfs", 8 * GB, MEBIBYTE)),
     ),
-    Plant("slow-disk", "advice", _reading(cold_bytes_per_s=90e6)),
-    Plant("disk-not-measured", "note", _reading(cold_bytes_per_s=None, obstacle="it lives in memory")),
-    Plant("disk-not-measured", "note", replace(HEALTHY, reading=None)),
-    Plant("low-space", "problem", replace(HEALTHY, artifacts=Room("/srv", "ext4", 9 * GB, GB // 2))),
-    Plant("low-space", "advice", replace(HEALTHY, artifacts=Room("/srv", "ext4", 9 * GB, 3 * GB))),
+    FactsCase("slow-disk", "advice", _reading(cold_bytes_per_s=90e6)),
+    FactsCase("disk-not-measured", "note", _reading(cold_bytes_per_s=None, obstacle="it lives in memory")),
+    FactsCase("disk-not-measured", "note", replace(HEALTHY, reading=None)),
+    FactsCase("low-space", "problem", replace(HEALTHY, artifacts=DiskSpace("/srv", "ext4", 9 * GB, GB // 2))),
+    FactsCase("low-space", "advice", replace(HEALTHY, artifacts=DiskSpace("/srv", "ext4", 9 * GB, 3 * GB))),
 )
 
 
 def _written_codes() -> Iterator[str]:
     """The codes of every `Finding(…)` in the rules."""
-    for file in Path(rules.__file__).parent.glob("*rules.py"):
+    for file in Path(findings.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 assert isinstance(node.args[0], ast.Constant)
                 yield str(node.args[0].value)
 
 
-def _planted(plant: Plant) -> list[Finding]:
-    findings = find(plant.facts, expected=plant.expected)
-    return [
-        finding for finding in findings if (finding.code, finding.severity) == (plant.code, plant.severity)
-    ]
+def _findings_like(case: FactsCase) -> list[Finding]:
+    findings = find(case.facts, expected=case.expected)
+    return [finding for finding in findings if (finding.code, finding.severity) == (case.code, case.severity)]
 
 
-def test_every_code_is_written_somewhere_listed_and_planted() -> None:
-    assert set(_written_codes()) == set(CODES) == {plant.code for plant in PLANTS}
+def test_every_code_is_written_somewhere_documented_and_tested() -> None:
+    assert set(_written_codes()) == set(documented_codes()) == {case.code for case in CASES}
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.code}-{plant.severity}")
-def test_what_is_planted_is_found_with_its_severity(plant: Plant) -> None:
-    assert _planted(plant)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
+def test_every_case_is_found_with_its_severity(case: FactsCase) -> None:
+    assert _findings_like(case)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.code}-{plant.severity}")
-def test_what_can_be_mended_says_how(plant: Plant) -> None:
-    for finding in find(plant.facts, expected=plant.expected):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
+def test_what_can_be_mended_says_how(case: FactsCase) -> None:
+    for finding in find(case.facts, expected=case.expected):
         assert finding.severity in ("good", "note") or finding.hint
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.diagnose.environment.check import diagnose_environment
-from pipeline.diagnose.environment.runtime import parse_reason, read_runtime, try_providers
+from pipeline.diagnose.environment.facts.runtime import parse_reason, read_runtime, try_providers
 from pipeline.runtime.loading.session import CPU, CUDA
 from pipeline.versions import installed_onnxruntime
-from tests.diagnose.environment.planting import build_linked_elf, codes, one
+from tests.diagnose.environment.builders import build_linked_elf, codes, one
 from tests.diagnose.environment.test_wheels import plant_wheel
 
 REPOSITORY = str(Path(__file__).parents[3])
@@ -121,8 +121,8 @@ def test_a_library_that_a_provider_links_to_and_nobody_has_is_found(site: Path, 
 def test_a_library_that_is_found_says_from_which_file() -> None:
     _, libraries = read_runtime()
     for library in libraries:
-        assert (library["error"] is None) == (library["file"] is not None)
-        assert library["file"] is None or Path(library["file"]).is_file()
+        assert (library.error is None) == (library.file is not None)
+        assert library.file is None or Path(library.file).is_file()
 
 
 @pytest.mark.parametrize(

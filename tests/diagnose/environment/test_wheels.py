@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.wheels import name_installed, read_requirements, read_wheels
+from pipeline.diagnose.environment.facts.wheels import name_installed, read_requirements, read_wheels
 from pipeline.versions import installed_onnxruntime
 
 

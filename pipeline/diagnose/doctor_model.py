@@ -1,0 +1,137 @@
+"""The model that a check examines, and the device it is examined on: `cpu` or `cuda:<ordinal>`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.loader_config import Variant, read_loader_config
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.errors import LoadError
+from pipeline.measuring.device_lock import CPU_DEVICE, measuring
+from pipeline.runtime.loading.session import CPU, CUDA, default_plan
+from pipeline.runtime.loading.variant_resolver import build_plan
+from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
+from pipeline.runtime.machine.hardware import read_hardware
+from pipeline.versions import installed_onnxruntime
+
+log = logging.getLogger(__name__)
+
+DEFAULT, PREPARED = "default", "prepared"
+"""The source in plain ONNX Runtime, and its bundle."""
+
+
+@dataclass(frozen=True)
+class DoctorModel:
+    """A model under examination: a source, a bundle, or both.
+
+    Attributes:
+        name: For people.
+        sample: `.npz` file with one array per input, by its name.
+        source: Path of the ONNX model; None if there is only a bundle.
+        bundle: Folder of what was prepared of it; None if it was not prepared.
+        remarks: What was assumed, as sizes that the model leaves open.
+    """
+
+    name: str
+    sample: str
+    source: str | None = None
+    bundle: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    def require_source(self) -> str:
+        """Returns the path of the source.
+
+        Raises:
+            LoadError: There is only a bundle.
+        """
+        if self.source is None:
+            raise LoadError(
+                f"no source model: {self.name}\n  expected the ONNX file it was prepared from, got a bundle",
+                hint="ortprep doctor … model.onnx",
+            )
+        return self.source
+
+
+def guard_device(device: str) -> AbstractContextManager[None]:
+    """Holds a device exclusively; warns once if it is not free at once.
+
+    Raises:
+        StageError: The folder of the lock cannot be trusted.
+    """
+    return measuring(device, on_wait=lambda: log.warning("waiting until other work on %s is over", device))
+
+
+def plan_on(
+    model: str,
+    device: str,
+    *,
+    level: str = "ORT_ENABLE_ALL",
+    config_entries: Mapping[str, str] | None = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> SessionPlan:
+    """Returns the plan of plain ONNX Runtime on a device; provider options count on a GPU only."""
+    if device == CPU_DEVICE:
+        return default_plan(model, CPU, level=level, config_entries=config_entries)
+    options = {"device_id": device.removeprefix("cuda:"), **(provider_options or {})}
+    return default_plan(model, CUDA, level=level, config_entries=config_entries, provider_options=options)
+
+
+def plan_of(subject: DoctorModel, device: str) -> SessionPlan:
+    """Returns how a subject is loaded: its source by plain ONNX Runtime, or else its bundle as jobs load it.
+
+    Raises:
+        LoadError: There is no source, and none of the bundle's variants runs on the device.
+        BundleError: The bundle cannot be read.
+    """
+    if subject.source is None and subject.bundle is not None:
+        return plan_of_bundle(Path(subject.bundle), device)
+    return plan_on(subject.require_source(), device)
+
+
+def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
+    """Returns how a bundle's variant for a device is loaded.
+
+    Raises:
+        LoadError: None of its variants runs on the device.
+        BundleError: It cannot be read.
+    """
+    return build_plan(bundle, variant_for(bundle, device), device_id=_ordinal(device))
+
+
+def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
+    """Returns a plan with a number of threads for its operators."""
+    attributes = {**plan.session_options.attributes, "intra_op_num_threads": count}
+    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
+
+
+def variant_for(bundle: Path, device: str) -> Variant:
+    """Returns the bundle's variant for a device: the first that this machine can run there.
+
+    Raises:
+        LoadError: None of its variants runs on the device.
+        BundleError: It cannot be read.
+    """
+    hardware, ordinal = read_hardware(), _ordinal(device)
+    general = (variant for variant in read_loader_config(bundle).variants if serves(variant, None))
+    for variant in general:
+        fits = not find_reasons(
+            variant,
+            hardware=hardware,
+            onnxruntime_version=installed_onnxruntime(),
+            available_providers=None,
+            device_id=ordinal,
+        )
+        if fits and needs_gpu(variant.requirements) == (ordinal is not None):
+            return variant
+    raise LoadError(
+        f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
+        hint=f"ortprep check {bundle}",
+    )
+
+
+def _ordinal(device: str) -> int | None:
+    return None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))

@@ -1,0 +1,1 @@
+"""Facts about a machine: records, and what reads them."""

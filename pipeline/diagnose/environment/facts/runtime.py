@@ -1,0 +1,100 @@
+"""The installed ONNX Runtime, tried: imported, its libraries loaded, a session made on every provider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.bundle.codec import decode
+from pipeline.diagnose.environment.facts import ort_probe
+from pipeline.diagnose.environment.facts.packages import is_known, requirement_for
+from pipeline.diagnose.environment.facts.records import InstalledRuntime, Library, Provider
+from pipeline.errors import ChildError
+from pipeline.runtime.probing.child import run_child
+
+_TIMEOUT_S = 120.0
+_WITHOUT_KERNELS = frozenset({"AzureExecutionProvider"})
+"""Providers that compute nothing on this machine; the CPU wheel lists one that sends inputs elsewhere."""
+
+_CAUSES = (
+    re.compile(r"Failed to load library \S+ with error: (?P<cause>[^\n]+)"),
+    re.compile(r"(?P<cause>(?:CUDA|CUDNN|CUBLAS) failure \d+: [^;\n]+)"),
+    re.compile(r"(?P<cause>Please install [^\n]+)"),
+    re.compile(r"(?P<cause>Failed to create \w+ExecutionProvider[^\n]*)"),
+)
+"""Messages in which ONNX Runtime says why a provider is missing, the most specific first."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def read_runtime() -> tuple[InstalledRuntime, tuple[Library, ...]]:
+    """Imports ONNX Runtime in a child, and tries to load the libraries that its providers compute with.
+
+    Returns:
+        The import's result, and the libraries, without the packages that bring them.
+    """
+    try:
+        reply = run_child(f"{ort_probe.__name__}:describe_runtime", {}, timeout_s=_TIMEOUT_S).value
+    except ChildError as error:
+        return InstalledRuntime(error=_one_line(error.message)), ()
+    return decode(InstalledRuntime, reply["runtime"]), decode(tuple[Library, ...], reply["libraries"])
+
+
+def add_packages(
+    found: Sequence[Library], cuda_version: str, requirements: Sequence[str]
+) -> tuple[Library, ...]:
+    """Returns libraries with the packages that bring them, missing ones first."""
+    libraries = [
+        replace(library, package=requirement_for(library.name, cuda_version, requirements))
+        for library in found
+    ]
+    return tuple(sorted(libraries, key=lambda library: (library.error is None, library.name)))
+
+
+def try_providers(names: Sequence[str]) -> tuple[Provider, ...]:
+    """Makes a session on each provider, each in a fresh process."""
+    return tuple(_try_provider(name) for name in names if name not in _WITHOUT_KERNELS)
+
+
+def _try_provider(name: str) -> Provider:
+    try:
+        reply = run_child(f"{ort_probe.__name__}:try_provider", {"provider": name}, timeout_s=_TIMEOUT_S)
+    except ChildError as error:
+        return Provider(name, usable=False, reason=_one_line(error.message))
+    return judge_attempt(name, decode(ort_probe.ProviderAttempt, reply.value))
+
+
+def judge_attempt(name: str, attempt: ort_probe.ProviderAttempt) -> Provider:
+    """Returns a provider with the outcome of an attempt to make a session on it."""
+    libraries = tuple(file for file in attempt.maps if _is_telling(Path(file).name))
+    if attempt.failure is None:
+        return Provider(name, usable=True, libraries=libraries)
+    reason = parse_reason(attempt.said, attempt.failure)
+    return Provider(name, usable=False, reason=reason, libraries=libraries)
+
+
+def parse_reason(said: str, failure: str) -> str:
+    """Returns why a provider was not obtained, in one line.
+
+    Args:
+        said: What ONNX Runtime printed; it says the cause there, and nowhere else.
+        failure: What was raised; taken where nothing that was printed tells.
+    """
+    text = _COLOURS.sub("", said)
+    for source in (text, failure):
+        for cause in _CAUSES:
+            found = cause.search(source)
+            if found is not None:
+                return _one_line(found["cause"])
+    # The first line names a model that the user does not know of.
+    return _one_line(failure.partition("\n")[2] or failure)
+
+
+def _is_telling(name: str) -> bool:
+    return is_known(re.sub(r"(\.so\.\d+)\..*", r"\1", name)) or name.startswith("libonnxruntime")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

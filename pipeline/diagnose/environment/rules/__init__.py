@@ -1,0 +1,1 @@
+"""Rules that judge the facts. Pure."""

@@ -1,0 +1,176 @@
+"""Rules about the GPUs: driver, code for them, and how they are connected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.diagnose.diagnosis import Finding
+from pipeline.diagnose.environment.facts.device_code import (
+    compiles_at_start,
+    name_architecture,
+    runs_natively,
+)
+from pipeline.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, PcieLink
+from pipeline.runtime.loading.session import CUDA
+from pipeline.runtime.machine.hardware import Gpu
+from pipeline.versions import parse_version
+
+_MIN_DRIVERS = {13: "580", 12: "525", 11: "450"}
+"""First driver that serves each CUDA major version
+(https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
+
+_LINK_QUERY = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+_HIDING, _LOADING, _FORCING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT"
+
+
+def check_access(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
+    """Yields why there are no GPUs to use, or fewer than there could be."""
+    hidden = _HIDING in facts.variables
+    if hidden and len(facts.gpus) < facts.bus_gpus:
+        yield Finding(
+            "gpus-hidden",
+            "problem" if not facts.gpus and CUDA in expected else "note",
+            f"{len(facts.gpus)} of {facts.bus_gpus} GPUs can be used: {_HIDING}={facts.variables[_HIDING]!r}",
+            f"unset {_HIDING}",
+        )
+    elif facts.bus_gpus and not facts.gpus:
+        yield _without_driver(facts)
+    elif CUDA in expected and not facts.gpus:
+        yield Finding(
+            "no-gpu",
+            "problem",
+            "CUDA was asked for, and neither the PCI bus nor the CUDA driver shows a GPU",
+            "nvidia-smi  (in a container: docker run --gpus all …)",
+        )
+    if facts.gpus and facts.runtime.version and CUDA not in facts.runtime.available:
+        yield _unused(facts, expected)
+    if facts.gpus:
+        yield from _check_variables(facts.variables)
+
+
+def _check_variables(variables: Mapping[str, str]) -> Iterator[Finding]:
+    if variables.get(_LOADING, "").upper() == "EAGER":
+        yield Finding(
+            "eager-module-loading",
+            "advice",
+            f"{_LOADING}=EAGER loads every kernel of every library at start, used or not",
+            f"unset {_LOADING}  (CUDA has loaded lazily by itself since 12.2)",
+        )
+    if variables.get(_FORCING, "0") != "0":
+        yield Finding(
+            "compiles-at-start",
+            "advice",
+            f"{_FORCING}={variables[_FORCING]} has the driver compile every kernel, machine code or not",
+            f"unset {_FORCING}",
+        )
+
+
+def check_driver(facts: Facts) -> Iterator[Finding]:
+    """Yields whether the driver serves the CUDA that ONNX Runtime was built with."""
+    built = parse_version(facts.runtime.cuda_version)
+    if built is None or not facts.gpus:
+        return
+    device = facts.gpus[0].device
+    served = parse_version(device.cuda_version)
+    if served is None or served[0] >= built[0]:
+        return
+    least = _MIN_DRIVERS.get(built[0])
+    yield Finding(
+        "driver-too-old",
+        "problem",
+        f"driver {device.driver_version} serves CUDA up to {device.cuda_version}, "
+        f"and ONNX Runtime {facts.runtime.version} was built with {facts.runtime.cuda_version}",
+        f"update the NVIDIA driver to {least or 'the newest'} or later, or install an ONNX Runtime "
+        f"built with CUDA {served[0]}",
+    )
+
+
+def check_code(facts: Facts) -> Iterator[Finding]:
+    """Yields whether the wheel has code for each kind of GPU there is."""
+    if facts.device_code is None:
+        return
+    works = any(provider.usable for provider in facts.providers if provider.name == CUDA)
+    for gpu in {state.device.compute_capability: state.device for state in facts.gpus}.values():
+        yield _of_code(facts.device_code, gpu, works=works)
+
+
+def check_state(facts: Facts) -> Iterator[Finding]:
+    """Yields what each GPU's driver and link cost."""
+    for ordinal, state in enumerate(facts.gpus):
+        if state.persistence is False:
+            yield Finding(
+                "gpu-persistence-off",
+                "advice",
+                f"GPU {ordinal} ({state.device.name}): persistence mode is off, so a process that finds "
+                "no other on it waits 1 to 3 s for the driver to initialise it "
+                "(https://docs.nvidia.com/deploy/driver-persistence/overview.html)",
+                "sudo nvidia-smi -pm 1  (or run nvidia-persistenced)",
+            )
+        if state.link is not None:
+            yield from _of_link(ordinal, state, state.link)
+
+
+def _without_driver(facts: Facts) -> Finding:
+    loaded = (
+        f"the driver {facts.driver} is loaded, and CUDA gives no access to it"
+        if facts.driver
+        else "no NVIDIA driver is loaded"
+    )
+    return Finding(
+        "gpu-without-driver",
+        "problem",
+        f"{facts.bus_gpus} NVIDIA GPU(s) on the PCI bus, and none of them can be used: {loaded}",
+        "nvidia-smi  (in a container: docker run --gpus all …, which brings libcuda.so.1)",
+    )
+
+
+def _unused(facts: Facts, expected: Sequence[str]) -> Finding:
+    names = ", ".join(dict.fromkeys(state.device.name for state in facts.gpus))
+    package = facts.runtime.package or "the wheel"
+    return Finding(
+        "gpu-unused",
+        "problem" if CUDA in expected else "advice",
+        f"{len(facts.gpus)} GPU(s) here ({names}), "
+        f"and {package} {facts.runtime.version} has no code for CUDA",
+        "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    )
+
+
+def _of_code(code: DeviceCode, gpu: Gpu, *, works: bool) -> Finding:
+    capability = ".".join(map(str, gpu.compute_capability))
+    native = ", ".join(map(name_architecture, code.native)) or "none"
+    if runs_natively(code, gpu.compute_capability):
+        text = f"{gpu.name} ({capability}): the CUDA provider has machine code for it ({native})"
+        return Finding("native-code", "good", text)
+    if compiles_at_start(code, gpu.compute_capability):
+        return Finding(
+            "compiles-at-start",
+            "advice",
+            f"{gpu.name} ({capability}): the CUDA provider has no machine code for it ({native}); "
+            "the driver compiles every kernel at its first use and keeps what it compiled, up to a size",
+            "export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=…  (a folder that outlives the container)",
+        )
+    return Finding(
+        "no-code-for-gpu",
+        # The list is read from an undocumented layout: where a session ran, it is not the last word.
+        "advice" if works else "problem",
+        f"{gpu.name} ({capability}): the CUDA provider has neither machine code ({native}) nor PTX for it",
+        "install another version of onnxruntime-gpu, or build it with "
+        f"CMAKE_CUDA_ARCHITECTURES={capability.replace('.', '')}",
+    )
+
+
+def _of_link(ordinal: int, state: GpuState, link: PcieLink) -> Iterator[Finding]:
+    narrow, slow = link.width < link.max_width, link.generation < link.max_generation
+    if not (narrow or slow):
+        return
+    reservation = (
+        "" if narrow else "; idle GPUs lower it to save power, so look again while a model is loaded"
+    )
+    yield Finding(
+        "pcie-link-degraded",
+        "advice" if narrow else "note",
+        f"GPU {ordinal} ({state.device.name}): PCIe generation {link.generation} of {link.max_generation}, "
+        f"{link.width} of {link.max_width} lanes, over which weights are copied at every load{reservation}",
+        f"nvidia-smi --query-gpu={_LINK_QUERY} --format=csv -l 1",
+    )

@@ -1,0 +1,180 @@
+"""Ways to load a model that are compared, and the files that some of them need."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.diagnose.doctor_model import (
+    DEFAULT,
+    PREPARED,
+    DoctorModel,
+    plan_of_bundle,
+    plan_on,
+    variant_for,
+)
+from pipeline.errors import LoadError, PipelineError
+from pipeline.measuring.device_lock import CPU_DEVICE
+from pipeline.options import with_external_data
+from pipeline.runtime.loading.session import build_session
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.probe import ProbeRequest
+
+STEADY_S = 0.2
+
+_TIMEOUT_S = 6 * 3600.0
+_FIRST_GPU = "cuda:0"
+_MAX_INLINE_BYTES = 2**31 - 2**20
+_NO_PREPACKING = {"session.disable_prepacking": "1"}
+_HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
+
+
+@dataclass(frozen=True)
+class LoadVariation:
+    """A way to load a model.
+
+    Attributes:
+        name: In a word or two.
+        what: What it does otherwise than the default.
+        request: What a process of it measures.
+    """
+
+    name: str
+    what: str
+    request: ProbeRequest
+
+
+def build_variations(
+    subject: DoctorModel, device: str, folder: Path
+) -> tuple[tuple[LoadVariation, ...], Mapping[str, str]]:
+    """Returns the ways to load a model, the default first, and those that cannot be tried, with the reason.
+
+    Raises:
+        BundleError: The bundle cannot be read.
+        LoadError: None of its variants is for the device.
+        OSError: The folder cannot be written to.
+    """
+    variations: list[LoadVariation] = []
+    skipped: dict[str, str] = {}
+    if subject.source is not None:
+        ways = list(_of_source(subject.source, device))
+        for name, external in (("optimised", False), ("mapped", True)):
+            try:
+                written = _write(subject.source, device, folder / f"{name}.onnx", external=external)
+            except PipelineError as error:
+                skipped[name] = error.message
+            else:
+                ways += _of_optimised(written, device, mapped=external)
+        variations += [
+            LoadVariation(name, what, ProbeRequest(plan, subject.sample, STEADY_S))
+            for name, what, plan in ways
+        ]
+    if subject.bundle is not None:
+        variations.append(_prepared(Path(subject.bundle), device, subject.sample))
+    return tuple(variations), skipped
+
+
+def _prepared(bundle: Path, device: str, sample: str) -> LoadVariation:
+    variant = variant_for(bundle, device)
+    if device in (CPU_DEVICE, _FIRST_GPU):
+        request = ProbeRequest(None, sample, STEADY_S, bundle=str(bundle), target=variant.name)
+        what = f"the bundle's {variant.name}, by `load`"
+    else:
+        request = ProbeRequest(plan_of_bundle(bundle, device), sample, STEADY_S)
+        what = f"the session that the bundle's {variant.name} records"
+    return LoadVariation(PREPARED, what, dataclasses.replace(request, io_binding=variant.io_binding))
+
+
+def _of_source(source: str, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
+    yield DEFAULT, "plain ONNX Runtime, everything optimised at load", plan_on(source, device)
+    unoptimised = plan_on(source, device, level="ORT_DISABLE_ALL")
+    yield "no optimisation", "the source as it is, ORT_DISABLE_ALL", unoptimised
+    if device != CPU_DEVICE:
+        plan = plan_on(source, device, provider_options=_HEURISTIC)
+        yield "heuristic", "cudnn_conv_algo_search=HEURISTIC", plan
+
+
+def _of_optimised(model: Path, device: str, *, mapped: bool) -> Iterator[tuple[str, str, SessionPlan]]:
+    plan = plan_on(str(model), device, level="ORT_DISABLE_ALL")
+    if not mapped:
+        yield "optimised", "optimised graph, weights inside, ORT_DISABLE_ALL", plan
+        return
+    yield "mapped", "optimised graph, weights in a mapped file, ORT_DISABLE_ALL", plan
+    unpacked = plan_on(str(model), device, level="ORT_DISABLE_ALL", config_entries=_NO_PREPACKING)
+    yield "mapped, no prepacking", "the same with session.disable_prepacking=1", unpacked
+
+
+def _write(source: str, device: str, model: Path, *, external: bool) -> Path:
+    if not external:
+        _check_fits_inline(Path(source))
+    _check_room(Path(source), model.parent)
+    request = {"plan": encode(_writing_plan(source, device, model, external=external))}
+    run_child(f"{__name__}:write_optimised", request, timeout_s=_TIMEOUT_S)
+    return model
+
+
+def _check_room(source: Path, folder: Path) -> None:
+    """Raises unless a copy of a model, which optimising may enlarge a little, fits into a folder."""
+    needed, free = model_bytes(source) * 5 // 4, shutil.disk_usage(folder).free
+    if free < needed:
+        raise LoadError(
+            f"no room for an optimised copy of {source}\n"
+            f"  expected {needed / 2**20:.0f} MB free in {folder.parent}, got {free / 2**20:.0f} MB",
+            hint="TMPDIR=/a/larger/disk ortprep doctor options …",
+        )
+
+
+def _check_fits_inline(source: Path) -> None:
+    """Raises unless a model's weights may be within the file that ONNX Runtime writes."""
+    if _external(source):
+        raise LoadError(f"the weights of {source.name} are in files of their own, and would not come inside")
+    if source.stat().st_size > _MAX_INLINE_BYTES:
+        raise LoadError(f"the weights of {source.name} do not fit into one protobuf file")
+
+
+def _external(model: Path) -> tuple[str, ...]:
+    try:
+        return external_locations(read_skeleton(model))
+    except WireError:
+        return ()  # ONNX Runtime's own format, which is no protobuf
+
+
+def model_bytes(model: Path) -> int:
+    """Returns the size of a model file and its external data."""
+    files = [model, *(model.parent / location for location in _external(model))]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _writing_plan(source: str, device: str, model: Path, *, external: bool) -> SessionPlan:
+    entries = {**_NO_PREPACKING, **(with_external_data(model) if external else {})}
+    plan = plan_on(source, device, config_entries=entries)
+    options = plan.session_options._replace(attributes={"optimized_model_filepath": str(model)})
+    return plan._replace(session_options=options)
+
+
+def write_optimised(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the session that writes an optimised model; runs in a child.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model, or cannot write.
+        OSError: There is no room for it.
+    """
+    plan = decode(SessionPlan, request["plan"])
+    build_session(plan)
+    # Else the kernel writes it out while the first rounds are measured.
+    model = Path(str(plan.session_options.attributes["optimized_model_filepath"]))
+    for file in model.parent.glob(f"{model.name}*"):
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return {}

@@ -1,0 +1,89 @@
+"""The check on real sessions of small models: its structure, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
+from pipeline.diagnose.concurrent_models.verdict import SITUATIONS
+from pipeline.diagnose.doctor_model import DoctorModel
+from pipeline.errors import LoadError
+from pipeline.runtime.tensors.arrays import write_tensors
+from tests.runtime.builders import add_model, sample, weights_of, write_bundle, write_linear
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 0.06
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> DoctorModel:
+    (tmp_path / "add.onnx").write_bytes(add_model())
+    write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
+    return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> DoctorModel:
+    model, _ = write_linear(tmp_path / "linear.onnx", weights_of(0))
+    write_tensors(tmp_path / "linear.npz", {"x": sample()})
+    return DoctorModel("linear", str(tmp_path / "linear.npz"), str(model))
+
+
+def test_every_model_runs_in_every_situation_of_every_round(add: DoctorModel, linear: DoctorModel) -> None:
+    found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
+    assert (found.check, found.subject) == ("concurrent", "add, linear")
+    assert found.figures["failures"] == {}
+    assert [model["name"] for model in found.figures["models"]] == ["add", "linear"]
+    for model in found.figures["models"]:
+        assert set(model["rounds"]) == set(SITUATIONS)
+        for rounds in model["rounds"].values():
+            assert len(rounds) == 3
+            assert all(len(ran["run_ms"]) >= 3 and min(ran["run_ms"]) > 0 for ran in rounds)
+            assert all(0 <= ran["cpu_share"] <= 1.1 for ran in rounds)
+        assert model["threads"] >= 1
+    assert json.loads(json.dumps(found.figures)) == found.figures
+    assert len(found.tables[0].rows) == 6
+    assert "cores-divided" in [finding.code for finding in found.findings]
+
+
+def test_a_model_alone_is_run_beside_a_copy_of_itself(add: DoctorModel) -> None:
+    found = diagnose_concurrent([add], devices=["cpu"], seconds=SECONDS)
+    assert [model["name"] for model in found.figures["models"]] == ["add #1", "add #2"]
+    assert found.subject == "add"
+    one, other = (model["rounds"]["alone"] for model in found.figures["models"])
+    assert one == other  # they are the same when alone, and measured once
+
+
+def test_a_model_that_cannot_be_run_is_a_problem_and_no_crash(add: DoctorModel, linear: DoctorModel) -> None:
+    Path(linear.require_source()).write_bytes(b"no model")
+    found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
+    (finding,) = found.findings
+    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
+    assert "linear.onnx" in finding.text
+    assert found.tables == ()
+
+
+def test_a_sample_that_does_not_fit_is_a_problem_and_no_crash(add: DoctorModel, linear: DoctorModel) -> None:
+    wrong = DoctorModel("wrong", linear.sample, add.source)
+    found = diagnose_concurrent([wrong, add], devices=["cpu"], seconds=SECONDS)
+    (finding,) = found.findings
+    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
+    assert "cannot run" in finding.text
+
+
+def test_a_bundle_alone_is_run_as_jobs_run_it(add: DoctorModel, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    write_tensors(tmp_path / "b.npz", {"x": sample()})
+    prepared = DoctorModel("b", str(tmp_path / "b.npz"), bundle=str(bundle))
+    found = diagnose_concurrent([add, prepared], devices=["cpu"], seconds=SECONDS)
+    assert [set(model["rounds"]) for model in found.figures["models"]] == [set(SITUATIONS)] * 2
+
+
+def test_neither_source_nor_bundle_is_an_error(add: DoctorModel) -> None:
+    with pytest.raises(LoadError, match="no source model"):
+        diagnose_concurrent([add, DoctorModel("b", add.sample)], devices=["cpu"])

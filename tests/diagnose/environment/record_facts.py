@@ -1,0 +1,44 @@
+"""Records what this ONNX Runtime says: `python -m tests.diagnose.environment.record_facts > FILE`.
+
+Run with the wheel in question first on PYTHONPATH; folders are renamed, so that no machine's show.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import encode
+from pipeline.diagnose.environment.facts import ort_probe
+from pipeline.diagnose.environment.facts.device_code import read_device_code
+from pipeline.diagnose.environment.facts.wheels import read_requirements
+from pipeline.runtime.probing.child import run_child
+
+_SITE = "/opt/venv/lib/python3.11/site-packages"
+
+
+def record() -> str:
+    described = run_child(f"{ort_probe.__name__}:describe_runtime", {}).value
+    runtime = described["runtime"]
+    library = Path(runtime["folder"]) / "capi/libonnxruntime_providers_cuda.so"
+    recording = {
+        **described,
+        "requirements": list(read_requirements(runtime["package"])),
+        "attempts": {name: _attempt(name) for name in runtime["available"]},
+        "device_code": encode(read_device_code(library)),
+    }
+    text = json.dumps(recording, indent=1)
+    for folder in (str(Path(runtime["folder"]).parent), *filter(None, sys.path)):
+        text = text.replace(folder, _SITE) if "site-packages" in folder or "onnxruntime" in folder else text
+    return text
+
+
+def _attempt(provider: str) -> dict[str, Any]:
+    reply = run_child(f"{ort_probe.__name__}:try_provider", {"provider": provider}).value
+    return {**reply, "maps": [file for file in reply["maps"] if "onnxruntime" in file or "cuda" in file]}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(record() + "\n")

@@ -1,0 +1,92 @@
+"""The check on real sessions of a small model: its structure, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.codec import encode
+from pipeline.diagnose.doctor_model import DoctorModel, plan_of
+from pipeline.diagnose.parallel.check import diagnose_parallel
+from pipeline.diagnose.parallel.session_creation import make_sessions
+from pipeline.diagnose.parallel.verdict import WAYS
+from pipeline.diagnose.process_group import run_together
+from pipeline.errors import LoadError, LoadTimeoutError
+from pipeline.runtime.loading.load_options import Deadline
+from pipeline.runtime.loading.session import _device_guard, build_session, default_plan
+from pipeline.runtime.tensors.arrays import write_tensors
+from tests.runtime.builders import add_model, write_bundle
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> DoctorModel:
+    (tmp_path / "add.onnx").write_bytes(add_model())
+    write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
+    return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+
+
+def test_every_way_makes_every_session_in_every_round(subject: DoctorModel) -> None:
+    found = diagnose_parallel(subject, devices=["cpu"], sessions=3)
+    assert (found.check, found.subject) == ("parallel", "add")
+    assert found.figures["failures"] == {}
+    assert set(found.figures["ways"]) == set(WAYS)
+    for name, way in found.figures["ways"].items():
+        assert len(way["rounds"]) >= 3
+        for measured in way["rounds"]:
+            assert len(measured["session_ms"]) == 3
+            # Processes are started anew for the time of creating, so there it is no part of the other.
+            assert measured["creating_ms"] > 0
+            assert name == "processes" or measured["creating_ms"] < measured["ready_ms"]
+            assert 0 < measured["start_ms"] < measured["ready_ms"]
+            assert max(measured["session_ms"]) <= measured["creating_ms"] * (1 + 1e-9)
+    assert found.figures["ways"]["sequential"]["speed_up"] == pytest.approx(1)
+    assert json.loads(json.dumps(found.figures)) == found.figures
+    assert len(found.tables[0].rows) == 3
+
+
+def test_what_is_measured_is_not_this_packages_own_lock(subject: DoctorModel, tmp_path: Path) -> None:
+    """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
+    plan = default_plan(subject.require_source())
+    request = {
+        "plans": [encode(plan)] * 2,
+        "in_threads": True,
+        "begin_together": False,
+        "barrier": str(tmp_path),
+        "participants": 1,
+    }
+    with _device_guard(plan, Deadline(None, subject="a model")):
+        with pytest.raises(LoadTimeoutError):
+            build_session(plan, timeout_s=0.05)
+        assert len(make_sessions(request)["ready_s"]) == 2
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem_and_no_crash(subject: DoctorModel) -> None:
+    Path(subject.require_source()).write_bytes(b"no model")
+    (finding,) = diagnose_parallel(subject, devices=["cpu"], sessions=2).findings
+    assert (finding.code, finding.severity) == ("parallel-not-measured", "problem")
+    assert "add.onnx" in finding.text
+
+
+def test_a_bundle_alone_is_loaded_as_jobs_load_it(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path)
+    found = diagnose_parallel(DoctorModel("b", "", bundle=str(bundle)), devices=["cpu"], sessions=2)
+    assert set(found.figures["ways"]) == set(WAYS)
+
+
+def test_neither_source_nor_bundle_is_an_error(subject: DoctorModel) -> None:
+    with pytest.raises(LoadError, match="no source model"):
+        diagnose_parallel(DoctorModel("b", subject.sample), devices=["cpu"])
+
+
+def test_processes_that_begin_together_begin_when_the_last_has_imported(subject: DoctorModel) -> None:
+    """Left to themselves they begin when each is ready, and creating looks shorter than it is."""
+    plan = plan_of(subject, "cpu")
+    request = {"plans": [plan], "in_threads": False, "begin_together": True}
+    answers = run_together(f"{make_sessions.__module__}:make_sessions", [request] * 3, participants=3)
+    last_s = max(each["imported_s"] for each in answers.values)
+    assert all(each["begun_s"][0] >= last_s for each in answers.values)
