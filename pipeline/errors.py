@@ -11,6 +11,8 @@ All of them survive pickling, because they cross process borders, and all of the
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
@@ -25,6 +27,8 @@ class PipelineError(Exception):
     """
 
     exit_code = 1
+    details: ClassVar[tuple[str, ...]] = ()
+    """Names of further attributes that cross process borders."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -35,11 +39,54 @@ class PipelineError(Exception):
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
+        return (
+            _rebuild,
+            (type(self), self.message, self.hint),
+            {name: getattr(self, name) for name in self.details},
+        )
 
 
 def _rebuild(kind: type[PipelineError], message: str, hint: str | None) -> PipelineError:
     return kind(message, hint=hint)
+
+
+def to_dict(error: BaseException) -> dict[str, Any]:
+    """Returns an error as JSON types, to be sent to another process.
+
+    Args:
+        error: Any error; one that is not a `PipelineError` becomes a `RunError` that quotes it.
+
+    Returns:
+        `kind`, `message`, `hint` and, where the class has any, `details`.
+    """
+    if not isinstance(error, PipelineError):
+        return {"kind": RunError.__name__, "message": f"{type(error).__name__}: {error}", "hint": None}
+    data: dict[str, Any] = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    if error.details:
+        data["details"] = {name: getattr(error, name) for name in error.details}
+    return data
+
+
+def from_dict(data: Mapping[str, Any]) -> PipelineError:
+    """Returns the error that `to_dict` described; data that makes no sense never raises.
+
+    Args:
+        data: What another process sent. A class that this version does not know becomes a `PipelineError`,
+            and details that its class does not have, or has as another type, are left out.
+    """
+    hint = data.get("hint")
+    kind = error_named(str(data.get("kind")))
+    error = kind(str(data.get("message")), hint=None if hint is None else str(hint))
+    found = data.get("details")
+    details = found if isinstance(found, Mapping) else {}
+    for name in kind.details:
+        value = details.get(name)
+        if isinstance(value, list):
+            value = tuple(map(str, value))
+        default = getattr(kind, name)
+        if isinstance(value, int if default is None else type(default)):
+            setattr(error, name, value)
+    return error
 
 
 class SpecError(PipelineError):
@@ -134,6 +181,10 @@ class PoolClosedError(PoolError):
     """A pool was closed before, or while, it was asked."""
 
 
+class NoRoomError(PoolError):
+    """A pool has no memory for a request or an answer now."""
+
+
 class RequestTimeoutError(PoolError):
     """A request was not answered before its deadline."""
 
@@ -155,15 +206,10 @@ class WorkerDiedError(PoolError):
         stderr: The last lines it wrote to its standard error.
     """
 
+    details = ("pid", "returncode", "stderr")
     pid: int = 0
     returncode: int | None = None
     stderr: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (
-            *super().__reduce__(),
-            {"pid": self.pid, "returncode": self.returncode, "stderr": self.stderr},
-        )
 
 
 class RegistryError(PipelineError):
@@ -179,10 +225,8 @@ class RegistryUnavailableError(RegistryError):
         retry_after_s: Seconds it asked to be left alone for; 0 if it did not say.
     """
 
+    details = ("retry_after_s",)
     retry_after_s: float = 0.0
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (*super().__reduce__(), {"retry_after_s": self.retry_after_s})
 
 
 class AccessDeniedError(RegistryError):

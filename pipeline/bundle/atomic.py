@@ -29,11 +29,6 @@ def _unused_name(folder: Path, prefix: str) -> Path:
 def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Writes a file so that readers see the old content or the new, never a part.
 
-    Args:
-        path: The file.
-        data: Its new content.
-        durable: Whether to wait until the disk has it; a cache need not.
-
     Raises:
         OSError: The folder is read-only or full; the old file is then untouched.
     """
@@ -54,11 +49,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
-    """Writes JSON as `format_json` lays it out.
-
-    Raises:
-        OSError: The folder is read-only or full; the old file is then untouched.
-    """
+    """Writes JSON as `format_json` lays it out; as `write_bytes_atomic`."""
     write_bytes_atomic(path, format_json(data))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pipeline.bundle.regular_file import open_regular
+from pipeline.bundle.file_memory import open_regular
 from pipeline.errors import BundleError
 
 T = TypeVar("T")
@@ -166,11 +166,7 @@ def parse_json(text: bytes, *, name: str) -> dict[str, Any]:
 
 
 def check_json_values(text: bytes, *, name: str) -> None:
-    """Checks, before anything is parsed, that JSON has no more than `MAX_JSON_VALUES` values.
-
-    Raises:
-        BundleError: It may have more.
-    """
+    """Raises `BundleError`, before anything is parsed, if JSON has more than `MAX_JSON_VALUES` values."""
     found = sum(map(text.count, (b",", b":", b"[", b"{")))
     if found > MAX_JSON_VALUES:
         raise BundleError(

@@ -15,7 +15,7 @@ class OutputAccuracy:
         elements: Elements compared, over all samples.
         max_abs: Largest absolute difference of elements that are finite on both sides.
         mean_abs: Mean absolute difference of these.
-        cosine: Of the angle between reference and candidate; the worst sample's.
+        cosine: Cosine of the angle between reference and candidate, of the worst sample.
         snr_db: Signal-to-noise ratio in decibels, at most 200 in size; the worst sample's.
         top1: Share of rows along the last axis whose largest element is at the same index; of integers,
             booleans and strings the share of equal elements; None where an output has no rows.

@@ -14,11 +14,11 @@ from pipeline.bundle.file_memory import (
     cache_folder,
     entry_path,
     is_settled,
+    open_regular,
     read_entry,
     read_stamp,
     write_entry,
 )
-from pipeline.bundle.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,7 @@ def digest_json(data: Any) -> str:
 
 
 def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on) -> str:
-    """Returns the digest of a file's bytes, reading it in blocks.
-
-    Args:
-        path: The file.
-        between_blocks: Called after every block; what it raises ends the reading.
+    """Returns the digest of a file's bytes; what `between_blocks` raises ends the reading.
 
     Raises:
         OSError: The file cannot be read, or is no regular file.

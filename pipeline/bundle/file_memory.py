@@ -7,9 +7,11 @@ nothing, since the quickest load goes through it.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
+from typing import BinaryIO
 
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, modification and change time of a file: equal as long as it is neither replaced nor
@@ -95,3 +97,17 @@ def write_entry(path: str, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a file for reading, and nothing else: a FIFO would make its reader wait for ever.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    # Without waiting for a writer, should it be a FIFO; regular files know no difference.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")

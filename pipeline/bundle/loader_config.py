@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.bundle import LOADER_FILE
 from pipeline.bundle.digest import is_digest
 from pipeline.bundle.paths import is_safe_name, is_safe_path
 from pipeline.bundle.record import read_record, write_record
@@ -15,10 +16,12 @@ from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import BundleError, IntegrityError
 from pipeline.versions import parse_version
 
-LOADER_FILE = "loader.json"
 LOADER_SCHEMA_VERSION = "1.3"
 MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
+
+MAX_RANK = 32
+"""Most axes of a tensor; numpy 1 has no more."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class FirstPhase:
 
     Attributes:
         session_options: How the session is made.
-        providers: Those of the variant in the same order on the same device, with options of their own.
+        providers: The variant's providers, in the same order on the same device, with other options.
         model: Path of its ONNX file, one of the variant's `files`; None for the variant's own model.
     """
 

@@ -11,8 +11,7 @@ from pipeline.bundle.codec import MAX_JSON_BYTES
 from pipeline.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
 from pipeline.bundle.loader_config import FileEntry, check_file_entries
 from pipeline.bundle.record import read_record, write_record
-from pipeline.bundle.summary import Summary
-from pipeline.bundle.tuning_record import TuningRecord
+from pipeline.bundle.tuning_record import Summary, TuningRecord
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA_VERSION = "1.4"
@@ -45,7 +44,7 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """What the hazard lint found in an optimised graph.
 
     Attributes:
@@ -78,7 +77,7 @@ class LadderAttempt:
 
     step: str
     outcome: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LintFinding, ...] = ()
     elapsed_ms: float = 0.0
     peak_rss_bytes: int = 0
 
@@ -114,7 +113,7 @@ class VerificationRecord:
 
     Attributes:
         rtol: Relative tolerance of outputs that have none of their own.
-        atol: Absolute tolerance likewise.
+        atol: Absolute tolerance of outputs that have none of their own.
         samples: How many inputs were compared.
         inputs: `samples` (the spec's files) or `seeded`.
         errors: Per output, the worst of all samples.
@@ -142,7 +141,7 @@ class PlanFigures:
         first_result_ms: Session and first run together.
         steady_ms: A later run, primary shape: median of a process's runs.
         private_mb: Anonymous memory after the steady runs, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, likewise.
+        peak_mb: Largest resident set, in MB of 2**20 bytes.
         gpu_mb: GPU memory in use by the process, None without GPU.
     """
 
@@ -202,7 +201,7 @@ class VariantRecord:
     """How one variant was made.
 
     Attributes:
-        name: Of the variant.
+        name: Name of the variant.
         target: What it was prepared for.
         level: Ladder step its graph was written at.
         ladder: Every step tried.
@@ -211,7 +210,7 @@ class VariantRecord:
         decision: What is shipped, and why.
         tuning: The search for its plan, None without one.
         conversion: How its graph was converted before, None if it was not.
-        accuracy: Of a converted variant, per output, how near the optimised graph is to the source.
+        accuracy: How near the optimised graph of a converted variant is to the source, per output.
     """
 
     name: str
@@ -248,35 +247,14 @@ class GitState:
 
 
 @dataclass(frozen=True)
-class PartOrigin:
-    """One of the bundles that a bundle from a registry was put together from.
-
-    Attributes:
-        digest: Of its record in the registry.
-        variants: Names here of the variants that are from it.
-        created_at: When it was prepared, ISO 8601, UTC.
-        pipeline_version: Of ortprep.
-        environment: Versions and hardware it was made with.
-        git: Where its spec was from, None if that is not known.
-    """
-
-    digest: str
-    variants: tuple[str, ...]
-    created_at: str
-    pipeline_version: str
-    environment: Mapping[str, Any]
-    git: GitState | None = None
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`.
 
     Attributes:
-        schema_version: Of this file, "MAJOR.MINOR".
-        name: Of the model.
+        schema_version: Version of this format, "MAJOR.MINOR".
+        name: Name of the model.
         created_at: ISO 8601, UTC.
-        pipeline_version: Of ortprep.
+        pipeline_version: Version of ortprep.
         spec_digest: Digest of the resolved spec's canonical JSON.
         source: Where the model came from.
         environment: Versions and hardware the bundle was made with.
@@ -284,7 +262,6 @@ class Manifest:
         missing_targets: Targets that were skipped.
         files: Every file of the bundle except this one.
         git: Where the spec was from, None if it lies in no repository.
-        parts: What the bundle was put together from, if from several that were published apart.
         left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
 
@@ -299,7 +276,6 @@ class Manifest:
     files: tuple[FileEntry, ...]
     missing_targets: tuple[MissingTarget, ...] = field(default=())
     git: GitState | None = None
-    parts: tuple[PartOrigin, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 

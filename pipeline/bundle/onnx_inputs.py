@@ -6,36 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_wire import WireError, read_skeleton, walk_fields
-
-_ELEMENT_TYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4e2m1",
-    25: "uint2",
-    26: "int2",
-}
-"""`onnx.TensorProto.DataType`, as records spell it."""
+from pipeline.bundle.onnx_wire import ELEMENT_TYPE_NAMES, WireError, read_skeleton, walk_fields
 
 _OTHER, _UNKNOWN = "a sequence, map or optional", "an unknown element type"
 _LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know
@@ -49,9 +20,6 @@ _DIMENSION, _SIZE, _SYMBOL = 1, 1, 2
 
 def read_inputs(path: Path) -> tuple[TensorSpec, ...]:
     """Returns a model's inputs in order, without those that initializers fill.
-
-    Args:
-        path: The model file, of any size. What is no tensor has the type `a sequence, map or optional`.
 
     Raises:
         WireError: The file is not a protobuf message, or has no graph.
@@ -72,7 +40,7 @@ def _describe(value: bytes) -> TensorSpec:
         return TensorSpec(name, _OTHER, None)
     shape = _last(tensor, _SHAPE)
     axes = None if shape is None else tuple(_axis(one) for one in _all(shape, _DIMENSION))
-    return TensorSpec(name, _ELEMENT_TYPES.get(_number(tensor, _ELEMENT) or 0, _UNKNOWN), axes)
+    return TensorSpec(name, ELEMENT_TYPE_NAMES.get(_number(tensor, _ELEMENT) or 0, _UNKNOWN), axes)
 
 
 def _axis(dimension: bytes) -> int | str | None:

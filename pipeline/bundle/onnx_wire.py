@@ -8,7 +8,7 @@ the encoding is https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +33,19 @@ _NESTED = {
 _TENSOR_VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
 _RAW_DATA = 9
 
+ELEMENT_TYPE_NAMES: Mapping[int, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128",
+    16: "bfloat16", 17: "float8e4m3fn", 18: "float8e4m3fnuz", 19: "float8e5m2", 20: "float8e5m2fnuz",
+    21: "uint4", 22: "int4", 23: "float4e2m1", 25: "uint2", 26: "int2",
+}  # fmt: skip
+"""`onnx.TensorProto.DataType`, as records spell it."""
+
 Reader = Callable[[int, int], bytes]
 """Returns the bytes from an offset (inclusive) to another (exclusive)."""
 
 
-StandIn = Callable[[int, int, int], bytes | None]
+Substitute = Callable[[int, int, int], bytes | None]
 """Says what stands for a large tensor's values: takes the number of their field, their offset in the file and
 their length; returns fields of the tensor instead, or None to leave the values in."""
 
@@ -62,13 +70,13 @@ def _carry_on() -> None:
 
 
 def read_skeleton(
-    path: Path, stand_in: StandIn | None = None, *, between_reads: Callable[[], object] = _carry_on
+    path: Path, substitute: Substitute | None = None, *, between_reads: Callable[[], object] = _carry_on
 ) -> bytes:
     """Reads an ONNX model without the values of its large tensors.
 
     Args:
         path: The model file, of any size.
-        stand_in: What tensors have in place of values above `SMALL_BYTES`; nothing if it is not given.
+        substitute: What tensors have in place of values above `SMALL_BYTES`; nothing if it is not given.
         between_reads: Called before every read; what it raises ends the reading.
 
     Returns:
@@ -86,20 +94,13 @@ def read_skeleton(
             between_reads()
             return os.pread(handle, end - start, start)
 
-        return _strip(read, 0, os.fstat(handle).st_size, "model", stand_in)
+        return _strip(read, 0, os.fstat(handle).st_size, "model", substitute)
     finally:
         os.close(handle)
 
 
 def external_locations(skeleton: bytes) -> tuple[str, ...]:
-    """Returns the external data files a model refers to, at any depth, each once, in order.
-
-    Args:
-        skeleton: What `read_skeleton` returned.
-
-    Raises:
-        WireError: The bytes are not a protobuf message.
-    """
+    """Returns the external data files a skeleton refers to, at any depth, each once, in order."""
     # Most models have none, and searching for the key that every reference carries is far quicker.
     if b"location" not in skeleton:
         return ()
@@ -107,14 +108,7 @@ def external_locations(skeleton: bytes) -> tuple[str, ...]:
 
 
 def subgraph_locations(skeleton: bytes) -> tuple[str, ...]:
-    """Returns the external data files that tensors of subgraphs are in, each once, in order.
-
-    Args:
-        skeleton: What `read_skeleton` returned.
-
-    Raises:
-        WireError: The bytes are not a protobuf message.
-    """
+    """Returns the external data files that tensors of subgraphs are in, each once, in order."""
     if b"location" not in skeleton:
         return ()
     found = _locations(skeleton, 0, len(skeleton), "model")
@@ -133,12 +127,7 @@ def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def write_tensor_field(*, header: bytes, values_bytes: int) -> bytes:
-    """Returns what precedes a tensor's raw values in a serialised graph.
-
-    Args:
-        header: The `TensorProto` without values, serialised.
-        values_bytes: Length of the raw values that follow.
-    """
+    """Returns what precedes a tensor's raw values in a serialised graph."""
     values_head = encode_varint(_RAW_DATA << 3 | _LENGTH) + encode_varint(values_bytes)
     body_bytes = len(header) + len(values_head) + values_bytes
     return encode_varint(5 << 3 | _LENGTH) + encode_varint(body_bytes) + header + values_head
@@ -159,7 +148,9 @@ def encode_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _strip(read: Reader, start: int, end: int, kind: str, stand_in: StandIn | None, depth: int = 0) -> bytes:
+def _strip(
+    read: Reader, start: int, end: int, kind: str, substitute: Substitute | None, depth: int = 0
+) -> bytes:
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     nested = _NESTED[kind]
@@ -168,11 +159,11 @@ def _strip(read: Reader, start: int, end: int, kind: str, stand_in: StandIn | No
         large = field.wire_type == _LENGTH and field.end - field.payload > SMALL_BYTES
         if large and kind == "tensor" and field.number in _TENSOR_VALUES:
             place = field.number, field.payload, field.end - field.payload
-            other = b"" if stand_in is None else stand_in(*place)
+            other = b"" if substitute is None else substitute(*place)
             kept += read(field.start, field.end) if other is None else other
             continue
         if large and field.number in nested:
-            inner = _strip(read, field.payload, field.end, nested[field.number], stand_in, depth + 1)
+            inner = _strip(read, field.payload, field.end, nested[field.number], substitute, depth + 1)
             kept += encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
         else:
             kept += read(field.start, field.end)

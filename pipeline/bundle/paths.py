@@ -33,10 +33,6 @@ def is_safe_path(path: str) -> bool:
 def resolve_inside(root: Path, path: str) -> Path:
     """Returns the file `path` names inside `root`, links resolved.
 
-    Args:
-        root: The bundle's folder.
-        path: A path as a bundle's JSON gives it.
-
     Raises:
         IntegrityError: The path is absolute, climbs out, or is a link that leads out.
     """

@@ -42,12 +42,6 @@ def format_record(record: object) -> bytes:
 def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) -> T:
     """Reads a file that `write_record` wrote, here or by another version.
 
-    Args:
-        kind: The dataclass.
-        path: The file.
-        supported: The schema version this code writes, "MAJOR.MINOR".
-        max_bytes: No more than this is read.
-
     Raises:
         BundleError: The file is missing, too large, or not of this form.
         UnsupportedVersionError: It has a newer major version.

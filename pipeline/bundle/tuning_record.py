@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.bundle.summary import Summary
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Order statistics of one figure over fresh processes; the unit is in the field that holds it."""
+
+    median: float
+    p25: float
+    p75: float
+    minimum: float
+    maximum: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -20,7 +31,7 @@ class TrialFigures:
         first_result_ms: Session and first run together.
         steady_ms: A later run, weighted over the declared shapes.
         private_mb: Anonymous memory after the runs, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, likewise.
+        peak_mb: Largest resident set, in MB of 2**20 bytes.
         cost_ms: What a job costs at the objective's number of runs.
         cost_ratio: That cost relative to the plan compared with, round by round.
         gpu_mb: GPU memory, None without GPU.
@@ -52,7 +63,7 @@ class TrialRecord:
         kind: Why it was tried: `default`, `recipe`, `base`, `screening`, `combination`, `sampler`, `final`.
         choice: Value by knob; `plan: default` and `plan: recipe` for those two.
         session_options: How the session is made; None where it could not come to that.
-        providers: Likewise.
+        providers: Execution providers; None where it could not come to that.
         figures: What was measured, None if it failed.
         failure: Why there are no figures, None if there are.
         violations: Limits the figures exceed.

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.bundle import LOADER_FILE
 from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import LOADER_FILE, FileEntry, listed_files, read_loader_config
+from pipeline.bundle.loader_config import FileEntry, listed_files, read_loader_config
 from pipeline.bundle.paths import RECEIPT_FOLDER, resolve_inside
 from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
 
@@ -18,7 +19,7 @@ Digester = Callable[[Path], str]
 
 
 @dataclass(frozen=True)
-class Difference:
+class FileDifference:
     """A file that is not as recorded.
 
     Attributes:
@@ -49,54 +50,44 @@ def describe_files(folder: Path, digest: Digester = digest_file) -> tuple[FileEn
     )
 
 
-def compare_file(root: Path, entry: FileEntry, digest: Digester = digest_file) -> Difference | None:
-    """Compares one file with its record; `digest` may be a cache's.
-
-    Raises:
-        IntegrityError: The path leaves the bundle.
-    """
+def compare_file(root: Path, entry: FileEntry, digest: Digester = digest_file) -> FileDifference | None:
+    """Compares one file with its record; `digest` may be a cache's. Raises if the path leaves the bundle."""
     path = resolve_inside(root, entry.path)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            return Difference(entry.path, "kind", "a regular file", "something else")
+            return FileDifference(entry.path, "kind", "a regular file", "something else")
         if status.st_size != entry.size_bytes:
-            return Difference(entry.path, "size", f"{entry.size_bytes} bytes", f"{status.st_size} bytes")
+            return FileDifference(entry.path, "size", f"{entry.size_bytes} bytes", f"{status.st_size} bytes")
         actual = digest(path)
     except (FileNotFoundError, NotADirectoryError):
-        return Difference(entry.path, "missing", f"{entry.size_bytes} bytes", "no such file")
+        return FileDifference(entry.path, "missing", f"{entry.size_bytes} bytes", "no such file")
     except OSError as error:
-        return Difference(entry.path, "unreadable", "a file that can be read", error.strerror or str(error))
-    return None if actual == entry.sha256 else Difference(entry.path, "content", entry.sha256, actual)
+        return FileDifference(
+            entry.path, "unreadable", "a file that can be read", error.strerror or str(error)
+        )
+    return None if actual == entry.sha256 else FileDifference(entry.path, "content", entry.sha256, actual)
 
 
 def compare_files(
     root: Path, entries: tuple[FileEntry, ...], digest: Digester = digest_file
-) -> tuple[Difference, ...]:
-    """Compares files with their records and returns every difference, in order.
-
-    Raises:
-        IntegrityError: A path leaves the bundle.
-    """
+) -> tuple[FileDifference, ...]:
+    """Compares files with their records and returns every difference, in order; as `compare_file`."""
     found = (compare_file(root, entry, digest) for entry in entries)
     return tuple(difference for difference in found if difference is not None)
 
 
-def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[Difference, ...]:
-    """Returns what is there and no regular file, in order; looks at no byte.
-
-    Raises:
-        IntegrityError: A path leaves the bundle.
-    """
+def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[FileDifference, ...]:
+    """Returns what is there and no regular file, in order; looks at no byte. As `compare_file`."""
     paths = {entry.path: resolve_inside(root, entry.path) for entry in entries}
     return tuple(
-        Difference(name, "kind", "a regular file", "something else")
+        FileDifference(name, "kind", "a regular file", "something else")
         for name, path in paths.items()
         if path.exists() and not path.is_file()
     )
 
 
-def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[Difference, ...]:
+def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[FileDifference, ...]:
     """Compares a whole bundle with its manifest, files that should not be there included.
 
     Raises:
@@ -115,7 +106,7 @@ def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[Differen
         raise IntegrityError(f"loader.json and manifest.json disagree in {root}\n  about {names}")
     recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
     added = sorted(_present(root) - recorded)
-    extra = (Difference(path, "added", "no such file", "a file") for path in added)
+    extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
     return (*compare_files(root, manifest.files, digest), *extra)
 
 
@@ -163,17 +154,10 @@ def may_be_replaced(folder: Path) -> bool:
     return True
 
 
-def raise_differences(root: Path, differences: tuple[Difference, ...], *, hint: str | None = None) -> None:
-    """Raises if there are differences, naming all of them.
-
-    Args:
-        root: The bundle's folder.
-        differences: What was found.
-        hint: What to do about them; if not given, how to see all that is wrong with the bundle.
-
-    Raises:
-        IntegrityError: There is at least one.
-    """
+def raise_differences(
+    root: Path, differences: tuple[FileDifference, ...], *, hint: str | None = None
+) -> None:
+    """Raises `IntegrityError` if there are differences, naming all; `hint` tells what to do about them."""
     if differences:
         lines = "\n".join(f"  {difference}" for difference in differences)
         raise IntegrityError(

@@ -1,6 +1,8 @@
 """Session and provider options ONNX Runtime knows, per version: type, values, default, effect."""
 
-from pipeline.options.checking import (
+from pipeline.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
+from pipeline.options.session import MIN_EXTERNAL_BYTES, with_external_data
+from pipeline.options.validation import (
     CUDA,
     Scalar,
     check_attributes,
@@ -10,10 +12,10 @@ from pipeline.options.checking import (
     known_provider_options,
     known_session_config,
 )
-from pipeline.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
 
 __all__ = [
     "CUDA",
+    "MIN_EXTERNAL_BYTES",
     "NEWEST",
     "OLDEST",
     "Kind",
@@ -27,4 +29,5 @@ __all__ = [
     "known_provider_options",
     "known_session_config",
     "version_parts",
+    "with_external_data",
 ]

@@ -2,65 +2,61 @@
 
 from __future__ import annotations
 
-from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option
+from functools import partial
+
+from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
 
 _INT_MAX = 2**31 - 1
 _POINTER = "addresses of one process mean nothing in a bundle"
 
-
-def _switch(name: str, default: str, effect: str, *, owner: str | None = None) -> Option:
-    return Option(name, "switch", default, effect, owner=owner, source=CUDA_LIBRARY)
+_option = partial(Option, source=CUDA_LIBRARY)
+_switch = partial(switch, source=CUDA_LIBRARY)
 
 
 CUDA_OPTIONS = (
-    Option(
+    _option(
         "device_id",
         "integer",
         default="0",
         effect="Index of the GPU among those the process sees.",
         minimum=0,
         owner="a bundle is for any GPU of its kind; load(..., device_id=N) picks one",
-        source=CUDA_LIBRARY,
     ),
     _switch("has_user_compute_stream", "0", "Says that user_compute_stream is given.", owner=_POINTER),
-    Option(
+    _option(
         "user_compute_stream",
         "text",
         default="none: a stream of its own",
         effect="Address of the CUDA stream that kernels run on.",
         owner=_POINTER,
-        source=CUDA_LIBRARY,
     ),
     *(
-        Option(
+        _option(
             f"gpu_external_{verb}",
             "text",
             default="none: the provider's arena",
             effect=f"Address of the function that {does} GPU memory in place of the arena.",
             owner=_POINTER,
-            source=CUDA_LIBRARY,
         )
         for verb, does in (("alloc", "allocates"), ("free", "frees"), ("empty_cache", "gives back cached"))
     ),
-    Option(
+    _option(
         "gpu_mem_limit",
         "integer",
         default="no limit",
         effect="Bytes the arena may take; kernels, cuDNN and cuBLAS take more beside it.",
         minimum=1,
         maximum=2**64 - 1,
-        source=CUDA_LIBRARY,
     ),
-    Option(
+    _option(
         "arena_extend_strategy",
         "choice",
         default="kNextPowerOfTwo",
         effect="How the arena grows: in doubling steps, which can over-reserve by the size of the weights, "
         "or by what is asked for.",
         values=("kNextPowerOfTwo", "kSameAsRequested"),
-        source=CUDA_LIBRARY,
     ),
-    Option(
+    _option(
         "cudnn_conv_algo_search",
         "choice",
         default="EXHAUSTIVE",
@@ -68,7 +64,6 @@ CUDA_OPTIONS = (
         "cuDNN heuristics B (EXHAUSTIVE), the cheaper A (HEURISTIC), or its fallback (DEFAULT, which can "
         "be very slow); only the last shape's plan is kept (#22705).",
         values=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-        source=CUDA_LIBRARY,
     ),
     _switch(
         "cudnn_conv_use_max_workspace",
@@ -118,7 +113,7 @@ CUDA_OPTIONS = (
         "0",
         "Runs everything the provider does on one stream, so that nothing synchronises between streams.",
     ),
-    Option(
+    _option(
         "sdpa_kernel",
         "integer",
         default="0: chosen by the provider and ORT_* environment variables",
@@ -126,24 +121,21 @@ CUDA_OPTIONS = (
         "8 cuDNN flash, 16 unfused, 32 and 64 TensorRT flash and cross, 256 lean, 512 decoder.",
         minimum=0,
         maximum=1023,
-        source=CUDA_LIBRARY,
     ),
     _switch("tunable_op_enable", "0", "Uses kernels chosen by TunableOp where there are any."),
     _switch("tunable_op_tuning_enable", "0", "Lets TunableOp measure kernels while running; slow at first."),
-    Option(
+    _option(
         "tunable_op_max_tuning_duration_ms",
         "integer",
         default="0: no limit",
         effect="Milliseconds TunableOp may spend on each operator.",
         minimum=0,
         maximum=_INT_MAX,
-        source=CUDA_LIBRARY,
     ),
-    Option(
+    switch(
         "enable_cudnn",
-        "switch",
-        default="1",
-        effect="0 leaves cuDNN unloaded, which saves time and memory in models that need none of it; "
+        "1",
+        "0 leaves cuDNN unloaded, which saves time and memory in models that need none of it; "
         "operators that need it are then missing.",
         since="1.30",
         source=CUDA_INTERVAL,

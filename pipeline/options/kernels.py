@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option
+from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option, switch
 
 _INT_MAX = 2**31 - 1
 _SIZE_MAX = 2**63 - 1
@@ -10,20 +10,13 @@ _LAYOUT = "the optimize stage decides the files of a prepared model"
 _CONTEXT_INTERVAL = f"{HEADER}; there since some version from 1.23 to 1.26"
 
 _MLAS = (
-    Option(
+    switch(
         "mlas.enable_gemm_fastmath_arm64_bfloat16",
-        "switch",
-        default="0",
-        effect="Multiplies float32 matrices in bfloat16 on Arm: faster, less exact.",
+        "0",
+        "Multiplies float32 matrices in bfloat16 on Arm: faster, less exact.",
         source=HEADER,
     ),
-    Option(
-        "mlas.disable_kleidiai",
-        "switch",
-        default="0",
-        effect="Leaves the KleidiAI kernels for Arm unused.",
-        since="1.25",
-    ),
+    switch("mlas.disable_kleidiai", "0", "Leaves the KleidiAI kernels for Arm unused.", since="1.25"),
     Option(
         "mlas.kleidiai.conv_igemm_max_work",
         "integer",
@@ -34,18 +27,16 @@ _MLAS = (
         minimum=0,
         maximum=_SIZE_MAX,
     ),
-    Option(
+    switch(
         "mlas.use_lut_gemm",
-        "switch",
-        default="0",
-        effect="Runs low-bit MatMulNBits by look-up tables where the CPU and the shape allow.",
+        "0",
+        "Runs low-bit MatMulNBits by look-up tables where the CPU and the shape allow.",
         since="1.24",
     ),
-    Option(
+    switch(
         "mlas.qnbit.force_fp32",
-        "switch",
-        default="0",
-        effect="Makes MatMulNBits on CPU compute in float32: more exact, slower.",
+        "0",
+        "Makes MatMulNBits on CPU compute in float32: more exact, slower.",
         since="1.31",
     ),
     Option(
@@ -58,11 +49,10 @@ _MLAS = (
         minimum=0,
         maximum=_SIZE_MAX,
     ),
-    Option(
+    switch(
         "mlas.nchwc_depthwise_sliding",
-        "switch",
-        default="built in",
-        effect="Runs depthwise convolutions in NCHWc layout with a sliding window.",
+        "built in",
+        "Runs depthwise convolutions in NCHWc layout with a sliding window.",
         since="1.31",
     ),
 )
@@ -116,11 +106,10 @@ _CUDA = (
         values=("0", "1", "off", "force"),
         source=CUDA_LATEST,
     ),
-    Option(
+    switch(
         "ep.cuda.fpa_intb_gemv_wave_aware",
-        "switch",
-        default="built in",
-        effect="Cuts the low-bit product with few rows to fill the GPU's multiprocessors evenly.",
+        "built in",
+        "Cuts the low-bit product with few rows to fill the GPU's multiprocessors evenly.",
         since="1.31",
         source=CUDA_LATEST,
     ),
@@ -134,12 +123,10 @@ _CUDA = (
         maximum=_INT_MAX,
         source=CUDA_LATEST,
     ),
-    Option(
+    switch(
         "ep.cuda.enable_gemm_auto_tune",
-        "switch",
-        default="0, or the environment's ORT_CUDA_GEMM_AUTO_TUNE",
-        effect="Times cuBLAS against other kernels for half-precision products with few rows and keeps the "
-        "faster.",
+        "0, or the environment's ORT_CUDA_GEMM_AUTO_TUNE",
+        "Times cuBLAS against other kernels for half-precision products with few rows and keeps the faster.",
         since="1.31",
         source=CUDA_LATEST,
     ),
@@ -155,11 +142,10 @@ _CUDA = (
 )
 
 _CONTEXT = (
-    Option(
+    switch(
         "ep.context_enable",
-        "switch",
-        default="0",
-        effect="Writes the graph with what providers compiled, so that a later load skips compiling; CPU and "
+        "0",
+        "Writes the graph with what providers compiled, so that a later load skips compiling; CPU and "
         "CUDA compile nothing.",
         owner=_LAYOUT,
     ),
@@ -170,11 +156,10 @@ _CONTEXT = (
         effect="File that ep.context_enable writes.",
         owner=_LAYOUT,
     ),
-    Option(
+    switch(
         "ep.context_embed_mode",
-        "switch",
-        default="0",
-        effect="Whether compiled contexts go into the model that ep.context_enable writes or beside it.",
+        "0",
+        "Whether compiled contexts go into the model that ep.context_enable writes or beside it.",
         owner=_LAYOUT,
     ),
     Option(
@@ -192,37 +177,28 @@ _CONTEXT = (
         owner=_LAYOUT,
         source=HEADER,
     ),
-    Option(
+    switch(
         "ep.enable_weightless_ep_context_nodes",
-        "switch",
-        default="0",
-        effect="Asks for nodes with compiled contexts that leave the weights outside.",
+        "0",
+        "Asks for nodes with compiled contexts that leave the weights outside.",
         since="1.26",
         owner=_LAYOUT,
         source=_CONTEXT_INTERVAL,
     ),
-    Option(
+    switch(
         "ep.enable_weightless",
-        "switch",
-        default="0",
-        effect="Asks providers that compile to leave weights in the source model.",
+        "0",
+        "Asks providers that compile to leave weights in the source model.",
         since="1.29",
         owner=_LAYOUT,
     ),
-    Option(
+    switch(
         "ep.share_ep_contexts",
-        "switch",
-        default="0",
-        effect="Shares what a provider compiled among sessions of one process; CPU and CUDA compile nothing.",
+        "0",
+        "Shares what a provider compiled among sessions of one process; CPU and CUDA compile nothing.",
         source=HEADER,
     ),
-    Option(
-        "ep.stop_share_ep_contexts",
-        "switch",
-        default="0",
-        effect="Ends that sharing with this session.",
-        source=HEADER,
-    ),
+    switch("ep.stop_share_ep_contexts", "0", "Ends that sharing with this session.", source=HEADER),
     Option(
         "ep.nnapi.partitioning_stop_ops",
         "text",

@@ -41,17 +41,10 @@ class Option:
     """One option of ONNX Runtime.
 
     Attributes:
-        name: As ONNX Runtime spells it.
-        kind: What its values look like.
         default: What ONNX Runtime does without it, as a value if there is one, else in words.
-        effect: What it does, in one sentence.
         since: First version that has it; `OLDEST` stands for that version or any before it.
         until: First version that has it no longer, None if every version up to `NEWEST` has it.
-        values: Every value of a choice.
-        minimum: Lowest value of an integer or number.
-        maximum: Highest value of an integer or number.
         pattern: Regular expression the whole of a text must match.
-        form: That pattern in words.
         owner: Why a user must not set it and what to do instead; None if a user may.
         source: Where `name` and `since` come from.
     """
@@ -71,11 +64,7 @@ class Option:
     source: str = WHEELS
 
     def exists_in(self, version: str) -> bool:
-        """Tells whether that version of ONNX Runtime has the option.
-
-        Raises:
-            SpecError: That is not a version.
-        """
+        """Tells whether that version of ONNX Runtime has the option; raises as `version_parts`."""
         parts = max(version_parts(version), version_parts(OLDEST))
         gone = self.until is not None and parts >= version_parts(self.until)
         return version_parts(self.since) <= parts and not gone
@@ -104,6 +93,19 @@ class Option:
             return fits and text.isprintable()
         number = _parse_integer(text) if self.kind == "integer" else _parse_number(text)
         return number is not None and _is_within(number, self)
+
+
+def switch(
+    name: str,
+    default: str,
+    effect: str,
+    *,
+    since: str = OLDEST,
+    owner: str | None = None,
+    source: str = WHEELS,
+) -> Option:
+    """Returns an option that is `0` or `1`."""
+    return Option(name, "switch", default, effect, since=since, owner=owner, source=source)
 
 
 def format_option(value: str | int | float | bool) -> str:

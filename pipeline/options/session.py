@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from pipeline.options.option import HEADER, Option
+from pathlib import Path
 
+from pipeline.options.option import HEADER, Option, switch
+
+MIN_EXTERNAL_BYTES = 16 * 1024
+"""Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.
+
+Each external weight costs an open and a map at load, each inline one a copy. Measured on convolution nets of
+5 to 100 MB: 1 KiB to 64 KiB are alike within the noise, 256 KiB is slower and takes more memory. Zero is no
+choice at all: shape inference cannot read an external constant, so a graph whose `Reshape` shape is outside
+does not load. Offsets need no care: ONNX Runtime aligns them itself, and maps from any offset.
+"""
+
+_DATA_FILE = "session.optimized_model_external_initializers_file_name"
+_DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 _INT_MAX = 2**31 - 1
 _SIZE_MAX = 2**63 - 1
 _FROM_PATH = "the pipeline loads models by path, where it does nothing or points at memory nobody keeps"
 _NO_FILES = "a session that jobs load reads the bundle's own files and writes none"
 _LAYOUT = "the optimize stage decides the files of a prepared model"
 _AFFINITY = r"[1-9][0-9]{0,3}([,-][1-9][0-9]{0,3})*"  # ONNX Runtime writes out each number of a range
-
-
-def _switch(name: str, default: str, effect: str, *, since: str = "1.23", owner: str | None = None) -> Option:
-    return Option(name, "switch", default, effect, since=since, owner=owner)
 
 
 def _by_attribute(attribute: str, instead: str) -> Option:
@@ -28,54 +37,54 @@ def _by_attribute(attribute: str, instead: str) -> Option:
 
 
 _LOADING = (
-    _switch(
+    switch(
         "session.disable_prepacking",
         "0",
         "Leaves weights as they are stored instead of rearranging copies for the CPU's kernels: loading is "
         "faster and mapped weights stay shared, matrix products can be slower.",
     ),
-    _switch(
+    switch(
         "session.prepack.enable_parallel",
         "0",
         "Rearranges weights on all intra-op threads at once: a faster load with a higher peak of memory.",
         since="1.31",
     ),
-    _switch(
+    switch(
         "session.save_external_prepacked_constant_initializers",
         "0",
         "Writes rearranged weights into the external data of an optimised model, for later sessions to map.",
         owner=_LAYOUT,
     ),
-    _switch(
+    switch(
         "session.use_device_allocator_for_initializers",
         "0",
         "Allocates weights straight from the device instead of the arena, so that the arena does not grow "
         "by doubling around them.",
     ),
-    _switch(
+    switch(
         "session.use_env_allocators",
         "0",
         "Uses allocators registered with the environment, which sessions of one process then share.",
     ),
-    _switch(
+    switch(
         "session.use_memory_mapped_ort_model",
         "0",
         "Maps an .ort file instead of reading it; without "
         "session.use_ort_model_bytes_for_initializers the weights are still copied.",
         since="1.26",
     ),
-    _switch(
+    switch(
         "session.use_ort_model_bytes_for_initializers",
         "0",
         "Lets weights of an .ort model stay where the file was mapped or read instead of copying them.",
     ),
-    _switch(
+    switch(
         "session.use_ort_model_bytes_directly",
         "0",
         "Uses the caller's buffer of an .ort model without copying it.",
         owner=_FROM_PATH,
     ),
-    _switch(
+    switch(
         "session.use_external_initializer_file_buffers_directly",
         "0",
         "Borrows the buffers given for external data files instead of copying weights out of them.",
@@ -106,14 +115,14 @@ _LOADING = (
         owner=_LAYOUT,
     ),
     Option(
-        "session.optimized_model_external_initializers_file_name",
+        _DATA_FILE,
         "text",
         default="empty: weights go into the model file",
         effect="External data file of an optimised model that is written, relative to it.",
         owner=_LAYOUT,
     ),
     Option(
-        "session.optimized_model_external_initializers_min_size_in_bytes",
+        _DATA_MIN_BYTES,
         "integer",
         default="1024",
         effect="Smallest weight that goes to that file.",
@@ -121,35 +130,35 @@ _LOADING = (
         maximum=_SIZE_MAX,
         owner=_LAYOUT,
     ),
-    _switch(
+    switch(
         "session.enable_saved_runtime_optimizations",
         "0",
         "Applies optimisations that were saved in an .ort model for minimal builds.",
         since="1.30",
     ),
-    _switch(
+    switch(
         "session.compile_only",
         "0",
         "Makes a session that compiles for its providers and cannot run.",
         since="1.27",
         owner="a session that cannot run serves nobody",
     ),
-    _switch(
+    switch(
         "session.disable_model_compile",
         "0",
         "Fails if a provider would compile at load instead of finding its compiled context in the model.",
     ),
-    _switch(
+    switch(
         "session.fail_on_suboptimal_compiled_model",
         "0",
         "Fails if a compiled context in the model is usable but should be compiled anew.",
     ),
-    _switch(
+    switch(
         "session.disable_cpu_ep_fallback",
         "0",
         "Fails if a node would run on CPU; also fails wherever the CPU provider is asked for by name.",
     ),
-    _switch(
+    switch(
         "session.allow_released_opsets_only",
         "1",
         "Is meant to refuse models of unreleased opsets; the environment's ALLOW_RELEASED_ONNX_OPSET_ONLY "
@@ -160,7 +169,7 @@ _LOADING = (
 
 def _spinning(scope: str) -> tuple[Option, ...]:
     return (
-        _switch(
+        switch(
             f"session.{scope}.allow_spinning",
             "1",
             f"Lets idle {scope} threads spin for a while before they sleep: less latency, more CPU; 0 suits "
@@ -190,10 +199,8 @@ def _spinning(scope: str) -> tuple[Option, ...]:
 _THREADS = (
     *_spinning("intra_op"),
     *_spinning("inter_op"),
-    _switch(
-        "session.force_spinning_stop",
-        "0",
-        "Stops all spinning as soon as the last concurrent run returns.",
+    switch(
+        "session.force_spinning_stop", "0", "Stops all spinning as soon as the last concurrent run returns."
     ),
     Option(
         "session.dynamic_block_base",
@@ -213,7 +220,7 @@ _THREADS = (
         pattern=rf"{_AFFINITY}(;{_AFFINITY})*",
         form="groups of processors counted from 1, as in 1,2;3-4",
     ),
-    _switch(
+    switch(
         "session.set_denormal_as_zero",
         "0",
         "Treats denormal floats as zero in the session's threads: faster where they occur, less exact.",
@@ -221,7 +228,7 @@ _THREADS = (
 )
 
 _DIAGNOSIS = (
-    _switch(
+    switch(
         "session.record_ep_graph_assignment_info",
         "0",
         "Remembers which node runs on which provider, for get_provider_graph_assignment_info().",
@@ -234,25 +241,25 @@ _DIAGNOSIS = (
         effect="CSV file that the memory use of every node is written to; needs enable_mem_pattern off.",
         owner=_NO_FILES,
     ),
-    _switch(
+    switch(
         "session.debug_layout_transformation",
         "0",
         "Writes the graph into the working directory after each step of a layout transformation.",
         owner=_NO_FILES,
     ),
-    _switch(
+    switch(
         "session.strict_shape_type_inference",
         "0",
         "Makes contradictions in shape and type inference errors instead of warnings.",
     ),
-    _switch(
+    switch(
         "session.enable_moe_expert_counting",
         "0",
         "Counts how often each expert of MoE and QMoE nodes is chosen; excludes CUDA graphs and overlapping "
         "runs.",
         since="1.31",
     ),
-    _switch(
+    switch(
         "session.enable_moe_expert_statistics",
         "0",
         "Logs which experts MoE and QMoE nodes choose in every run.",
@@ -315,3 +322,9 @@ _ATTRIBUTES = (
 )
 
 SESSION_CONFIG = (*_LOADING, *_THREADS, *_DIAGNOSIS, *_ATTRIBUTES)
+
+
+def with_external_data(model: Path) -> dict[str, str]:
+    """Returns the session entries that write large weights into a file beside the written model."""
+    # A name, not a path: it is taken as relative to the written model, and stands so in it.
+    return {_DATA_FILE: f"{model.name}.data", _DATA_MIN_BYTES: str(MIN_EXTERNAL_BYTES)}

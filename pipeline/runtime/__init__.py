@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.bundle.session_record import SessionPlan
-    from pipeline.runtime.bucketed_session import BucketedSession
-    from pipeline.runtime.buckets import load_bucketed
-    from pipeline.runtime.hardware import Hardware, read_hardware
+    from pipeline.runtime.buckets.loader import load_bucketed
+    from pipeline.runtime.buckets.session import BucketedSession
     from pipeline.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
     from pipeline.runtime.loading.session import build_session
     from pipeline.runtime.loading.sources import locate
     from pipeline.runtime.loading.variant_selection import Selection, select_variant
-    from pipeline.runtime.pool.crew import PoolStats, WorkerEvent, WorkerStats
-    from pipeline.runtime.pool.placement import Placement, place_models
+    from pipeline.runtime.machine.hardware import Hardware, read_hardware
+    from pipeline.runtime.placement.assignment import Placement, place_models
+    from pipeline.runtime.pool.config import PoolConfig
     from pipeline.runtime.pool.session_pool import SessionPool
-    from pipeline.runtime.progressive import load_progressive
-    from pipeline.runtime.progressive_session import ProgressiveSession
+    from pipeline.runtime.pool.stats import PoolStats, WorkerEvent, WorkerStats
+    from pipeline.runtime.progressive.loader import load_progressive
+    from pipeline.runtime.progressive.session import ProgressiveSession
 
 __all__ = [
     "BucketedSession",
     "Hardware",
     "OpenedBundle",
     "Placement",
+    "PoolConfig",
     "PoolStats",
     "ProgressiveSession",
     "Selection",
@@ -47,25 +49,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BucketedSession": "bucketed_session",
-    "Hardware": "hardware",
+    "BucketedSession": "buckets.session",
+    "Hardware": "machine.hardware",
     "OpenedBundle": "loading.bundle_loader",
-    "Placement": "pool.placement",
-    "PoolStats": "pool.crew",
-    "ProgressiveSession": "progressive_session",
+    "Placement": "placement.assignment",
+    "PoolConfig": "pool.config",
+    "PoolStats": "pool.stats",
+    "ProgressiveSession": "progressive.session",
     "Selection": "loading.variant_selection",
     "SessionPlan": "loading.session",
     "SessionPool": "pool.session_pool",
-    "WorkerEvent": "pool.crew",
-    "WorkerStats": "pool.crew",
+    "WorkerEvent": "pool.stats",
+    "WorkerStats": "pool.stats",
     "build_session": "loading.session",
     "load": "loading.bundle_loader",
-    "load_bucketed": "buckets",
-    "load_progressive": "progressive",
+    "load_bucketed": "buckets.loader",
+    "load_progressive": "progressive.loader",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
-    "place_models": "pool.placement",
-    "read_hardware": "hardware",
+    "place_models": "placement.assignment",
+    "read_hardware": "machine.hardware",
     "select_variant": "loading.variant_selection",
 }
 

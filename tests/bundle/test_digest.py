@@ -15,7 +15,7 @@ from pipeline.bundle.digest import DigestCache, digest_bytes, digest_file, is_di
 from pipeline.bundle.file_memory import read_stamp
 from pipeline.bundle.paths import is_safe_name, is_safe_path, resolve_inside
 from pipeline.errors import IntegrityError
-from tests.file_clock import wait_for_a_tick
+from tests.fakes import wait_for_a_tick
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pipeline.bundle.onnx_wire import (
     read_skeleton,
     subgraph_locations,
 )
-from tests import models
+from tests import builders as models
 
 
 def without_large_values(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,88 +8,42 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from pipeline.runtime.loading.deadline import NO_DEADLINE, Deadline
-from pipeline.runtime.loading.resolved_variant import LOADER_FILE, ResolvedVariant, recall, remember
+from pipeline.bundle import LOADER_FILE
+from pipeline.runtime.loading.load_options import (
+    Deadline,
+    LoadOptions,
+    check_choice,
+    check_name,
+    check_number,
+)
+from pipeline.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
 from pipeline.runtime.loading.session import build_session, import_onnxruntime, with_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import TypeAlias
 
     import onnxruntime
 
     from pipeline.bundle.loader_config import LoaderConfig, Variant
     from pipeline.bundle.session_record import SessionPlan
-    from pipeline.runtime.cancellation import Cancellation
+    from pipeline.runtime.loading.load_options import (
+        Cancellation,
+        CheckPolicy,
+        DigestPolicy,
+        PlanChoice,
+        SessionOptions,
+    )
     from pipeline.runtime.loading.variant_selection import PassedOver
-
-    SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
-
-DigestPolicy = Literal["changed", "full", "off"]
-"""`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
-every file of the bundle and look for added ones; `off`: trust the disk."""
-
-CheckPolicy = Literal["none", "golden"]
-"""`golden`: run the bundle's golden sample and compare, which is a warm-up run as well."""
-
-PlanChoice = Literal["steady", "first"]
-"""`steady`: the variant's own options, the fastest per run; `first`: those of its first phase, which is
-sooner ready, where it records one."""
-
 
 _MAX_ORDINAL = 10**9
 _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
 
 
-class LoadOptions:
-    """What the caller of `load` asked for; its arguments of the same names.
-
-    Attributes:
-        deadline: When the load is given up.
-        adapt: Changes the plan that the bundle records, for whoever shares the machine with others.
-    """
-
-    # A plain class: making a dataclass takes longer than reading the bundle.
-    def __init__(
-        self,
-        target: str | None = None,
-        device_id: int | None = None,
-        digests: DigestPolicy = "changed",
-        check: CheckPolicy = "none",
-        precision: str = "fastest-within-gate",
-        plan: PlanChoice = "steady",
-        deadline: Deadline = NO_DEADLINE,
-        session_options: SessionOptions | None = None,
-        adapt: Callable[[SessionPlan], SessionPlan] | None = None,
-    ) -> None:
-        self.target = target
-        self.device_id = device_id
-        self.digests = digests
-        self.check = check
-        self.precision = precision
-        self.plan = plan
-        self.deadline = deadline
-        self.session_options = session_options
-        self.adapt = adapt
-
-    def replace(self, **changes: Any) -> LoadOptions:
-        """Returns the same with some of them changed."""
-        return LoadOptions(**{**vars(self), **changes})
-
-
 class OpenedBundle:
-    """A session with what was decided on the way to it.
-
-    Attributes:
-        session: Ready to run.
-        plan: How it was made.
-        resolved: The variant it was made of.
-        options: What was asked for.
-    """
+    """A session with what was decided on the way to it."""
 
     def __init__(
         self,
@@ -114,8 +68,7 @@ class OpenedBundle:
     def config(self) -> LoaderConfig:
         """The bundle's loader config, read when it is first asked for.
 
-        Raises:
-            LoadError: The bundle was replaced since it was opened.
+        Raises `LoadError` if the bundle was replaced since it was opened.
         """
         from pipeline.runtime.loading.variant_resolver import read_config
 
@@ -215,10 +168,10 @@ def open_bundle(
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
     check_choice("plan", plan, ("steady", "first"))
-    _check_name("target", target)
-    _check_name("precision", precision)
-    _check_number("device_id", device_id, example=0, whole=True)
-    _check_number("timeout_s", timeout_s, example=30)
+    check_name("target", target)
+    check_name("precision", precision)
+    check_number("device_id", device_id, example=0, whole=True)
+    check_number("timeout_s", timeout_s, example=30)
     if session_options is not None and hasattr(session_options, "items"):
         session_options = dict(session_options.items())  # of two phases, the second is made later
     folder = find_folder(bundle, require_signature)
@@ -239,13 +192,10 @@ def find_folder(bundle: str | os.PathLike[str], require_signature: str | os.Path
 
 
 def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
-    """Opens the bundle in a folder; one that is replaced meanwhile, once more.
+    """Opens the bundle in a folder; one that is replaced meanwhile, once more. Raises as `load` does.
 
     A session made of files of two builds could answer wrongly, so what came out does not count then, be it a
     session or an error.
-
-    Raises:
-        PipelineError: As `load` does.
     """
     for _ in range(2):
         before = _identify(folder)
@@ -285,7 +235,7 @@ def _prefetch(resolved: ResolvedVariant) -> None:
     """Has large files that are on disk only read ahead, while ONNX Runtime begins with the first of them."""
     large = [(path, stamp[2]) for path, stamp in resolved.files if stamp[2] > _LARGE_BYTES]
     if large:
-        from pipeline.runtime.page_cache import is_cached, start_prefetch
+        from pipeline.runtime.machine.page_cache import is_cached, start_prefetch
 
         cold = [path for path, size_bytes in large if not is_cached(path, size_bytes)]
         if cold:
@@ -297,16 +247,7 @@ def make_session(
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
     """Makes a session of a resolved variant, of files that are still those that were checked.
 
-    Args:
-        resolved: The variant.
-        options: What the caller asked for.
-        cancellation: Ends ONNX Runtime's part when asked to.
-
-    Returns:
-        How the session was made, and the session.
-
-    Raises:
-        PipelineError: As `load` does.
+    Returns how it was made, and the session; raises as `load` does.
     """
     first = resolved.first if options.plan == "first" else None
     plan = resolved.steady if first is None else first
@@ -360,53 +301,8 @@ def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
 
 
 def _log(level: str, message: str, *values: object) -> None:
-    # Whoever wants to see what is no warning has imported logging before.
+    # An application that wants to see more than warnings has imported logging.
     if level == "warning" or "logging" in sys.modules:
         import logging
 
         getattr(logging.getLogger(__name__), level)(message, *values)
-
-
-def _check_name(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, str):
-        from pipeline.errors import LoadError
-
-        raise LoadError(
-            f"bad argument of load: {name}={value!r}\n  expected text or None", hint=f"load(…, {name}='cpu')"
-        )
-
-
-def _check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:
-    """Raises unless an argument is None or a number; True and False are none.
-
-    Raises:
-        LoadError: It is neither.
-    """
-    if value is None:
-        return
-    import numbers
-
-    kind = numbers.Integral if whole else (int, float)  # numpy's ordinals are integers too
-    if isinstance(value, bool) or not isinstance(value, kind):
-        expected = "an integer" if whole else "a number"
-        from pipeline.errors import LoadError
-
-        raise LoadError(
-            f"bad argument of load: {name}={value!r}\n  expected {expected} or None",
-            hint=f"load(…, {name}={example})",
-        )
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises unless an argument is one of the choices.
-
-    Raises:
-        LoadError: It is none of them.
-    """
-    if value not in choices:
-        from pipeline.errors import LoadError
-
-        raise LoadError(
-            f"bad argument of load: {name}={value!r}\n  expected one of {', '.join(choices)}",
-            hint=f"load(…, {name}={choices[0]!r}), which is the default",
-        )

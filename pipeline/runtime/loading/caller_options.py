@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError
 from pipeline.options import NEWEST, Option, format_option, known_session_config
-from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.load_options import Deadline
 from pipeline.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, import_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.cancellation import Cancellation
-    from pipeline.runtime.loading.bundle_loader import SessionOptions
+    from pipeline.runtime.loading.load_options import Cancellation, SessionOptions
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +43,10 @@ def build_with_options(
     deadline: Deadline,
     cancellation: Cancellation | None,
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
-    """Makes the session of a plan with the application's options.
+    """Makes the session of a plan with the application's options, and returns both.
 
-    Args:
-        plan: The bundle's.
-        given: The application's options; an object is given back with its own values.
-        deadline: When the load is given up; waiting for another load with the same object counts.
-        cancellation: As for `build_session`.
-
-    Returns:
-        The plan with the application's options, and the session.
+    An object is given back with its own values; waiting for another load with the same object counts against
+    the deadline.
 
     Raises:
         LoadError: ONNX Runtime has no such option, or refused it; else as `build_session`.
@@ -62,15 +55,10 @@ def build_with_options(
         merged = merge_options(plan, given)
         return merged, build_session(merged, timeout_s=deadline.remaining_s(), cancellation=cancellation)
     _require_object(given)
-    if _AFFINITIES in plan.session_options.config_entries and _AFFINITIES not in _read_entries(given):
-        raise LoadError(
-            f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
-            "  expected a mapping of the application's options, as no object can lose this entry again",
-            hint="load(…, session_options={'enable_cpu_mem_arena': False})",
-        )
     lock = _LOCKS.setdefault(given, _thread.allocate_lock())
     deadline.acquire(lock)
     try:
+        _require_returnable(plan, given)
         merged = merge_options(plan, given)
         with _restored(given, merged):
             session = build_session(
@@ -84,12 +72,17 @@ def build_with_options(
     return merged, session
 
 
-def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
-    """Returns a plan with the application's options; what they contradict is logged, once for each.
+def _require_returnable(plan: SessionPlan, given: Any) -> None:
+    if _AFFINITIES in plan.session_options.config_entries and _AFFINITIES not in _read_entries(given):
+        raise LoadError(
+            f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
+            "  expected a mapping of the application's options, as no object can lose this entry again",
+            hint="load(…, session_options={'enable_cpu_mem_arena': False})",
+        )
 
-    Raises:
-        LoadError: ONNX Runtime has no such session option.
-    """
+
+def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
+    """Returns a plan with the application's options; what they contradict is logged, once for each."""
     attributes, entries = split_options(given)
     record = plan.session_options
     contradicted = [

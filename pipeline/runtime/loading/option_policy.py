@@ -2,7 +2,7 @@
 
 Options of ONNX Runtime can write files, read others than the bundle's own, load libraries and call
 addresses. None of that is needed to serve a model, so a bundle sets only what the table of options knows and
-leaves to users (F18 of docs/format.md), whoever wrote it. A build makes its sessions of plans of its own and
+leaves to users (F18 of docs/format.md). A build makes its sessions of plans of its own and
 is free to.
 """
 
@@ -33,21 +33,21 @@ def find_invalid_options(variant: Variant) -> tuple[str, ...]:
     ONNX Runtime takes most junk without a word, but some of it ends the whole process (a word where `mlas.…`
     entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
     """
-    ways = (variant,) if variant.first_phase is None else (variant, variant.first_phase)
-    return tuple(dict.fromkeys(problem for way in ways for problem in _problems(way)))
+    plans = (variant,) if variant.first_phase is None else (variant, variant.first_phase)
+    return tuple(dict.fromkeys(problem for plan in plans for problem in _problems(plan)))
 
 
-def _problems(way: Variant | FirstPhase) -> Iterator[str]:
-    options = way.session_options
-    for provider in way.providers:
+def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
+    options = plan.session_options
+    for provider in plan.providers:
         if provider.name not in (CPU, CUDA):
             yield f"the execution provider {provider.name[:80]}, where {CPU} or {CUDA} is expected"
-    if options.attributes or options.config_entries or any(provider.options for provider in way.providers):
+    if options.attributes or options.config_entries or any(provider.options for provider in plan.providers):
         from pipeline.options import NEWEST, known_attributes, known_session_config
 
         yield from _misfits(options.attributes, known_attributes(NEWEST))
         yield from _misfits(options.config_entries, known_session_config(NEWEST))
-        for provider in way.providers:
+        for provider in plan.providers:
             yield from _provider_problems(provider)
 
 

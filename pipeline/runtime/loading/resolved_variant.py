@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
+from pipeline.bundle import LOADER_FILE
 from pipeline.bundle.file_memory import (
     Stamp,
     cache_folder,
@@ -25,12 +26,11 @@ from pipeline.bundle.file_memory import (
 )
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.runtime.cpuid import read_cpuid
+from pipeline.runtime.loading.session import CUDA
 
 if TYPE_CHECKING:
     from pipeline.bundle.loader_config import LoaderConfig
-    from pipeline.runtime.loading.bundle_loader import LoadOptions
-
-LOADER_FILE = "loader.json"
+    from pipeline.runtime.loading.load_options import LoadOptions
 
 _RULES = 2
 """Counted up whenever something is refused that was not before."""
@@ -46,14 +46,9 @@ class ResolvedVariant:
     Args:
         root: The bundle's folder, free of links.
         loader: Stamp of its `loader.json`.
-        bundle: Name of the bundle.
-        name: Name of the variant.
-        uses_gpu: Whether it runs on a GPU.
-        steady: The plan that is the fastest per run.
-        first: The plan of its first phase, None where it has none.
         files: Path, free of links, and stamp of every file that was checked.
-        passed_over: Those the bundle prefers to it, each with what this machine lacks for it.
-        compute_capabilities: Of this machine's GPUs, by CUDA ordinal; None where no variant asks for one.
+        passed_over: Variants the bundle prefers to it, each with what this machine lacks for it.
+        compute_capabilities: Compute capability per CUDA ordinal; None where no variant asks for one.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -63,7 +58,6 @@ class ResolvedVariant:
         loader: Stamp,
         bundle: str,
         name: str,
-        uses_gpu: bool,
         steady: SessionPlan,
         first: SessionPlan | None,
         files: tuple[tuple[str, Stamp], ...],
@@ -74,7 +68,6 @@ class ResolvedVariant:
         self.loader = loader
         self.bundle = bundle
         self.name = name
-        self.uses_gpu = uses_gpu
         self.steady = steady
         self.first = first
         self.files = files
@@ -85,6 +78,11 @@ class ResolvedVariant:
         self.is_settled = False
         """Whether every file would have shown, by its stamp, that it was written to since that was read."""
 
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it runs on a GPU."""
+        return any(provider.name == CUDA for provider in self.steady.providers)
+
     def find_changed(self) -> tuple[str, ...]:
         """Returns the names of the files that were replaced or written to since they were checked.
 
@@ -94,12 +92,7 @@ class ResolvedVariant:
 
 
 def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
-    """Returns what was decided for the same bundle, request and machine; None if any of it changed.
-
-    Args:
-        root: The bundle's folder, free of links.
-        options: What the caller asked for.
-    """
+    """Returns what was decided for the same bundle, request and machine; None if any of it changed."""
     loader = _stamp(f"{root}/{LOADER_FILE}")
     key = _key(root, options)
     if key is None or not loader:
@@ -145,7 +138,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
 
 def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
     """Returns the compute capability of every GPU, by CUDA ordinal."""
-    from pipeline.runtime.hardware import read_hardware
+    from pipeline.runtime.machine.hardware import read_hardware
 
     return tuple(gpu.compute_capability for gpu in read_hardware(gpus=True).gpus)
 

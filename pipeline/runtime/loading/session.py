@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.runtime.loading.deadline import Deadline
+from pipeline.runtime.loading.load_options import Deadline
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.cancellation import Cancellation
+    from pipeline.runtime.loading.load_options import Cancellation
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -57,49 +57,31 @@ def import_onnxruntime() -> Any:
 
         disable_telemetry()
     try:
-        if "onnxruntime" not in sys.modules:
-            _import_on_a_stack_of_its_own()
-        import onnxruntime
+        return _import()
     except ImportError as error:
         from pipeline.errors import MissingExtraError
         from pipeline.versions import hint_to_install
 
         raise MissingExtraError(f"cannot import onnxruntime\n  {error}", hint=hint_to_install()) from error
+
+
+def _import() -> Any:
+    import onnxruntime
+
     return onnxruntime
 
 
-def _import_on_a_stack_of_its_own() -> None:
-    """Imports ONNX Runtime in a thread, and waits for it.
+_FRAME_SLOTS = 16_000
+"""Size of `_import`'s frame, in words.
 
-    CPython keeps its frames in chunks, and where calls cross the end of one again and again, maps and frees
-    the next one each time. A few frames below a script's top the import does so: 109 to 1,740 times instead
-    of 20, which takes 8 to 10 ms (counted with strace, CPython 3.11). A thread begins with its own chunk.
+CPython keeps frames in chunks of 16 KiB. Calls that cross the end of a chunk again and again map and free the
+next one each time. A few frames below a script's top, `import onnxruntime` does so 109 to 1,740 times, which
+takes 8 to 10 ms (counted with strace, CPython 3.11). A frame this large gets a chunk of 256 KiB, with room
+for the frames of the import. Its own pages are never touched. A thread would have a chunk of its own as well,
+but also an allocation arena of its own, which grows by 1,900 calls of mprotect.
+"""
 
-    Raises:
-        ImportError: It is not installed, or its library cannot be loaded.
-    """
-    done, errors = _thread.allocate_lock(), []
-
-    def run() -> None:
-        try:
-            import onnxruntime  # noqa: F401
-        except BaseException as error:  # noqa: BLE001  raised again by who waits
-            errors.append(error)
-        finally:
-            done.release()
-
-    done.acquire()
-    try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:  # no more threads: it is imported here
-        return
-    try:
-        done.acquire()
-    except BaseException:
-        done.acquire()  # an interpreter that ends in the middle of loading a library may crash
-        raise
-    if errors:
-        raise errors[0]
+_import.__code__ = _import.__code__.replace(co_stacksize=_FRAME_SLOTS)
 
 
 def default_plan(
@@ -185,7 +167,7 @@ def build_session(
     if cancellation is not None:
         cancellation.cover(options)
     try:
-        with _alone_on_device(plan, deadline) if take_turns else contextlib.nullcontext():
+        with _device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
             session = _create_session(plan, options, deadline)
     finally:
         if cancellation is not None:
@@ -227,7 +209,7 @@ _CREATING: dict[str, _thread.LockType] = {}
 
 
 @contextlib.contextmanager
-def _alone_on_device(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
+def _device_guard(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
     """Keeps other threads from making a session on the plan's device.
 
     ONNX Runtime promises only that runs are safe beside each other; races between creations are reported

@@ -14,18 +14,18 @@ from pipeline.bundle.loader_config import LoaderConfig, Variant, golden_of
 from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from pipeline.bundle.paths import is_safe_path, resolve_inside
 from pipeline.bundle.verification import (
-    Difference,
+    FileDifference,
     compare_bundle,
     compare_files,
     compare_kinds,
     raise_differences,
 )
 from pipeline.errors import IntegrityError
-from pipeline.runtime.loading.deadline import NO_DEADLINE, Deadline
-from pipeline.runtime.page_cache import start_prefetch
+from pipeline.runtime.loading.load_options import NO_DEADLINE, Deadline
+from pipeline.runtime.machine.page_cache import start_prefetch
 
 if TYPE_CHECKING:
-    from pipeline.runtime.loading.bundle_loader import LoadOptions
+    from pipeline.runtime.loading.load_options import LoadOptions
 
 _ORT_FORMAT = slice(4, 8), b"ORTM"
 """Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""
@@ -36,14 +36,7 @@ def check_files(
 ) -> tuple[tuple[str, Stamp], ...]:
     """Has the files of a variant read ahead, and compares them with their records as the policy says.
 
-    Args:
-        root: The bundle's folder.
-        config: Its loader config.
-        variant: One of its variants.
-        options: Says which files are hashed, whether the golden sample is used too, and until when.
-
-    Returns:
-        Path and stamp of every file, as named and free of links, as it was before it was looked at.
+    Returns path and stamp of every file, as named and free of links, as it was before it was looked at.
 
     Raises:
         BundleError: The bundle cannot be read.
@@ -60,7 +53,7 @@ def check_files(
     start_prefetch(paths)
     if options.digests == "off":
         # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
-        differences: Iterable[Difference] = compare_kinds(root, entries)
+        differences: Iterable[FileDifference] = compare_kinds(root, entries)
     elif options.digests == "full":
         differences = compare_bundle(
             root, functools.partial(digest_file, between_blocks=options.deadline.remaining_s)
@@ -86,11 +79,6 @@ def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DE
 
     ONNX Runtime reads whatever file a graph names, before 1.24 outside the model's folder too, and takes
     some names for addresses in memory.
-
-    Args:
-        root: The bundle's folder.
-        variant: One of its variants, of both of whose phases the models are looked at.
-        deadline: Ends the reading.
 
     Raises:
         IntegrityError: A model refers to something else, or cannot be read.

@@ -6,37 +6,33 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.bundle import LOADER_FILE
 from pipeline.bundle.file_memory import is_settled
-from pipeline.bundle.loader_config import LOADER_FILE, LoaderConfig, Variant, read_loader_config
+from pipeline.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from pipeline.bundle.paths import resolve_inside
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import IntegrityError, LoadError
-from pipeline.runtime.hardware import read_hardware
 from pipeline.runtime.loading.option_policy import find_invalid_options
 from pipeline.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
-from pipeline.runtime.loading.session import import_onnxruntime, with_device
+from pipeline.runtime.loading.session import with_device
 from pipeline.runtime.loading.variant_files import check_files, find_stamp
 from pipeline.runtime.loading.variant_selection import (
     FASTEST,
     PRECISIONS,
     Selection,
     needs_gpu,
-    select_variant,
+    select_on_this_machine,
     serves,
 )
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.bundle_loader import LoadOptions, PlanChoice
+    from pipeline.runtime.loading.load_options import LoadOptions, PlanChoice
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     """Decides which variant is loaded, and checks its files and its options.
-
-    Args:
-        root: The bundle's folder, free of links.
-        options: What the caller asked for.
 
     Raises:
         LoadError: No variant fits, or no such precision is known.
@@ -61,7 +57,6 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         loader=loader,
         bundle=config.name,
         name=variant.name,
-        uses_gpu=needs_gpu(variant.requirements),
         steady=_plan_of(folder, variant, "steady"),
         first=None if variant.first_phase is None else _plan_of(folder, variant, "first"),
         files=check_files(folder, config, variant, options),
@@ -75,12 +70,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
 
 
 def read_config(resolved: ResolvedVariant) -> LoaderConfig:
-    """Returns the loader config of a bundle of which a variant was resolved, read once.
-
-    Raises:
-        LoadError: The bundle was replaced since.
-        BundleError: It cannot be read.
-    """
+    """Returns the loader config of a resolved bundle, read once; raises `LoadError` if it was replaced."""
     if resolved.config is None:
         folder = Path(resolved.root)
         config = read_loader_config(folder)
@@ -99,13 +89,8 @@ def read_variant(resolved: ResolvedVariant) -> Variant:
 
 
 def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
-    """Runs the golden sample of a variant on a session of it.
-
-    Raises:
-        LoadError: It is not answered as recorded.
-        BundleError: The bundle or the sample cannot be read.
-    """
-    from pipeline.runtime.golden import check_answers
+    """Runs the golden sample of a variant on a session of it; raises as `check_answers`."""
+    from pipeline.runtime.verification.golden import check_answers
 
     check_answers(session, read_config(resolved), Path(resolved.root), variant=read_variant(resolved))
 
@@ -114,12 +99,6 @@ def build_plan(
     root: Path, variant: Variant, *, device_id: int | None = None, choice: PlanChoice = "steady"
 ) -> SessionPlan:
     """Returns how a session of a variant is made.
-
-    Args:
-        root: The bundle's folder.
-        variant: One of its variants.
-        device_id: CUDA ordinal that replaces the recorded one; None leaves it.
-        choice: `first` for the variant's first phase, where it records one.
 
     Raises:
         IntegrityError: The model lies outside the bundle, or an option is one that no bundle may set, or
@@ -154,15 +133,8 @@ def _select(config: LoaderConfig, options: LoadOptions, *, gpus: bool) -> Select
             f"  expected one of {', '.join((FASTEST, *PRECISIONS))}",
             hint=f"load(…, precision={FASTEST!r}), which is the default",
         )
-    onnxruntime = import_onnxruntime()
-    return select_variant(
-        config,
-        target=options.target,
-        hardware=read_hardware(gpus=gpus),
-        onnxruntime_version=onnxruntime.__version__,
-        available_providers=onnxruntime.get_available_providers(),
-        device_id=options.device_id,
-        precision=options.precision,
+    return select_on_this_machine(
+        config, target=options.target, gpus=gpus, device_id=options.device_id, precision=options.precision
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
-from pipeline.runtime.hardware import Hardware
-from pipeline.runtime.loading.session import CUDA
+from pipeline.runtime.loading.session import CUDA, import_onnxruntime
+from pipeline.runtime.machine.hardware import Hardware, read_hardware
 from pipeline.versions import parse_version
 
 FASTEST = "fastest-within-gate"
@@ -40,7 +40,7 @@ class Selection:
 
     Attributes:
         variant: The first variant whose requirements are met, None if there is none.
-        passed_over: Those before it that serve the target; all that do if there is none.
+        passed_over: Variants before it that serve the target; all that do if there is none.
     """
 
     variant: Variant | None
@@ -63,7 +63,7 @@ def select_variant(
         config: The bundle's variants.
         target: What the job asks for: a target or the name of a variant; None for any.
         hardware: The machine.
-        onnxruntime_version: Of the installed ONNX Runtime; None leaves versions unchecked.
+        onnxruntime_version: Version of the installed ONNX Runtime; None leaves versions unchecked.
         available_providers: What it offers; None leaves providers unchecked.
         device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
         precision: What the job asks for: one of `PRECISIONS`, or `FASTEST`.
@@ -85,6 +85,27 @@ def select_variant(
     return Selection(None, tuple(passed_over))
 
 
+def select_on_this_machine(
+    config: LoaderConfig,
+    *,
+    target: str | None,
+    gpus: bool,
+    device_id: int | None = None,
+    precision: str = FASTEST,
+) -> Selection:
+    """Does what `select_variant` does, for this machine; it is asked for its GPUs if `gpus`."""
+    onnxruntime = import_onnxruntime()
+    return select_variant(
+        config,
+        target=target,
+        hardware=read_hardware(gpus=gpus),
+        onnxruntime_version=onnxruntime.__version__,
+        available_providers=onnxruntime.get_available_providers(),
+        device_id=device_id,
+        precision=precision,
+    )
+
+
 def find_reasons(
     variant: Variant,
     *,
@@ -100,6 +121,18 @@ def find_reasons(
         *_provider_reasons(needs, available_providers),
         *_processor_reasons(needs, hardware),
         *_gpu_reasons(needs, hardware, _choose_device(variant, device_id)),
+    )
+
+
+def find_reasons_here(variant: Variant, *, device_id: int | None = None) -> tuple[str, ...]:
+    """Returns everything this machine lacks for a variant; its GPUs are looked at only if it needs one."""
+    onnxruntime = import_onnxruntime()
+    return find_reasons(
+        variant,
+        hardware=read_hardware(gpus=needs_gpu(variant.requirements)),
+        onnxruntime_version=onnxruntime.__version__,
+        available_providers=onnxruntime.get_available_providers(),
+        device_id=device_id,
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from pipeline.errors import PipelineError
-from pipeline.runtime.element_types import Array
+from pipeline.runtime.tensors.element_types import Array
 
 Answer = dict[str, Array]
 """A model's outputs by name, in the model's order."""
@@ -18,11 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolFuture(Future[Answer]):
-    """An answer to come; it can be cancelled as long as no worker has the request.
-
-    Args:
-        withdraw: Takes the request back if no worker has it, and says whether it did.
-    """
+    """An answer to come; it can be cancelled as long as no worker has the request, which `withdraw` tells."""
 
     def __init__(self, withdraw: Callable[[], bool]) -> None:
         super().__init__()
@@ -61,11 +56,7 @@ class Waiter:
         self._lock.release()
 
     def result(self) -> Answer:
-        """Waits, once, and returns the answer.
-
-        Raises:
-            BaseException: What it failed with.
-        """
+        """Waits, once, and returns the answer or raises the error."""
         self._lock.acquire()
         if self._error is not None:
             try:
@@ -75,32 +66,7 @@ class Waiter:
         return self._answer
 
 
-@dataclass(slots=True)
-class Outcome:
-    """A future and what becomes of it, to be told outside of the lock."""
-
-    future: PoolFuture | Waiter
-    error: PipelineError | None
-    answer: Answer | None = None
-
-    def tell(self) -> None:
-        """Ends the future; whatever its callbacks do stays theirs."""
-        try:
-            if self.error is not None:
-                self.future.set_exception(self.error)
-            else:
-                self.future.set_result(self.answer or {})
-        except BaseException:  # one future must not keep the others from being told
-            log.exception("a future's callback failed")
-
-
-def tell(outcomes: Sequence[Outcome]) -> None:
-    """Ends futures; called without a pool's locks."""
-    for outcome in outcomes:
-        outcome.tell()
-
-
-def renew(error: PipelineError) -> PipelineError:
+def clone_error(error: PipelineError) -> PipelineError:
     """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
     fresh = type(error)(error.message, hint=error.hint)
     fresh.__dict__.update(error.__dict__)

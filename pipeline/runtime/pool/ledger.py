@@ -1,23 +1,33 @@
 """Which request is where: bookkeeping of a pool, without processes, memory or a clock of its own.
 
 A request waits in its model's queue until a worker that has the model has room for it; then it is in that
-worker's pipe, behind those that were sent before, until it is answered. Workers answer in the order they were
-asked, so when one dies it was the oldest that it died of; those behind it go back to the front of their queue
-and nothing is held against them.
+worker's socket, behind those that were sent before, until it is answered. Workers answer in the order they
+were asked, so when one dies it was the oldest that it died of; those behind it go back to the front of their
+queue and nothing is held against them.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import PoolError
+from pipeline.errors import PipelineError, PoolError
+from pipeline.runtime.pool.futures import Answer, PoolFuture, Waiter
+from pipeline.runtime.pool.messages import NOWHERE, Span
+from pipeline.runtime.tensors.element_types import Array
 
-_DEEPEST = 16
-_COVERED_S = 0.002
+log = logging.getLogger(__name__)
+
+_MAX_DEPTH = 16
+_RESPONSE_DELAY_S = 0.002
+
+
+class RepeatedAnswerError(PoolError):
+    """A worker answered a request twice; the one whose turn it is has no part in that."""
 
 
 @dataclass(slots=True)
@@ -25,11 +35,11 @@ class Request:
     """A request that is not answered yet.
 
     Attributes:
-        number: Unique in the pool.
-        model: Whose.
-        deadline: Time at which its caller stops waiting; infinite for never.
+        deadline: When its caller stops waiting, by `time.monotonic()`; infinite for never.
         retries: How often it may still be sent to another worker after one died of it.
-        worker: Who has it; None while it waits.
+        copy: Whether the answer is to be arrays of their own.
+        block: Memory of its inputs; empty where they travel in the packet.
+        worker: Number of the worker that has it; None while it waits.
         is_abandoned: Whether its caller has stopped waiting while a worker had it.
     """
 
@@ -37,46 +47,45 @@ class Request:
     model: str
     deadline: float = math.inf
     retries: int = 0
+    future: PoolFuture | Waiter = field(default_factory=Waiter)
+    begun: float = 0.0
+    copy: bool = False
+    packet: bytes = b""
+    arrays: Sequence[Array] = ()
+    block: Span = NOWHERE
     worker: int | None = None
     is_abandoned: bool = False
+    error: PipelineError | None = None
+    answer: Answer | None = None
+
+    def resolve(self) -> None:
+        """Tells its caller what became of it; whatever callbacks of its future do stays theirs."""
+        try:
+            if self.error is not None:
+                self.future.set_exception(self.error)
+            else:
+                self.future.set_result(self.answer or {})
+        except BaseException:  # even SystemExit of a callback must not keep other callers from being told
+            log.exception("a future's callback failed")
 
 
 @dataclass(slots=True)
-class Seat:
-    """A worker as far as the ledger knows it.
+class WorkerQueue:
+    """A worker as far as the ledger knows it: the numbers of its requests, the oldest first.
 
     Attributes:
-        models: Those it serves.
-        is_open: Whether it takes requests.
-        sent: Numbers of the requests it has, the oldest first.
+        answered: Number of the request that it answered last; None before the first.
         since: When the oldest became the oldest.
-        service_s: What a request takes it, a moving average; None before the first.
-        depth: How many requests it may have at once.
+        service_s: Moving average of what a request takes it; None before the first.
     """
 
     models: frozenset[str]
     is_open: bool = False
     sent: deque[int] = field(default_factory=deque)
+    answered: int | None = None
     since: float = math.inf
     service_s: float | None = None
     depth: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What becomes of the requests of a worker that died.
-
-    Attributes:
-        failed: The one it died of, if that may not be tried again.
-        retried: The one it died of, if it may.
-        requeued: Those behind it.
-        abandoned: Those nobody waits for any more.
-    """
-
-    failed: int | None
-    retried: int | None
-    requeued: tuple[int, ...]
-    abandoned: tuple[int, ...]
 
 
 class Ledger:
@@ -85,7 +94,7 @@ class Ledger:
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
         self._queues: dict[str, OrderedDict[int, None]] = {}
-        self._seats: dict[int, Seat] = {}
+        self._workers: dict[int, WorkerQueue] = {}
         self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
@@ -98,29 +107,21 @@ class Ledger:
 
     def add_worker(self, worker: int, models: frozenset[str]) -> None:
         """Makes a worker known; it takes nothing until it is opened."""
-        self._seats[worker] = Seat(models)
+        self._workers[worker] = WorkerQueue(models)
         for model in models:
             self._queues.setdefault(model, OrderedDict())
 
     def open_worker(self, worker: int) -> None:
         """Lets a worker take requests."""
-        self._seats[worker].is_open = True
+        self._workers[worker].is_open = True
 
     def close_worker(self, worker: int) -> None:
-        """Lets a worker take no more requests; it keeps those it has."""
-        self._seats[worker].is_open = False
+        """Lets a worker take no more requests; it keeps those it has, and they no longer time out."""
+        self._workers[worker].is_open, self._workers[worker].since = False, math.inf
 
-    def excuse(self, worker: int) -> None:
-        """Lets a worker that is being ended take no more requests, and finds it stuck no more."""
-        self._seats[worker].is_open, self._seats[worker].since = False, math.inf
-
-    def seat(self, worker: int) -> Seat:
+    def queue_of(self, worker: int) -> WorkerQueue:
         """Returns what is known of a worker."""
-        return self._seats[worker]
-
-    def request(self, number: int) -> Request | None:
-        """Returns a request that is not answered yet."""
-        return self._requests.get(number)
+        return self._workers[worker]
 
     def admit(self, request: Request) -> None:
         """Puts a request at the end of its model's queue."""
@@ -134,66 +135,63 @@ class Ledger:
 
         A request goes to the worker with the fewest. Each queue is served in order, and of several the one
         whose first request came first, so that no model waits for another's backlog.
-
-        Args:
-            now: The time.
-            model: Look at this model's queue alone.
         """
         names = (model,) if model is not None else tuple(self._queues)
         while (found := self._next(names)) is not None:
-            number, name, worker = found
-            request, seat = self._requests[number], self._seats[worker]
-            if not seat.sent:
-                seat.since = now
+            request, worker = found
+            state = self._workers[worker]
+            if not state.sent:
+                state.since = now
             request.worker = worker
-            seat.sent.append(number)
-            del self._queues[name][number]
+            state.sent.append(request.number)
+            del self._queues[request.model][request.number]
             yield request, worker
 
-    def _next(self, names: tuple[str, ...]) -> tuple[int, str, int] | None:
-        """Returns the oldest request that heads a queue and can be sent, its model, and where to."""
-        if len(names) == 1:
-            queue = self._queues[names[0]]
-            worker = self._roomiest(names[0]) if queue else None
-            return None if worker is None else (next(iter(queue)), names[0], worker)
-        heads = sorted((next(iter(self._queues[name])), name) for name in names if self._queues[name])
-        for number, name in heads:
-            worker = self._roomiest(name)
+    def _next(self, names: tuple[str, ...]) -> tuple[Request, int] | None:
+        """Returns the oldest request that heads a queue and can be sent, and where to."""
+        heads = [next(iter(self._queues[name])) for name in names if self._queues[name]]
+        for number in sorted(heads):
+            request = self._requests[number]
+            worker = self._roomiest(request.model)
             if worker is not None:
-                return number, name, worker
+                return request, worker
         return None
 
     def _roomiest(self, model: str) -> int | None:
-        best, fewest = None, _DEEPEST + 1
-        for number, seat in self._seats.items():
-            count = len(seat.sent)
-            if count < fewest and count < seat.depth and seat.is_open and model in seat.models:
+        best, fewest = None, _MAX_DEPTH + 1
+        for number, state in self._workers.items():
+            count = len(state.sent)
+            if count < fewest and count < state.depth and state.is_open and model in state.models:
                 best, fewest = number, count
         return best
 
-    def answer(self, worker: int, number: int, now: float, *, service_s: float | None = None) -> Request:
-        """Takes a worker's oldest request out of the books.
-
-        Args:
-            worker: Who answered.
-            number: Which request it says it was.
-            now: The time.
-            service_s: What the run took.
+    def expect(self, worker: int, number: int, *, position: int = 0) -> Request:
+        """Returns the request that a worker answers next, or `position` requests after that.
 
         Raises:
-            PoolError: That was not its oldest.
+            RepeatedAnswerError: It is the one that it answered just before.
+            PoolError: It is another's turn.
         """
-        seat = self._seats[worker]
-        if not seat.sent or seat.sent[0] != number:
-            oldest = seat.sent[0] if seat.sent else "none"
-            raise PoolError(f"answer to the wrong request\n  expected to {oldest}, got to {number}")
-        seat.sent.popleft()
-        # One that is excused stays so.
-        seat.since = now if seat.sent and seat.since < math.inf else math.inf
+        state = self._workers[worker]
+        expected = state.sent[position] if position < len(state.sent) else "none"
+        if expected != number:
+            is_repeated = number == (state.sent[position - 1] if position else state.answered)
+            raise (RepeatedAnswerError if is_repeated else PoolError)(
+                f"answer to the wrong request\n  expected to {expected}, got to {number}"
+            )
+        return self._requests[number]
+
+    def answer(self, worker: int, number: int, now: float, *, service_s: float | None = None) -> Request:
+        """Takes a worker's oldest request out of the books; raises as `expect`."""
+        self.expect(worker, number)
+        state = self._workers[worker]
+        state.answered = state.sent.popleft()
+        # One that is closed stays so.
+        state.since = now if state.sent and state.since < math.inf else math.inf
         if service_s is not None:
-            old = seat.service_s
-            seat.service_s = service_s if old is None else old + (service_s - old) / 8
-            seat.depth = depth_for(seat.service_s)
+            old = state.service_s
+            state.service_s = service_s if old is None else old + (service_s - old) / 8
+            state.depth = depth_for(state.service_s)
         return self._requests.pop(number)
 
     def withdraw(self, number: int) -> Request | None:
@@ -226,70 +224,49 @@ class Ledger:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def stuck(self, now: float, run_timeout_s: float) -> list[int]:
-        """Returns the workers that have been at one request for too long."""
-        return [number for number, seat in self._seats.items() if now - seat.since >= run_timeout_s]
-
-    def next_stuck(self, run_timeout_s: float) -> float:
-        """Returns when `stuck` is to be asked next; infinite for never."""
-        return min((seat.since for seat in self._seats.values()), default=math.inf) + run_timeout_s
-
-    def lose(self, worker: int, *, blames_oldest: bool = True) -> Loss:
+    def lose(self, worker: int, *, blames_oldest: bool = True) -> list[Request]:
         """Closes a worker that died and puts its requests back to the front of their queues, in order.
 
-        Args:
-            worker: Who died.
-            blames_oldest: Whether it died of the oldest of its requests.
+        Returns those that end with it: the one it died of, unless that may be tried again, and the abandoned.
         """
-        seat = self._seats[worker]
-        numbers = tuple(seat.sent)
-        seat.sent.clear()
-        seat.is_open, seat.since, seat.service_s, seat.depth = False, math.inf, None, depth_for(None)
-        abandoned = tuple(n for n in numbers if self._requests[n].is_abandoned)
-        failed = retried = None
-        if numbers and blames_oldest and numbers[0] not in abandoned:
-            first = self._requests[numbers[0]]
-            if first.retries > 0:
-                first.retries -= 1
-                retried = first.number
-            else:
-                failed = first.number
-        dropped = {*abandoned, failed}
-        for number in reversed(numbers):
-            request = self._requests[number]
-            if number in dropped:
-                del self._requests[number]
-                continue
-            request.worker = None
-            self._queues[request.model][number] = None
-            self._queues[request.model].move_to_end(number, last=False)
-        requeued = tuple(n for n in numbers if n not in dropped and n != retried)
-        return Loss(failed, retried, requeued, abandoned)
+        state = self._workers[worker]
+        requests = [self._requests[number] for number in state.sent]
+        state.sent.clear()
+        state.is_open, state.since, state.service_s, state.depth = False, math.inf, None, depth_for(None)
+        ended = [request for request in requests if request.is_abandoned]
+        if requests and blames_oldest and not requests[0].is_abandoned:
+            requests[0].retries -= 1
+            if requests[0].retries < 0:
+                ended.append(requests[0])
+        for request in ended:
+            del self._requests[request.number]
+        for request in reversed(requests):
+            if request.number in self._requests:
+                request.worker = None
+                self._queues[request.model][request.number] = None
+                self._queues[request.model].move_to_end(request.number, last=False)
+        return ended
 
-    def strand(self, model: str) -> list[int]:
-        """Takes every waiting request of a model out of the books and returns their numbers."""
+    def withdraw_all(self, model: str) -> list[Request]:
+        """Takes every waiting request of a model out of the books and returns them."""
         numbers = list(self._queues.get(model, ()))
-        for number in numbers:
-            self.withdraw(number)
-        return numbers
+        return [found for number in numbers if (found := self.withdraw(number)) is not None]
 
-    def clear(self) -> None:
-        """Takes every request out of the books."""
+    def clear(self) -> list[Request]:
+        """Takes every request out of the books and returns them."""
+        requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines.clear()
         for queue in self._queues.values():
             queue.clear()
-        for seat in self._seats.values():
-            seat.sent.clear()
-            seat.is_open, seat.since = False, math.inf
+        for state in self._workers.values():
+            state.sent.clear()
+            state.is_open, state.since = False, math.inf
+        return requests
 
     def is_idle(self) -> bool:
         """Says whether nobody waits for an answer."""
         return all(request.is_abandoned for request in self._requests.values())
-
-    def running(self) -> list[int]:
-        """Returns the oldest request of every worker that has any: what each is at."""
-        return [seat.sent[0] for seat in self._seats.values() if seat.sent]
 
 
 def depth_for(service_s: float | None) -> int:
@@ -300,4 +277,4 @@ def depth_for(service_s: float | None) -> int:
     """
     if service_s is None:
         return 2
-    return max(2, min(_DEEPEST, math.ceil(_COVERED_S / max(service_s, 1e-9))))
+    return max(2, min(_MAX_DEPTH, math.ceil(_RESPONSE_DELAY_S / max(service_s, 1e-9))))

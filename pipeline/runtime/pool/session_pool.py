@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading.bundle_loader import DigestPolicy, check_choice
+from pipeline.runtime.loading.model_load_options import require_counts
 from pipeline.runtime.loading.sources import locate
-from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
-from pipeline.runtime.pool.arena import Arena, Segment
-from pipeline.runtime.pool.calls import PoolCalls
-from pipeline.runtime.pool.crew import Member, PoolStats, WorkerEvent
-from pipeline.runtime.pool.devices import Device, resolve_devices
-from pipeline.runtime.pool.exchange import Exchange, Wires
-from pipeline.runtime.pool.loads import place_bundles
-from pipeline.runtime.pool.numbers import require_counts, require_positive
-from pipeline.runtime.pool.placement import Placement
-from pipeline.runtime.pool.process import StartMethod
-from pipeline.runtime.pool.requests import IN_PLACE_BYTES, read_signature
-from pipeline.runtime.pool.segments import OwnSegment, segment_name, segment_prefix, sweep_segments
-from pipeline.runtime.pool.supervisor import Rules, Supervisor
-from pipeline.runtime.pool.workplaces import plan_workplaces, read_numa_nodes
-
-if TYPE_CHECKING:
-    from pipeline.runtime.loading.bundle_loader import SessionOptions
+from pipeline.runtime.machine.hardware import read_hardware
+from pipeline.runtime.machine.process_memory import free_bytes
+from pipeline.runtime.placement.assignment import Placement
+from pipeline.runtime.placement.devices import Device, resolve_devices
+from pipeline.runtime.placement.environment import plan_environments, read_numa_nodes
+from pipeline.runtime.placement.model_load import place_bundles
+from pipeline.runtime.pool.base_pool import BasePool
+from pipeline.runtime.pool.broker import RequestBroker
+from pipeline.runtime.pool.config import PoolConfig
+from pipeline.runtime.pool.messages import INLINE_BYTES
+from pipeline.runtime.pool.pool_memory import PoolMemory
+from pipeline.runtime.pool.process import ModelJob, WorkerJob
+from pipeline.runtime.pool.stats import PoolStats, WorkerStats
+from pipeline.runtime.pool.supervisor import Supervisor
+from pipeline.runtime.pool.worker_state import WorkerState
+from pipeline.runtime.tensors.signatures import read_signature
 
 Bundle = str | os.PathLike[str]
 
-_WORKER = "pipeline.runtime.pool.worker:main"
-_SHARE_OF_SHM = 0.5
-_GRACE_S = 10.0
+_SHARE_OF_MEMORY = 0.5
+_STOP_GRACE_S = 10.0
 
 
-class SessionPool(PoolCalls):
+class SessionPool(BasePool):
     """Sessions of one or several bundles, in a process per device that are all made ready at once.
 
-    It may be used from many threads. Arrays go through shared memory: those from `empty`, and answers handed
-    on, are not copied at all. It needs Linux.
+    It may be used from many threads. Large arrays go through shared memory: those from `empty`, and answers
+    handed on, are not copied at all. It needs Linux.
 
     Answers are arrays over shared memory, which is theirs as long as one of them lives; those under 16 KiB
     and those asked for with `copy=True` are ordinary arrays.
@@ -54,140 +52,70 @@ class SessionPool(PoolCalls):
     Args:
         bundles: A bundle's folder or its place in a registry, as `load` takes it, or several by the name that
             requests call them by.
-        devices: `all` (every GPU, or the CPU where there is none), or some of `cpu`, `cuda:0`, ….
-        workers_per_device: Processes on each.
-        target: Take only variants prepared for this target; None for what fits the device.
-        min_ready: Return as soon as so many workers are ready; None for all of them. 0 waits for none.
-        start_timeout_s: Seconds within which a worker must be ready.
-        run_timeout_s: Seconds that one run may take; a worker that takes longer is ended and replaced.
-        max_pending: Requests that may be unanswered at a time; who brings another waits.
-        max_shared_bytes: Most shared memory to use; None for half of what is free.
-        max_restarts: How often a worker is started again in a row, without an answer or half a minute of
-            peace between its deaths, until it is given up.
-        threads: Threads per worker; None divides the processors among them.
-        digests: As `load` takes it.
-        precision: As `load` takes it.
-        buckets: Whether workers also load the variants for batches of certain sizes, which then take those
-            batches. All are loaded before a worker is ready, and each needs memory of its own.
-        require_signature: As `load` takes it, of every bundle.
-        session_options: As `load` takes them, of every session; of an object, its attributes and the entries
-            that the table of options knows. They also win over the share of a worker (`threads`).
-        start_method: How processes are made.
-        observer: Called with everything that happens to workers, on a thread of the pool.
-        worker: The function that workers run, `module:function`.
+        config: The settings; None for the defaults.
 
     Raises:
         PipelineError: The bundles cannot be read, or fewer than `min_ready` workers became ready; then what
             the first of the others said, as `load` would have raised it.
-        PoolError: The arguments contradict each other, or a model cannot be served through shared memory.
+        PoolError: There are no such devices, no memory, or a model cannot be served through shared memory.
         WorkerDiedError: A worker died before it was ready.
     """
 
-    def __init__(
-        self,
-        bundles: Bundle | Mapping[str, Bundle],
-        *,
-        devices: str | Sequence[str] = "all",
-        workers_per_device: int = 1,
-        target: str | None = None,
-        min_ready: int | None = None,
-        start_timeout_s: float = 600.0,
-        run_timeout_s: float = 300.0,
-        max_pending: int = 1024,
-        max_shared_bytes: int | None = None,
-        max_restarts: int = 5,
-        threads: int | None = None,
-        digests: DigestPolicy = "changed",
-        precision: str = FASTEST,
-        buckets: bool = True,
-        require_signature: str | os.PathLike[str] | None = None,
-        session_options: SessionOptions | None = None,
-        start_method: StartMethod = "spawn",
-        observer: Callable[[WorkerEvent], None] | None = None,
-        worker: str = _WORKER,
-    ) -> None:
-        self._paths = _name_bundles(bundles, require_signature)
-        configs = {name: read_loader_config(path) for name, path in self._paths.items()}
-        self._signatures = {name: read_signature(name, config) for name, config in configs.items()}
-        places = resolve_devices(devices, read_hardware())
-        require_counts(
-            workers_per_device=workers_per_device,
-            max_pending=max_pending,
-            max_shared_bytes=max_shared_bytes,
-            threads=threads,
-        )
-        require_counts(least=0, min_ready=min_ready, max_restarts=max_restarts)
-        require_positive(start_timeout_s=start_timeout_s, run_timeout_s=run_timeout_s)
-        check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    def __init__(self, bundles: Bundle | Mapping[str, Bundle], config: PoolConfig | None = None) -> None:
+        config = config or PoolConfig()
+        paths = _name_bundles(bundles, config.require_signature)
+        configs = {name: read_loader_config(path) for name, path in paths.items()}
+        signatures = {name: read_signature(name, found) for name, found in configs.items()}
+        devices = resolve_devices(config.devices, read_hardware())
         _, self.placement = place_bundles(
-            self._paths, places, copies=workers_per_device, precision=precision, buckets=buckets
+            paths,
+            devices,
+            copies=config.workers_per_device,
+            precision=config.precision,
+            buckets=config.buckets,
         )
-        members = _make_members(places, workers_per_device, threads, max_restarts, self.placement)
-        wanted = len(members) if min_ready is None else min_ready
-        if not 0 <= wanted <= len(members):
-            raise PoolError(f"bad min_ready\n  expected 0 to {len(members)}, got {min_ready}")
-        check_choice("start_method", start_method, ("spawn", "forkserver"))
-        check_choice("digests", digests, ("changed", "full", "off"))
-        sweep_segments()
-        prefix = segment_prefix()
-
-        def create(number: int, size: int) -> Segment:
-            return OwnSegment(segment_name(prefix, number), size)
-
-        def make_exchange(wires: Wires) -> Exchange:
-            arena = Arena(create, _default_shared_bytes() if max_shared_bytes is None else max_shared_bytes)
-            return Exchange(self._signatures, arena, wires, max_pending)
-
-        rules = Rules(
-            job={
-                "entry": worker,
-                "prefix": prefix,
-                "digests": digests,
-                "session_options": None if session_options is None else _collect_options(session_options),
-            },
-            models={
-                name: {
-                    "name": name,
-                    "bundle": str(self._paths[name]),
-                    "target": target,
-                    "precision": precision,
-                    "buckets": buckets,
-                    "config": encode(config),
-                }
-                for name, config in configs.items()
-            },
-            start_timeout_s=start_timeout_s,
-            run_timeout_s=run_timeout_s,
-            method=start_method,
-            observer=observer,
-        )
-        self._supervisor = Supervisor(members, rules, make_exchange)
-        self._exchange = self._supervisor.exchange
-        super().__init__(self._signatures, self._exchange)
+        models = {
+            name: ModelJob(number, name, str(paths[name]), found)
+            for number, (name, found) in enumerate(configs.items())
+        }
+        workers = _make_workers(devices, config, self.placement, models)
+        wanted = len(workers) if config.min_ready is None else config.min_ready
+        if wanted > len(workers):
+            raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {wanted}")
+        memory = PoolMemory(len(workers), config.max_shared_bytes or _default_shared_bytes())
+        try:
+            self._broker = RequestBroker(signatures, memory, config.max_pending)
+            self._supervisor = Supervisor(workers, config, self._broker)
+        except OSError as error:
+            memory.close()
+            raise PoolError(f"cannot make a pool\n  {error}", hint="ulimit -n") from error
+        super().__init__(signatures, self._broker)
         # The thread holds the supervisor and not this, so that a pool that is forgotten ends its workers.
-        self._finalizer = weakref.finalize(self, self._supervisor.stop_soon)
+        self._finalizer = weakref.finalize(self, self._broker.wakeup.stop_soon)
         self._finalizer.atexit = False  # the supervisors' own, which waits
         self._supervisor.start()
         try:
             self._supervisor.wait_ready(wanted)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must leave no worker
             self.close(drain=False)
             raise
 
     def _count_workers(self, model: str | None = None) -> int:
-        return sum(model is None or model in member.models for member in self._supervisor.members)
+        return sum(model is None or model in member.models for member in self._supervisor.workers)
 
     def _share(self, model: str, name: str, value: Any, timeout_s: float | None) -> Any:
         array = np.asarray(value)
-        if array.dtype != self._signatures[model].inputs[name] or array.nbytes < IN_PLACE_BYTES:
+        is_small = array.nbytes < INLINE_BYTES
+        if (
+            is_small
+            or array.dtype != self._signatures[model].inputs[name]
+            or self._broker.memory.find(array) is not None
+        ):
             return array
-        with self._exchange.changed:
-            if self._exchange.arena.find(array.__array_interface__["data"][0], array.nbytes) is not None:
-                return array
         place = self.empty(name, array.shape, model=model, timeout_s=timeout_s)
         place[...] = array
-        with self._exchange.changed:
-            self._exchange.copied.in_bytes += array.nbytes
+        with self._broker.changed:
+            self._broker.copied_in_bytes += array.nbytes
         return place
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
@@ -202,11 +130,11 @@ class SessionPool(PoolCalls):
         Raises:
             RequestTimeoutError: Some had not said by then.
         """
-        self._exchange.gate.refuse_in_callback("check()")
-        check = self._supervisor.begin_check()
-        if not check.done.wait(timeout_s):
+        self._broker.admission.refuse_in_callback("check()")
+        checks = self._supervisor.manager.begin_check()
+        if wait(checks.values(), timeout_s).not_done:
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
-        return {self._supervisor.members[number].name: text for number, text in check.wrong.items()}
+        return {name: wrong for name, check in checks.items() if (wrong := check.result()) is not None}
 
     def wait_ready(self, count: int | None = None) -> None:
         """Waits until so many workers are ready; None for all.
@@ -214,8 +142,8 @@ class SessionPool(PoolCalls):
         Raises:
             PipelineError: They never will be.
         """
-        require_counts(least=0, count=count)
-        self._supervisor.wait_ready(len(self._supervisor.members) if count is None else count)
+        require_counts(minimum=0, count=count)
+        self._supervisor.wait_ready(len(self._supervisor.workers) if count is None else count)
 
     def stats(self) -> PoolStats:
         """Returns what the pool and its workers are doing."""
@@ -231,14 +159,15 @@ class SessionPool(PoolCalls):
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            self._exchange.gate.refuse_in_callback("close()")
-        self._exchange.gate.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
+            self._broker.admission.refuse_in_callback("close()")
+        self._broker.admission.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
+        grace_s = 0.0
         try:
-            is_idle = drain and self._exchange.wait_idle(timeout_s)
-        except BaseException:
-            self._supervisor.stop_soon()
-            raise
-        self._supervisor.stop(grace_s=_GRACE_S if is_idle else 0.0)
+            if drain and self._broker.wait_idle(timeout_s):
+                grace_s = _STOP_GRACE_S
+        finally:  # also where a signal's handler raises
+            self._broker.wakeup.stop_soon(grace_s)
+        self._supervisor.stop(grace_s=grace_s)
         self._finalizer.detach()
 
     def __enter__(self) -> SessionPool:
@@ -264,39 +193,35 @@ def _name_bundles(
     return {read_loader_config(path).name: path}
 
 
-def _collect_options(session_options: SessionOptions) -> dict[str, str | int | bool]:
-    """Returns an application's session options as a worker is told them."""
-    from pipeline.runtime.loading.caller_options import split_options
-
-    attributes, entries = split_options(session_options)
-    return {**attributes, **entries}
-
-
-def _make_members(
-    devices: Sequence[Device],
-    workers_per_device: int,
-    threads: int | None,
-    max_restarts: int,
-    placement: Placement,
-) -> list[Member]:
-    workplaces = plan_workplaces(
+def _make_workers(
+    devices: Sequence[Device], config: PoolConfig, placement: Placement, models: Mapping[str, ModelJob]
+) -> list[WorkerState]:
+    count = config.workers_per_device
+    environments = plan_environments(
         devices,
-        workers_per_device=workers_per_device,
+        workers_per_device=count,
         processors=sorted(os.sched_getaffinity(0)),
         nodes=read_numa_nodes(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        threads=threads,
+        threads=config.threads,
     )
-    used = [
-        (f"{place.device.name}/{index % workers_per_device}", place, models)
-        for index, place in enumerate(workplaces)
-        if (models := placement.models_on(index // workers_per_device))
-    ]
-    return [
-        Member(number, name, place, models, max_restarts) for number, (name, place, models) in enumerate(used)
-    ]
+    workers: list[WorkerState] = []
+    for index, place in enumerate(environments):
+        names = placement.assignments[index // count].models
+        if names:
+            device = place.device.name
+            figures = WorkerStats(len(workers), f"{device}/{index % count}", device, names)
+            job = WorkerJob(
+                entry=config.worker,
+                path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
+                models=tuple(models[name] for name in names),
+                device_id=place.device_id,
+                processors=place.processors,
+                load=config.load_options(threads=place.threads, may_spin=place.may_spin),
+            )
+            workers.append(WorkerState(place.variables, job, figures))
+    return workers
 
 
 def _default_shared_bytes() -> int:
-    room = os.statvfs("/dev/shm")
-    return max(2**20, int(room.f_bavail * room.f_frsize * _SHARE_OF_SHM))
+    return max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))

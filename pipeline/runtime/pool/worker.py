@@ -6,180 +6,135 @@ the pool knows what to do.
 
 from __future__ import annotations
 
+import mmap
 import os
-import select
+import socket
 import time
-from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError
+from pipeline.bundle.codec import encode as encode_record
+from pipeline.errors import PipelineError, to_dict
 from pipeline.runtime.loading.session import import_onnxruntime
-from pipeline.runtime.pool.wire import (
-    FRAME_BYTES,
-    Frame,
-    FrameReader,
-    Kind,
-    Span,
-    encode_frame,
-    encode_message,
+from pipeline.runtime.pool.messages import (
+    MAX_PACKET_BYTES,
+    Head,
+    MessageKind,
+    ReadyReport,
+    StartPhase,
+    decode_head,
+    decode_offsets,
+    encode,
 )
 
 if TYPE_CHECKING:
-    from pipeline.runtime.pool.served_model import ServedModel
+    from pipeline.runtime.pool.process import WorkerJob
+    from pipeline.runtime.pool.served_model import AnswerMemory, ServedModel
 
-_READ_BYTES = FRAME_BYTES * 64
 _SPIN_S = 0.0002
-_TAKEN_AT = 4  # `tensor_headers.TAKEN_AT`; this module is imported before numpy may be
 
 
-class Line:
-    """The worker's end of its pipes.
+class PoolConnection:
+    """The worker's end of its socket.
 
     Args:
-        requests: Descriptor to read frames from.
-        replies: Descriptor to write frames to.
-        may_spin: Whether to look for the next frame for a moment before sleeping, where nobody else needs the
-            core: waking up, and running on cold caches, takes longer than most small requests.
+        may_spin: Whether to look for the next packet for a moment before sleeping, where nobody else needs
+            the core: waking up, and running on cold caches, takes longer than most small requests.
     """
 
-    def __init__(self, requests: int, replies: int, *, may_spin: bool = False) -> None:
-        self._requests, self._replies = requests, replies
+    def __init__(self, descriptor: int, *, may_spin: bool = False) -> None:
+        self._socket = socket.socket(fileno=descriptor)
         self._spin_s = _SPIN_S if may_spin else 0.0
-        self._poll = select.poll()
-        self._poll.register(requests, select.POLLIN)
-        os.set_blocking(requests, False)
-        self._reader = FrameReader("the pool")
-        self._waiting: deque[Frame] = deque()
+        self._buffer = memoryview(
+            mmap.mmap(-1, MAX_PACKET_BYTES)
+        )  # aligned, for tensors that are read in place
+        self.send = self._socket.send
 
-    def read(self) -> Frame:
-        """Returns the next frame; `STOP` where the pool has closed the pipe."""
-        while not self._waiting:
-            data = self._read()
-            if not data:
-                return Frame(Kind.STOP)
-            self._waiting.extend([frame for frame, _ in self._reader.read(data)])
-        return self._waiting.popleft()
-
-    def _read(self) -> bytes:
-        """Returns what is in the pipe, as soon as something is; b"" if the pool has closed it."""
+    def receive(self) -> memoryview:
+        """Returns the next packet, valid until the next call; empty once the pool has closed the socket."""
         until = time.perf_counter() + self._spin_s if self._spin_s else 0.0
-        while True:
+        while until:
             try:
-                return os.read(self._requests, _READ_BYTES)
+                return self._buffer[: self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)]
             except BlockingIOError:
                 if time.perf_counter() >= until:
-                    self._poll.poll()
-
-    def wait_for_memory(self, request: int) -> Span | None:
-        """Returns the memory that was asked for, None if there is none; other frames wait meanwhile."""
-        passed: list[Frame] = []
-        while True:
-            frame = self.read()
-            if frame.kind is Kind.STOP:
-                raise SystemExit(0)
-            if frame.request == request and frame.kind in (Kind.GRANT, Kind.DENY):
-                self._waiting.extendleft(reversed(passed))
-                return frame.second if frame.kind is Kind.GRANT else None
-            passed.append(frame)
-
-    def write(self, data: bytes) -> None:
-        """Writes all of it."""
-        while data:
-            data = data[os.write(self._replies, data) :]
-
-    def tell(self, kind: Kind, content: Mapping[str, Any], *, request: int = 0) -> None:
-        """Writes a frame with JSON."""
-        self.write(encode_message(Frame(kind, 0, request), content))
+                    break
+        return self._buffer[: self._socket.recv_into(self._buffer)]
 
 
-def main(job: Mapping[str, Any]) -> None:
-    """Begins: makes the sessions a job names, and serves them until the pool has no more to ask.
-
-    Args:
-        job: As `start_process` got it: `models`, `prefix`, `device_id`, `threads`, `may_spin`, `processors`,
-            `digests`, `descriptors`.
-    """
-    begun = time.perf_counter()
-    line = Line(job["descriptors"][0], job["descriptors"][1], may_spin=job["may_spin"])
-    if job["processors"]:
+def main(job: WorkerJob) -> None:
+    """Begins: makes the sessions a job names, and serves them until the pool has no more to ask."""
+    connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
+    if job.processors:
         with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
-            os.sched_setaffinity(0, job["processors"])
+            os.sched_setaffinity(0, job.processors)
     try:
-        phases, models = _open_models(job, line)
+        models = _open_models(job, connection)
+        from pipeline.runtime.machine.process_memory import private_bytes
+        from pipeline.runtime.pool.served_model import AnswerMemory
+
+        memory = AnswerMemory(job)
     except PipelineError as error:
-        line.tell(Kind.BROKEN, describe_error(error))
+        connection.send(encode(MessageKind.BROKEN, content=to_dict(error)))
         return
-    from pipeline.runtime.memory import private_bytes
-
-    line.tell(
-        Kind.READY,
-        {
-            "phases": phases,
-            "total_s": time.perf_counter() - begun,
-            "private_bytes": private_bytes(),
-            "variants": {model.name: model.variant for model in models},
-            "buckets": {model.name: model.buckets for model in models},
-        },
+    ready = ReadyReport(
+        variants={model.name: model.variant for model in models.values()},
+        buckets={model.name: model.buckets for model in models.values()},
+        private_bytes=private_bytes(),
     )
-    serve(line, models, job["prefix"])
+    connection.send(encode(MessageKind.READY, content=encode_record(ready)))
+    serve(connection, models, memory)
 
 
-def _open_models(job: Mapping[str, Any], line: Line) -> tuple[dict[str, float], list[ServedModel]]:
+def _open_models(job: WorkerJob, connection: PoolConnection) -> dict[int, ServedModel]:
     started = time.perf_counter()
+
+    def report(phase: str) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        connection.send(encode(MessageKind.PHASE, content=encode_record(StartPhase(phase, now - started))))
+        started = now
+
     import_onnxruntime()
-    # Only then: what imports numpy while another thread does may find half of it.
-    from pipeline.runtime.pool.served_model import open_model
+    # Only then: what imports numpy while ONNX Runtime is imported may find half of it.
+    from pipeline.runtime.pool.served_model import open_served
 
-    phases = {"import": time.perf_counter() - started}
-    line.tell(Kind.PHASE, {"phase": "import", "seconds": phases["import"]})
-    models = []
-    for model in job["models"]:
-        started = time.perf_counter()
-        models.append(open_model(model, job))
-        phases[model["name"]] = time.perf_counter() - started
-        line.tell(Kind.PHASE, {"phase": model["name"], "seconds": phases[model["name"]]})
-    return phases, models
+    report("import")
+    models = {}
+    for model in job.models:
+        models[model.number] = open_served(model, job)
+        report(model.name)
+    return models
 
 
-def serve(line: Line, models: list[ServedModel], prefix: str) -> None:
-    """Answers frames until there are no more."""
-    from pipeline.runtime.pool.segments import AttachedSegments
-
-    segments = AttachedSegments(prefix)
-    while True:
-        frame = line.read()
-        if frame.kind is Kind.RUN:
-            line.write(_run(frame, models[frame.model], segments, line))
-        elif frame.kind is Kind.FORGET:
-            segments.forget(frame.request)
-        elif frame.kind is Kind.CHECK:
-            line.tell(Kind.CHECKED, _check(models), request=frame.request)
-        elif frame.kind is Kind.STOP:
+def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: AnswerMemory) -> None:
+    """Answers messages until there are no more."""
+    while packet := connection.receive():
+        head = decode_head(packet, "the pool")
+        if head.kind is MessageKind.RUN:
+            connection.send(_run(head, packet, models[head.model], memory))
+        elif head.kind is MessageKind.RELEASE:
+            memory.release(*decode_offsets(packet))
+        elif head.kind is MessageKind.TRIM:
+            memory.trim()
+        elif head.kind is MessageKind.CHECK:
+            connection.send(encode(MessageKind.CHECKED, head.number, content=_check(models)))
+        elif head.kind is MessageKind.STOP:
             return
 
 
-def _run(frame: Frame, model: ServedModel, segments: Any, line: Line) -> bytes:
+def _run(head: Head, packet: memoryview, model: ServedModel, memory: AnswerMemory) -> bytes:
+    memory.begin(head.number)
     try:
-        segments.bytes_of(frame.first)[_TAKEN_AT] = 1
-        answer, copied, nanoseconds = model.run(frame, segments, line.write, line.wait_for_memory)
+        return model.run(head, packet, memory)
     except (PipelineError, MemoryError) as error:
-        return encode_message(Frame(Kind.FAILED, frame.model, frame.request), describe_error(error))
-    return encode_frame(Frame(Kind.DONE, frame.model, frame.request, answer, Span(0, 0, copied), nanoseconds))
+        return encode(MessageKind.FAILED, head.number, content=to_dict(error))
 
 
-def _check(models: list[ServedModel]) -> dict[str, Any]:
+def _check(models: dict[int, ServedModel]) -> dict[str, Any]:
     try:
-        for model in models:
+        for model in models.values():
             model.check()
     except PipelineError as error:
-        return describe_error(error)
+        return to_dict(error)
     return {}
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """Returns an error as JSON types: `kind`, `message`, `hint`."""
-    if isinstance(error, PipelineError):
-        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"kind": "RunError", "message": f"{type(error).__name__}: {error}", "hint": None}

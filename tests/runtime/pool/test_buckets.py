@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
+from pipeline.diagnose.load_test import load_test_bundle, read_golden_cases
 from pipeline.errors import LoadError, PoolError
-from pipeline.runtime import SessionPool
-from pipeline.runtime.pool.driving import drive_bundle
-from pipeline.runtime.pool.questions import read_questions
-from pipeline.runtime.pool.served_model import ServedModel, open_model
-from pipeline.runtime.tensors import write_tensors
-from tests.runtime.bundles import batch_of, weights_of, write_converted
+from pipeline.runtime import PoolConfig, SessionPool
+from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+from pipeline.runtime.pool.process import ModelJob, WorkerJob
+from pipeline.runtime.pool.served_model import ServedModel, open_served
+from pipeline.runtime.tensors.arrays import write_tensors
+from tests.runtime.builders import batch_of, weights_of, write_converted
 
 pytestmark = pytest.mark.runtime
 
@@ -34,7 +33,7 @@ def having(config: LoaderConfig, *names: str) -> LoaderConfig:
 
 
 def test_requests_are_answered_by_the_variants_for_their_sizes(bundle: Path) -> None:
-    with SessionPool(bundle, devices="cpu", precision="int8") as pool:
+    with SessionPool(bundle, PoolConfig(devices="cpu", precision="int8")) as pool:
         (worker,) = pool.stats().workers
         assert worker.variants == {"linear": "cpu-int8"}
         assert worker.buckets == {"linear": ("cpu-int8-batch4",)}
@@ -45,7 +44,7 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(bundle: Path) -> 
 
 
 def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
-    result, stats = drive_bundle(
+    result, stats = load_test_bundle(
         bundle,
         devices="cpu",
         workers_per_device=1,
@@ -58,37 +57,43 @@ def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
     assert sum(worker.served for worker in stats.workers) == 30
 
 
-def test_the_questions_are_the_samples_of_the_variants_that_answer_them(bundle: Path) -> None:
+def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle: Path) -> None:
     config = read_loader_config(bundle)
-    questions = read_questions([having(config, "cpu", "cpu-batch4", "cpu-batch8")], bundle)
-    assert [question.inputs["x"].shape[0] for question in questions] == [2, 4, 8]
-    for question, seed in zip(questions, (0, 2, 3), strict=True):
-        x = question.inputs["x"]
-        assert question.find_problems({"y": x @ weights_of(seed)}) == []
-        assert question.find_problems({"y": x @ weights_of(1)}) != []
+    cases = read_golden_cases([having(config, "cpu", "cpu-batch4", "cpu-batch8")], bundle)
+    assert [case.inputs["x"].shape[0] for case in cases] == [2, 4, 8]
+    for case, seed in zip(cases, (0, 2, 3), strict=True):
+        x = case.inputs["x"]
+        assert case.find_problems({"y": x @ weights_of(seed)}) == []
+        assert case.find_problems({"y": x @ weights_of(1)}) != []
 
 
 def test_of_workers_with_different_variants_each_ones_answer_is_right(bundle: Path) -> None:
     config = read_loader_config(bundle)
-    (question,) = read_questions([having(config, "cpu"), having(config, "cpu-int8")], bundle)
-    x = question.inputs["x"]
+    (case,) = read_golden_cases([having(config, "cpu"), having(config, "cpu-int8")], bundle)
+    x = case.inputs["x"]
     for seed, is_right in {0: True, 1: True, 2: False}.items():
-        assert (question.find_problems({"y": x @ weights_of(seed)}) == []) is is_right
+        assert (case.find_problems({"y": x @ weights_of(seed)}) == []) is is_right
 
 
 def test_workers_whose_samples_differ_cannot_be_checked_and_that_is_said(bundle: Path) -> None:
     config = read_loader_config(bundle)
     with pytest.raises(PoolError, match="no golden sample to check answers with"):
-        read_questions([having(config, "cpu-batch4"), having(config, "cpu-batch8")], bundle)
+        read_golden_cases([having(config, "cpu-batch4"), having(config, "cpu-batch8")], bundle)
 
 
-def opened(bundle: Path, **changes: Any) -> ServedModel:
+def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:
     """The model in this process, as a worker on the CPU opens it."""
-    config = encode(read_loader_config(bundle))
-    model = {"name": "m", "bundle": str(bundle), "target": None, "precision": "fp32", "buckets": True}
-    job = {"device": "cpu", "device_id": None, "threads": 1, "may_spin": False, "digests": "off"}
-    job["session_options"] = None
-    return open_model({**model, "config": config, **changes}, job)
+    config = read_loader_config(bundle)
+    load = ModelLoadOptions(precision="fp32", digests="off", buckets=buckets, threads=1)
+    job = WorkerJob(
+        entry="",
+        path=(),
+        models=(),
+        device_id=None,
+        processors=None,
+        load=load,
+    )
+    return open_served(ModelJob(0, "m", str(bundle), config), job)
 
 
 def test_a_worker_loads_buckets_only_where_the_pool_wants_them(bundle: Path) -> None:

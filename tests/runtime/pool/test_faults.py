@@ -1,15 +1,18 @@
-"""Everything that can go wrong with a worker, under every way to start one: no request is ever lost."""
+"""Everything that can go wrong with a worker, no request is ever lost."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +26,27 @@ from pipeline.errors import (
     RunError,
     WorkerDiedError,
 )
-from pipeline.runtime import SessionPool, WorkerEvent
-from pipeline.runtime.pool.process import StartMethod
-from tests.runtime.pool import bad_workers
-from tests.runtime.pool.conftest import batch
-from tests.runtime.pool.pool_bundles import write_model_bundle
+from pipeline.runtime import PoolConfig, SessionPool, WorkerEvent
+from tests.fakes import wait_for
+from tests.runtime.pool import fakes as bad_workers
+from tests.runtime.pool.builders import write_doubling, write_model_bundle
+from tests.runtime.pool.conftest import batch, descriptors
 
-pytestmark = pytest.mark.runtime
-MODULE = "tests.runtime.pool.bad_workers"
+pytestmark = [pytest.mark.slow, pytest.mark.runtime]
+MODULE = "tests.runtime.pool.fakes"
 BAD = f"{MODULE}:goes_wrong_when_asked"
-SOON: dict[str, Any] = {"devices": "cpu", "start_timeout_s": 60}
+SOON: dict[str, Any] = {"devices": "cpu", "start_timeout_s": 600}
+PATIENCE_S = 300
+"""Longer than anything takes on the busiest machine; reached by tests that fail only."""
 
 
 def is_right(future: Future[Any], first: float = 1) -> bool:
-    return bool((future.result(30)["y"] == 2 * batch(first)["x"]).all())
+    return bool((future.result(PATIENCE_S)["y"] == 2 * batch(first)["x"]).all())
 
 
-def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle: Path, method: StartMethod) -> None:
+def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle: Path) -> None:
     with pytest.raises(WorkerDiedError, match="out of luck") as caught:
-        SessionPool(bundle, **SOON, worker=f"{MODULE}:exits", start_method=method, max_restarts=1)
+        SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:exits", max_restarts=1))
     assert caught.value.returncode == 3
     assert caught.value.pid > 0
     assert caught.value.stderr[-1] == "out of luck"
@@ -49,38 +54,31 @@ def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle: Path, metho
     assert (copy.returncode, copy.pid, copy.stderr) == (3, caught.value.pid, caught.value.stderr)
 
 
-def test_a_worker_that_segfaults_on_its_way_up_is_reported_by_its_signal(
-    bundle: Path, method: StartMethod
-) -> None:
+def test_a_worker_that_segfaults_on_its_way_up_is_reported_by_its_signal(bundle: Path) -> None:
     with pytest.raises(WorkerDiedError, match="SIGSEGV") as caught:
-        SessionPool(bundle, **SOON, worker=f"{MODULE}:segfaults", start_method=method, max_restarts=0)
+        SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:segfaults", max_restarts=0))
     assert caught.value.returncode == -signal.SIGSEGV
 
 
-def test_a_worker_that_hangs_on_its_way_up_is_ended(bundle: Path, method: StartMethod) -> None:
+def test_a_worker_that_hangs_on_its_way_up_is_ended(bundle: Path) -> None:
     with pytest.raises(WorkerDiedError, match=r"not ready in time(?s:.)*SIGKILL"):
         SessionPool(
-            bundle,
-            devices="cpu",
-            start_timeout_s=1,
-            worker=f"{MODULE}:hangs",
-            start_method=method,
-            max_restarts=0,
+            bundle, PoolConfig(devices="cpu", start_timeout_s=1, worker=f"{MODULE}:hangs", max_restarts=0)
         )
 
 
-def test_a_worker_that_writes_garbage_on_its_way_up_is_ended(bundle: Path, method: StartMethod) -> None:
+def test_a_worker_that_writes_garbage_on_its_way_up_is_ended(bundle: Path) -> None:
     with pytest.raises(WorkerDiedError, match="unreadable message"):
-        SessionPool(bundle, **SOON, worker=f"{MODULE}:babbles", start_method=method, max_restarts=0)
+        SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:babbles", max_restarts=0))
 
 
-def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path, method: StartMethod) -> None:
+def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path) -> None:
     golden = bundle / "golden.npz"
     data = bytearray(golden.read_bytes())
     data[-200] ^= 0xFF
     golden.write_bytes(bytes(data))
     with pytest.raises(PipelineError, match=r"golden\.npz") as caught:
-        SessionPool(bundle, **SOON, start_method=method)
+        SessionPool(bundle, PoolConfig(**SOON))
     assert type(caught.value).__name__ == "IntegrityError"
 
 
@@ -94,18 +92,15 @@ def test_a_model_that_answers_wrongly_never_serves(tmp_path: Path) -> None:
         {"input:x": x, "output:y": 3 * x},
     )
     with pytest.raises(LoadError, match="does not answer as recorded"):
-        SessionPool(liar, **SOON)
+        SessionPool(liar, PoolConfig(**SOON))
 
 
-def test_one_bad_worker_does_not_hide_the_others(bundle: Path, method: StartMethod) -> None:
+def test_one_bad_worker_does_not_hide_the_others(bundle: Path) -> None:
     with SessionPool(
         bundle,
-        **SOON,
-        workers_per_device=2,
-        min_ready=1,
-        worker=f"{MODULE}:second_of_two_exits",
-        max_restarts=0,
-        start_method=method,
+        PoolConfig(
+            **SOON, workers_per_device=2, min_ready=1, worker=f"{MODULE}:second_of_two_exits", max_restarts=0
+        ),
     ) as pool:
         for n in range(10):
             assert is_right(pool.submit(batch(n)), n)
@@ -126,16 +121,15 @@ def test_one_bad_worker_does_not_hide_the_others(bundle: Path, method: StartMeth
         (bad_workers.RAISE, 1, "a bug in the worker"),
         (bad_workers.GARBAGE, -signal.SIGKILL, "unreadable message"),
         (bad_workers.WRONG_TURN, -signal.SIGKILL, "answer to the wrong request"),
+        (bad_workers.EMPTY, -signal.SIGKILL, "empty packet"),
     ],
 )
-def test_a_worker_that_dies_of_a_request_is_replaced(
-    bundle: Path, method: StartMethod, wish: int, code: int, said: str
-) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, start_method=method) as pool:
+def test_a_worker_that_dies_of_a_request_is_replaced(bundle: Path, wish: int, code: int, said: str) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         first = pool.stats().workers[0].pid
         deadly = pool.submit(batch(wish))
         behind = [pool.submit(batch(n)) for n in range(5)]
-        error = deadly.exception(30)
+        error = deadly.exception(PATIENCE_S)
         assert isinstance(error, WorkerDiedError)
         assert (error.pid, error.returncode) == (first, code)
         assert said in str(error)
@@ -145,34 +139,60 @@ def test_a_worker_that_dies_of_a_request_is_replaced(
         assert pool.stats().used_bytes == 0
 
 
-@pytest.mark.parametrize("wish", [bad_workers.OUTSIDE, bad_workers.FEW])
+@pytest.mark.parametrize("wish", [bad_workers.OUTSIDE, bad_workers.FEW, bad_workers.LONG])
 def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle: Path, wish: int) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD) as pool:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         with pytest.raises(PoolError, match="answer"):
             pool.run(batch(wish))
         assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 1
 
 
-def test_a_worker_that_hangs_is_ended_and_replaced(bundle: Path, method: StartMethod) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, run_timeout_s=1.5, start_method=method) as pool:
+def test_a_worker_that_hangs_is_ended_and_replaced(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
         with pytest.raises(WorkerDiedError, match=r"one request for too long(?s:.)*SIGKILL"):
             pool.run(batch(bad_workers.HANG))
-        assert is_right(pool.submit(batch()))
+        assert is_right(pool.submit(batch(), retries=9))
 
 
-def test_a_worker_that_reads_nothing_for_long_misses_nothing(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, max_shared_bytes=2**20) as pool:
-        slow = pool.submit(batch(bad_workers.SLOW))
-        for n in range(1500):  # each makes a segment go, of which the worker is told: more than a pipe holds
-            pool.empty("x", (1, 140_000 + n % 2 * 60_000))
+def test_a_worker_that_answers_twice_is_ended_and_takes_nothing_with_it(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        assert pool.run(batch(bad_workers.TWICE))["y"].shape == (0, 1)
+        behind = [pool.submit(batch(n)) for n in range(5)]
+        assert all(is_right(future, n) for n, future in enumerate(behind))
+        assert pool.stats().workers[0].restarts == 1
+
+
+def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path: Path) -> None:
+    bundles = {name: write_doubling(tmp_path / name) for name in "ab"}
+    with SessionPool(bundles, PoolConfig(**SOON, worker=BAD)) as pool:
+        for _ in range(20):  # short runs: then it may have more requests at once than a socket holds
+            pool.run(batch(1, 3000), model="a")
+        slow = pool.submit(batch(bad_workers.SLOW), model="a")
+        others = [pool.submit(batch(n, 4000), model="ab"[n % 2]) for n in range(200)]
         assert is_right(slow, bad_workers.SLOW)
-        assert is_right(pool.submit(batch()))
+        for n, other in enumerate(others):
+            assert (other.result(PATIENCE_S)["y"] == 2 * batch(n, 4000)["x"]).all()
         assert pool.stats().workers[0].restarts == 0
 
 
+def test_answers_that_are_held_survive_their_worker_and_its_successors(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        held = []
+        for n in range(4):
+            held.append(pool.run(batch(n, 50_000))["y"])
+            with pytest.raises(WorkerDiedError):
+                pool.run(batch(bad_workers.EXIT))
+        for n in range(10, 20):
+            assert (pool.run(batch(n, 50_000))["y"] == 2 * batch(n, 50_000)["x"]).all()
+        assert all((y == 2 * batch(n, 50_000)["x"]).all() for n, y in enumerate(held))
+        held.clear()
+        gc.collect()
+        assert pool.stats().used_bytes == 0
+
+
 def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, worker=f"{MODULE}:cannot_bind") as pool:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:cannot_bind")) as pool:
         large = batch(1, 100_000)
         pool.run(large)  # until its answer's shapes are known, nothing is bound
         with pytest.raises(RunError, match=r"cannot run doubling\n  RuntimeError: no room to bind to"):
@@ -181,32 +201,39 @@ def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bund
         assert [worker.restarts for worker in pool.stats().workers] == [0]
 
 
-def test_a_greedy_worker_is_refused_and_goes_on(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD) as pool:
-        assert is_right(pool.submit(batch(bad_workers.GREEDY)), bad_workers.GREEDY)
+def test_an_answer_without_room_is_its_request_s_error_and_no_death(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        with pytest.raises(PoolError, match="no shared memory for"):
+            pool.run(batch(bad_workers.GREEDY))
+        assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 0
 
 
 def test_a_request_may_be_tried_on_another_worker(bundle: Path) -> None:
     events: list[WorkerEvent] = []
+
+    def deaths() -> int:
+        return sum(event.error is not None for event in events)
+
     with SessionPool(
-        bundle, **SOON, worker=BAD, workers_per_device=2, run_timeout_s=30, observer=events.append
+        bundle, PoolConfig(**SOON, worker=BAD, workers_per_device=2, observer=events.append)
     ) as pool:
         with pytest.raises(WorkerDiedError):
             pool.run(batch(bad_workers.EXIT), retries=1)
-        assert len([event for event in events if event.error is not None]) == 2
+        wait_for(lambda: deaths() == 2, what="both workers die of it")
         pool.wait_ready()
-        slow = pool.submit(batch(bad_workers.SLOW), retries=1)
-        time.sleep(0.1)
+        blocked = pool.submit(batch(bad_workers.BLOCK), retries=1)
         (busy,) = (worker.pid for worker in pool.stats().workers if worker.in_flight)
         assert busy is not None
         os.kill(busy, signal.SIGKILL)
-        assert is_right(slow, bad_workers.SLOW)
-        assert len([event for event in events if event.error is not None]) == 3
+        wait_for(lambda: deaths() == 3, what="its worker dies")
+        bad_workers.unblock(bundle)
+        assert is_right(blocked, bad_workers.BLOCK)
+        assert deaths() == 3
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up(bundle: Path, method: StartMethod) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, max_restarts=1, start_method=method) as pool:
+def test_a_worker_that_dies_again_and_again_is_given_up(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, max_restarts=1)) as pool:
         for _ in range(2):
             with pytest.raises(WorkerDiedError):
                 pool.run(batch(bad_workers.EXIT))
@@ -218,38 +245,126 @@ def test_a_worker_that_dies_again_and_again_is_given_up(bundle: Path, method: St
         assert pool.stats().pending == 0
 
 
+@contextmanager
+def no_descriptors(*, but: int = 0) -> Iterator[None]:
+    """This process can open so many files meanwhile, as long as it closes no others."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in open_now)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, but, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_pool_without_descriptors_is_an_error_and_leaves_none(bundle: Path) -> None:
+    SessionPool(bundle, PoolConfig(**SOON)).close()  # all that is imported, and opened once, is there now
+    gc.collect()
+    opened, said = descriptors(), set()
+    for count in range(1, 12):
+        config = PoolConfig(devices="cpu", start_timeout_s=0.1)
+        with no_descriptors(but=count), pytest.raises(PipelineError) as caught:
+            SessionPool(bundle, config)
+        said.add(caught.value.message.split("\n")[0])
+        del caught
+        gc.collect()
+        assert descriptors() <= opened
+    assert said == {"cannot make a pool", "cannot start cpu/0"}
+
+
+def test_a_worker_is_started_again_once_there_are_descriptors(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, max_restarts=1)) as pool:
+        (worker,) = pool.stats().workers
+        with no_descriptors():
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            behind = pool.submit(batch())
+            wait_for(
+                lambda: "Too many open files" in str(pool.stats().workers[0].error), what="no descriptor"
+            )
+            time.sleep(1.2)  # enough to be given up, were each try to start it counted as a death
+            assert pool.stats().workers[0].state == "waiting"
+        assert is_right(behind)
+
+
+def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(devices="cpu", start_timeout_s=20)) as pool:
+        (worker,) = pool.stats().workers
+        with no_descriptors():
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            with pytest.raises(PoolError, match=r"no worker is left(?s:.)*Too many open files"):
+                pool.run(batch(), timeout_s=PATIENCE_S)
+        assert pool.stats().workers[0].state == "failed"
+
+
+def test_every_request_ends_although_a_lost_worker_cannot_be_put_away(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the books contradict each other")
+
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        monkeypatch.setattr(pool._broker.memory, "end_worker", fail)
+        futures = [pool.submit(batch(n)) for n in (bad_workers.SLOW, bad_workers.EXIT, 1, 2)]
+        errors = [future.exception(PATIENCE_S) for future in futures]
+        assert errors[0] is None
+        assert isinstance(errors[1], WorkerDiedError)
+        assert all("the books contradict" in str(error) for error in errors[2:])
+
+
 def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, worker=BAD, max_restarts=0) as pool:
-        pool.submit(batch(bad_workers.SLOW))  # so that all of them wait before the worker comes to the first
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, max_restarts=0)) as pool:
+        pool.submit(batch(bad_workers.BLOCK))  # so that all of them wait before the worker comes to the first
         futures = [pool.submit(batch(bad_workers.EXIT)), *(pool.submit(batch(n)) for n in range(20))]
-        errors = [future.exception(30) for future in futures]
+        bad_workers.unblock(bundle)
+        errors = [future.exception(PATIENCE_S) for future in futures]
         assert isinstance(errors[0], WorkerDiedError)
         assert all("no worker is left" in str(error) for error in errors[1:])
 
 
 def test_a_worker_that_begins_to_answer_wrongly_is_found_and_replaced(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, worker=f"{MODULE}:answers_wrongly_when_told") as pool:
-        assert pool.check(timeout_s=30) == {}
+    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
+        assert pool.check(timeout_s=PATIENCE_S) == {}
         bundle.with_name("wrong").touch()
-        assert pool.check(timeout_s=30) == {"cpu/0": "y: expected 2.0, got 3.0"}
+        assert pool.check(timeout_s=PATIENCE_S) == {"cpu/0": "y: expected 2.0, got 3.0"}
         assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 1
-        assert pool.check(timeout_s=30) == {}
+        assert pool.check(timeout_s=PATIENCE_S) == {}
 
 
-def test_close_ends_a_worker_that_does_not_listen(bundle: Path, method: StartMethod) -> None:
-    pool = SessionPool(bundle, **SOON, worker=BAD, start_method=method)
+def test_a_worker_that_hangs_in_its_check_is_replaced_and_no_request_is_blamed(bundle: Path) -> None:
+    config = PoolConfig(**SOON, worker=f"{MODULE}:hangs_when_checked", run_timeout_s=4)
+    with SessionPool(bundle, config) as pool:
+        futures: list[Future[Any]] = []
+        asker = threading.Timer(0.3, lambda: futures.append(pool.submit(batch())))
+        asker.start()
+        assert "too long" in pool.check(timeout_s=PATIENCE_S)["cpu/0"]
+        asker.join()
+        assert is_right(futures[0])
+        assert pool.stats().workers[0].restarts == 1
+
+
+def test_a_worker_that_refuses_all_it_gets_is_checked_and_replaced(bundle: Path) -> None:
+    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
+        bundle.with_name("wrong").touch()
+        for _ in range(16):
+            with pytest.raises(RunError):
+                pool.run({"x": np.ones(3, np.float32)})
+        wait_for(lambda: pool.stats().workers[0].restarts == 1, what="it is replaced")
+        assert is_right(pool.submit(batch()))
+
+
+def test_close_ends_a_worker_that_does_not_listen(bundle: Path) -> None:
+    pool = SessionPool(bundle, PoolConfig(**SOON, worker=BAD))
     future = pool.submit(batch(bad_workers.HANG))
-    begun = time.monotonic()
     pool.close(timeout_s=0.2)
-    assert time.monotonic() - begun < 8
     assert future.exception(0) is not None
 
 
-def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method: StartMethod) -> None:
+def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path) -> None:
     """The million of `bench.pool`, shorter: every request ends, and every answer is right."""
     threads, each = 8, 250
-    with SessionPool(bundle, **SOON, workers_per_device=2, max_restarts=1000, start_method=method) as pool:
+    with SessionPool(bundle, PoolConfig(**SOON, workers_per_device=2, max_restarts=1000)) as pool:
         wrong: list[object] = []
         kills: list[object] = []
         is_over = threading.Event()
@@ -268,7 +383,7 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method:
                     return
                 x = np.full((2, 500), seed * each + n, np.float32)
                 try:
-                    y = pool.run({"x": x}, retries=10, timeout_s=60)["y"]
+                    y = pool.run({"x": x}, retries=1000, timeout_s=PATIENCE_S)["y"]
                 except PipelineError as error:
                     wrong.append(error)
                     continue
@@ -290,6 +405,6 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path, method:
 
 
 def test_a_pool_that_waits_for_nobody_serves_as_soon_as_it_can(bundle: Path) -> None:
-    with SessionPool(bundle, **SOON, min_ready=0) as pool:
+    with SessionPool(bundle, PoolConfig(**SOON, min_ready=0)) as pool:
         pool.wait_ready(1)
         assert is_right(pool.submit(batch()))

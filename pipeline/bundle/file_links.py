@@ -1,0 +1,75 @@
+"""Having a file in a second place without a second copy of its bytes, where ONNX Runtime loads it from there.
+
+ONNX Runtime checks the graphs that nodes hold, branches and loop bodies, as the onnx package does: external
+data of theirs is refused if it has more than one hard link, or is reached by a symbolic one ("possible
+hardlink attack"; seen on 1.31.1). Weights of the main graph are not looked at in this way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
+
+_FICLONE = 0x40049409  # linux/fs.h
+
+
+def share_model(model: Path, destination: Path) -> None:
+    """Puts a model into a second place, and with it every other file of its folder, under the same names.
+
+    Files are hard links where ONNX Runtime takes them, else copies.
+
+    Raises:
+        OSError: The disk is full or read-only, or a file of that name is there.
+    """
+    models = {model, *model.parent.rglob("*.onnx")}
+    alone = {one.parent.relative_to(model.parent) / name for one in models for name in unlinkable_files(one)}
+    for path in sorted(model.parent.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(model.parent)
+            place = copy_file if name in alone else link_or_copy
+            place(path, destination if path == model else destination.parent / name)
+
+
+def unlinkable_files(model: Path) -> frozenset[Path]:
+    """Returns the files, relative to the model's folder, that ONNX Runtime takes with one link only."""
+    try:
+        return frozenset(Path(PurePosixPath(name)) for name in subgraph_locations(read_skeleton(model)))
+    except WireError:  # another format, ONNX Runtime's own, which has no external data
+        return frozenset()
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Makes a hard link of a finished file, or a copy where the file system has no such thing.
+
+    A link changes the file's change time and none of its bytes, so a digest that is known stays known, and
+    gigabytes of weights are not hashed again for it.
+
+    Raises:
+        OSError: The disk is full or read-only, or a file of that name is there.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    cache = DigestCache()
+    digest = cache.digest(source)
+    try:
+        os.link(source, destination)
+    except FileExistsError:
+        raise
+    except OSError:
+        copy_file(source, destination)
+    else:
+        cache.record(destination, digest)
+
+
+def copy_file(source: Path, destination: Path) -> None:
+    """Makes a copy that shares its blocks with the source where the file system can; as `link_or_copy`."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as reader, destination.open("xb") as writer:
+        try:
+            fcntl.ioctl(writer, _FICLONE, reader.fileno())
+        except OSError:
+            shutil.copyfile(source, destination)

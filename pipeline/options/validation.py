@@ -1,0 +1,133 @@
+"""Which options a version knows, and what is wrong with those a user chose.
+
+ONNX Runtime accepts unknown session config keys and most junk values without a word, and a few junk values
+abort the whole process (measured on 1.31.1: `mlas.kleidiai.conv_igemm_max_work`,
+`mlas.nchwc_pointwise_conv_max_input_channel_batch`). So everything is checked before a session is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from pipeline.options.attributes import ATTRIBUTES
+from pipeline.options.cuda import CUDA_OPTIONS
+from pipeline.options.graph_config import REWRITING_CONFIG
+from pipeline.options.kernels import KERNEL_CONFIG
+from pipeline.options.option import NEWEST, Option, format_option, version_parts
+from pipeline.options.session import SESSION_CONFIG
+
+Scalar = str | int | float | bool
+Table = Mapping[str, Option]
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def _index(options: Iterable[Option]) -> Table:
+    return MappingProxyType({option.name: option for option in options})
+
+
+_SESSION_CONFIG = _index((*SESSION_CONFIG, *REWRITING_CONFIG, *KERNEL_CONFIG))
+_ATTRIBUTES = _index(ATTRIBUTES)
+_PROVIDERS: Mapping[str, Table] = MappingProxyType({CPU: _index(()), CUDA: _index(CUDA_OPTIONS)})
+_RUN_CONFIG = frozenset(
+    {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
+)
+
+
+def known_session_config(version: str) -> tuple[Option, ...]:
+    """Returns the session config entries of an ONNX Runtime version, by name; raises as `version_parts`."""
+    return _known(_SESSION_CONFIG, version)
+
+
+def known_provider_options(provider: str, version: str) -> tuple[Option, ...]:
+    """Returns a provider's options in a version, by name; none for a provider not known here."""
+    return _known(_PROVIDERS.get(provider, {}), version)
+
+
+def known_attributes(version: str) -> tuple[Option, ...]:
+    """Returns the plain attributes of `onnxruntime.SessionOptions` in a version, by name."""
+    return _known(_ATTRIBUTES, version)
+
+
+def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
+    """Returns everything that is wrong with session config entries, one sentence each."""
+    return tuple(_problems("session config key", _SESSION_CONFIG, entries, version=version))
+
+
+def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
+    """Returns everything that is wrong with a provider's options, one sentence each."""
+    table = _PROVIDERS.get(provider)
+    if table is None:
+        return (f"options of {provider} are not known; expected one of {', '.join(_PROVIDERS)}",)
+    return tuple(_problems(f"{provider} option", table, options, version=version))
+
+
+def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
+    """Returns everything that is wrong with plain session options, one sentence each."""
+    return tuple(_problems("session option", _ATTRIBUTES, attributes, version=version))
+
+
+def _known(table: Table, version: str) -> tuple[Option, ...]:
+    return tuple(option for _, option in sorted(table.items()) if option.exists_in(version))
+
+
+def _problems(noun: str, table: Table, chosen: Mapping[str, Scalar], *, version: str) -> Iterator[str]:
+    version_parts(version)  # a bad version is refused even when nothing was chosen
+    for name, value in chosen.items():
+        option = table.get(name)
+        problem = (
+            _unknown(name, table, version=version)
+            if option is None
+            else _misused(option, format_option(value), version=version)
+        )
+        if problem is not None:
+            yield f"{noun} {name!r} {problem}"
+
+
+def _misused(option: Option, text: str, *, version: str) -> str | None:
+    if option.owner is not None:
+        return f"must not be set: {option.owner}"
+    if not option.exists_in(version):
+        return _absent(option, version=version)
+    if not option.accepts(text):
+        return f"has a bad value: expected {option.expected}, got {_shorten(text)}"
+    return None
+
+
+def _absent(option: Option, *, version: str) -> str:
+    if option.until is not None and version_parts(version) >= version_parts(option.until):
+        return f"is gone since ONNX Runtime {option.until}; this is {version}"
+    return f"came with ONNX Runtime {option.since}; this is {version}"
+
+
+def _unknown(name: str, table: Table, *, version: str) -> str:
+    problem = f"is unknown to ONNX Runtime {version}"
+    if version_parts(version) > version_parts(NEWEST):
+        problem = (
+            f"is unknown to every ONNX Runtime up to {NEWEST}, the last one listed here; this is {version}"
+        )
+    advice = _find_elsewhere(name, table) or _suggest(name, table, version=version)
+    return f"{problem}; {advice}" if advice else problem
+
+
+def _find_elsewhere(name: str, table: Table) -> str | None:
+    if name in _RUN_CONFIG:
+        return "it is an entry of RunOptions, given with each run"
+    homes = (
+        ("a session config key", _SESSION_CONFIG),
+        ("a plain session option", _ATTRIBUTES),
+        (f"an option of {CUDA}", _PROVIDERS[CUDA]),
+    )
+    return next((f"it is {noun}" for noun, home in homes if home is not table and name in home), None)
+
+
+def _suggest(name: str, table: Table, *, version: str) -> str | None:
+    settable = [option.name for option in _known(table, version) if option.owner is None]
+    nearest = difflib.get_close_matches(name.strip().lower(), settable, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else None
+
+
+def _shorten(text: str, limit: int = 60) -> str:
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}… ({len(text)} characters)"

@@ -1,0 +1,1 @@
+"""Loading with shape buckets."""

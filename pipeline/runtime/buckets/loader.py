@@ -1,0 +1,124 @@
+"""Loading with shape buckets: batches of sizes that a variant was prepared for are run on that variant."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pipeline.bundle.loader_config import LoaderConfig, Variant
+from pipeline.errors import LoadError
+from pipeline.runtime.buckets.selection import find_buckets
+from pipeline.runtime.buckets.session import BucketedSession
+from pipeline.runtime.loading.bundle_loader import OpenedBundle, open_bundle, open_folder
+from pipeline.runtime.loading.load_options import (
+    CheckPolicy,
+    Deadline,
+    DigestPolicy,
+    LoadOptions,
+    check_choice,
+)
+from pipeline.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons_here
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.loading.load_options import SessionOptions
+
+log = logging.getLogger(__name__)
+
+BucketStart = Literal["first_use", "now"]
+"""`first_use`: a bucket's session is made by the first run that needs it, which waits for it; `now`: all are
+made before the load returns."""
+
+
+def load_bucketed(
+    bundle: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device_id: int | None = None,
+    digests: DigestPolicy = "changed",
+    check: CheckPolicy = "none",
+    timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
+    precision: str = "fastest-within-gate",
+    make: BucketStart = "first_use",
+    session_options: SessionOptions | None = None,
+) -> BucketedSession:
+    """Opens a bundle as `load` does, and runs batches for whose sizes it has a bucket on that.
+
+    The buckets are those for the target and in the precision of the variant that `load` takes; one whose
+    requirements this machine does not meet is logged with its reasons, at WARNING. One whose requirements are
+    met and that cannot be loaded all the same is an error of the run that needs it, never passed over.
+
+    Args:
+        bundle: As for `load`.
+        target: As for `load`; a variant for all shapes that is named has its buckets beside it.
+        device_id: As for `load`, of all sessions.
+        digests: As for `load`, of the files of every variant when it is loaded.
+        check: `golden` checks every session before it serves.
+        timeout_s: Seconds after which the making of a session is given up, for each of them.
+        require_signature: As for `load`.
+        precision: As for `load`.
+        make: When the sessions of buckets are made: each at its `first_use`, or all `now`.
+        session_options: As for `load`, of all sessions.
+
+    Raises:
+        PipelineError: As `load` does.
+    """
+    check_choice("make", make, ("first_use", "now"))
+    opened = open_bundle(
+        bundle,
+        target=target,
+        device_id=device_id,
+        digests=digests,
+        check=check,
+        timeout_s=timeout_s,
+        require_signature=require_signature,
+        precision=precision,
+        session_options=session_options,
+    )
+    root, config, options = opened.root, opened.config, opened.options  # `opened` holds its session
+
+    def open_session(bucket: Variant) -> onnxruntime.InferenceSession:
+        deadline = Deadline(timeout_s, subject=str(root))
+        return open_bucket(root, config, bucket, options.replace(deadline=deadline)).session
+
+    buckets = with_runnable_buckets(opened, device_id=device_id)
+    session = BucketedSession(buckets, opened.variant, opened.session, open_session)
+    if make == "now":
+        session.make_sessions()
+    return session
+
+
+def with_runnable_buckets(opened: OpenedBundle, *, device_id: int | None) -> LoaderConfig:
+    """Returns the bundle with the variant taken and those of its buckets that this machine can run."""
+    buckets = find_buckets(opened.config, opened.variant)
+    runnable = [bucket for bucket in buckets if _is_runnable(opened.config, bucket, device_id)]
+    return dataclasses.replace(opened.config, variants=(opened.variant, *runnable))
+
+
+def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: LoadOptions) -> OpenedBundle:
+    """Opens one bucket of a bundle, as `load` opens a variant by its name.
+
+    Raises:
+        PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
+    """
+    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady")
+    found = open_folder(str(root), named)
+    if found.config != config:
+        raise LoadError(
+            f"bundle was replaced by another build: {root}\n"
+            f"  expected the one whose answers this one's would be mixed with",
+            hint="load it again",
+        )
+    return found
+
+
+def _is_runnable(config: LoaderConfig, bucket: Variant, device_id: int | None) -> bool:
+    reasons = find_reasons_here(bucket, device_id=device_id)
+    if reasons:
+        log.warning("%s: bucket passed over: %s", config.name, PassedOver(bucket.name, reasons))
+    return not reasons

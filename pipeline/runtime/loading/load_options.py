@@ -1,0 +1,167 @@
+"""What a load is asked for, when it is given up, and how it is stopped from another thread."""
+
+from __future__ import annotations
+
+import _thread
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeAlias
+
+    import onnxruntime
+
+    from pipeline.bundle.session_record import SessionPlan
+    from pipeline.errors import LoadError
+
+    SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
+
+DigestPolicy = Literal["changed", "full", "off"]
+"""`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
+every file of the bundle and look for added ones; `off`: trust the disk."""
+
+CheckPolicy = Literal["none", "golden"]
+"""`golden`: run the bundle's golden sample and compare, which is a warm-up run as well."""
+
+PlanChoice = Literal["steady", "first"]
+"""`steady`: the variant's own options, the fastest per run; `first`: those of its first phase, which is
+sooner ready, where it records one."""
+
+
+class Deadline:
+    """A moment after which a load is given up, `timeout_s` from now; None for no deadline."""
+
+    def __init__(self, timeout_s: float | None, *, subject: str) -> None:
+        try:
+            seconds = None if timeout_s is None else float(timeout_s)
+        except OverflowError:
+            seconds = math.inf
+        if seconds is not None and not seconds >= 0:
+            hint = "load(…, timeout_s=30), or None for no deadline"
+            raise _bad_argument("timeout_s", timeout_s, "seconds, 0 or more", hint)
+        self._timeout_s = seconds
+        self._subject = subject
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def remaining_s(self) -> float | None:
+        """Returns the seconds left, None without deadline; raises `LoadTimeoutError` if there are none."""
+        if self._end is None:
+            return None
+        remaining_s = self._end - time.monotonic()
+        if remaining_s <= 0:
+            from pipeline.errors import LoadTimeoutError
+
+            raise LoadTimeoutError(
+                f"load took too long: {self._subject}\n"
+                f"  expected a session within {self._timeout_s:g} s, got none",
+                hint=LoadTimeoutError.HINT,
+            )
+        return remaining_s
+
+    def acquire(self, lock: _thread.LockType) -> None:
+        """Waits for a lock, which is then the caller's; raises `LoadTimeoutError` if the deadline passed."""
+        while not lock.acquire(timeout=min(self.remaining_s() or math.inf, _thread.TIMEOUT_MAX)):
+            pass
+
+
+NO_DEADLINE = Deadline(None, subject="")
+
+
+class LoadOptions:
+    """What the caller of `load` asked for; its arguments of the same names.
+
+    `adapt` changes the plan that the bundle records, for programs that share the machine.
+    """
+
+    # A plain class: making a dataclass takes longer than reading the bundle.
+    def __init__(
+        self,
+        target: str | None = None,
+        device_id: int | None = None,
+        digests: DigestPolicy = "changed",
+        check: CheckPolicy = "none",
+        precision: str = "fastest-within-gate",
+        plan: PlanChoice = "steady",
+        deadline: Deadline = NO_DEADLINE,
+        session_options: SessionOptions | None = None,
+        adapt: Callable[[SessionPlan], SessionPlan] | None = None,
+    ) -> None:
+        self.target = target
+        self.device_id = device_id
+        self.digests = digests
+        self.check = check
+        self.precision = precision
+        self.plan = plan
+        self.deadline = deadline
+        self.session_options = session_options
+        self.adapt = adapt
+
+    def replace(self, **changes: Any) -> LoadOptions:
+        """Returns the same with some of them changed."""
+        return LoadOptions(**{**vars(self), **changes})
+
+
+class Cancellation:
+    """Stops a load, whether it is asked to before the load begins or during it.
+
+    It takes no lock, since a garbage collector may call it in the middle of anything. Both sides write first
+    and look then, so that one of them always sees the other.
+    """
+
+    def __init__(self) -> None:
+        self._options: Any = None
+        self._requested = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether the load is to stop."""
+        return self._requested
+
+    def cover(self, options: Any) -> None:
+        """Makes the load with these `onnxruntime.SessionOptions` the one that is stopped."""
+        self._options = options
+        if self._requested:
+            options.set_load_cancellation_flag(True)
+
+    def release(self) -> None:
+        """Leaves the options alone from now on: the load is over, and they may be somebody's own."""
+        self._options = None
+
+    def request(self) -> None:
+        """Asks the load to stop; ONNX Runtime does so at its next look."""
+        self._requested = True
+        options = self._options
+        if options is not None:
+            options.set_load_cancellation_flag(True)
+
+
+def check_name(name: str, value: object) -> None:
+    """Raises `LoadError` unless an argument is text or None."""
+    if value is not None and not isinstance(value, str):
+        raise _bad_argument(name, value, "text or None", f"load(…, {name}='cpu')")
+
+
+def check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:
+    """Raises `LoadError` unless an argument is a number, a whole one if asked for, or None."""
+    if value is None:
+        return
+    import numbers
+
+    kind, expected = (numbers.Integral, "an integer") if whole else (numbers.Real, "a number")  # numpy's too
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise _bad_argument(name, value, f"{expected} or None", f"load(…, {name}={example})")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises `LoadError` unless an argument has one of its allowed values."""
+    if value not in choices:
+        hint = f"load(…, {name}={choices[0]!r}), which is the default"
+        raise _bad_argument(name, value, f"one of {', '.join(choices)}", hint)
+
+
+def _bad_argument(name: str, value: object, expected: str, hint: str) -> LoadError:
+    from pipeline.errors import LoadError
+
+    return LoadError(f"bad argument of load: {name}={value!r}\n  expected {expected}", hint=hint)

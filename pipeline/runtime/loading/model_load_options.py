@@ -1,0 +1,60 @@
+"""How processes that serve a model open its bundle; JSON types only, so that they can be told."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import PoolError
+from pipeline.runtime.loading.load_options import check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
+
+
+@dataclass(frozen=True)
+class ModelLoadOptions:
+    """How models are opened, whatever they are.
+
+    Attributes:
+        target: As `load` takes it; so are `precision`, `digests` and `require_signature`.
+        buckets: Whether the bundle's shape buckets are opened too.
+        threads: Most threads of a session; None for as many as processors are reserved.
+        may_spin: Whether idle threads may spin.
+        session_options: The caller's, of every session; they win over the bundle's and over `threads`.
+
+    Raises:
+        PipelineError: A choice is not one of those there are, or a number is no count.
+    """
+
+    target: str | None = None
+    precision: str = FASTEST
+    digests: str = "changed"
+    require_signature: str | None = None
+    buckets: bool = True
+    threads: int | None = None
+    may_spin: bool = False
+    session_options: Mapping[str, str | int | bool] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, (FASTEST, *PRECISIONS))
+        check_choice("digests", self.digests, ("changed", "full", "off"))
+        require_counts(threads=self.threads)
+
+
+def require_counts(*, minimum: int = 1, **values: int | None) -> None:
+    """Raises `PoolError` unless all values are whole numbers from `minimum`, or None."""
+    for name, value in values.items():
+        given: object = value
+        is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+        if value is not None and not (is_whole and value >= minimum):
+            raise PoolError(f"bad {name}\n  expected a whole number from {minimum}, got {value!r}")
+
+
+def require_positive(**values: float | None) -> None:
+    """Raises `PoolError` unless all values are numbers above 0, infinity included, or None."""
+    for name, value in values.items():
+        given: object = value
+        is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        if value is not None and not (is_number and 0 < value <= math.inf):
+            raise PoolError(f"bad {name}\n  expected a number above 0, got {value!r}")

@@ -1,0 +1,91 @@
+"""Memory of this process, from the kernel's own accounts; in bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_SMAPS_ROLLUP = Path("/proc/self/smaps_rollup")
+_STATUS = Path("/proc/self/status")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUP_FILES = {
+    "": (Path("/sys/fs/cgroup"), ("memory.max", "memory.current")),
+    "memory": (Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+}
+
+
+def private_bytes() -> int:
+    """Returns the anonymous memory of this process: what another process on the same files cannot share.
+
+    Mapped weights are not in it, so unlike the resident set it tells a prepared model from a default one.
+    """
+    value = _read_field(_SMAPS_ROLLUP, "Anonymous:")
+    if value is None:
+        value = _read_field(_STATUS, "RssAnon:")
+    return 0 if value is None else value
+
+
+def peak_rss_bytes() -> int:
+    """Returns the largest resident set of this process alone, mapped pages included.
+
+    The kernel's high-water mark starts afresh at exec; that of `getrusage` is inherited from the parent.
+    """
+    value = _read_field(_STATUS, "VmHWM:")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if value is None else value
+
+
+def available_bytes() -> int:
+    """Returns how much memory a child may take: nine tenths of what is available, so that it fails first."""
+    value = _read_field(_MEMINFO, "MemAvailable:")
+    if value is None:
+        value = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return value * 9 // 10
+
+
+def free_bytes() -> int:
+    """Returns how much more memory this process may take: what machine and control groups have free."""
+    machine = _read_field(_MEMINFO, "MemAvailable:")
+    if machine is None:
+        machine = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min(machine, *(limit - used for limit, used in _read_control_groups())))
+
+
+def _read_control_groups() -> Iterator[tuple[int, int]]:
+    """Yields limit and use of every control group that this process is in, version 2 and version 1."""
+    try:
+        lines = _CGROUP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, names = _CGROUP_FILES[controllers]
+        folder = root / path.strip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            found = [_read_number(group / name) for name in names]
+            if found[0] is not None and found[1] is not None:
+                # Files that were read and not used since are given up for whatever is needed.
+                cached = _read_field(group / "memory.stat", "inactive_file ", scale=1) or 0
+                yield found[0], max(0, found[1] - cached)
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max": no limit
+        return None
+
+
+def _read_field(path: Path, name: str, *, scale: int = 1024) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith(name)), None)
+    return None if line is None else int(line.split()[1]) * scale

@@ -1,0 +1,61 @@
+"""Which devices a pool works on: `cpu`, `cuda:0`, …; and what "all" means on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import PoolError
+from pipeline.runtime.machine.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place for workers.
+
+    Attributes:
+        kind: `cpu` or `cuda`.
+        ordinal: CUDA ordinal as this process sees it; 0 for the CPU.
+        memory_bytes: Memory of the GPU, or of the machine; None if unknown.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    ordinal: int = 0
+    memory_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.ordinal}"
+
+
+def resolve_devices(wanted: str | Sequence[str], hardware: Hardware) -> tuple[Device, ...]:
+    """Returns the devices that were named.
+
+    Args:
+        wanted: `all` (every GPU, or the CPU where there is none), one device, or several.
+        hardware: The machine.
+
+    Raises:
+        PoolError: A name is not a device, is named twice, or is not on this machine.
+    """
+    gpus = tuple(Device("cuda", n, gpu.memory_bytes) for n, gpu in enumerate(hardware.gpus))
+    cpu = Device("cpu", 0, hardware.memory_bytes)
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    if names == ("all",):
+        return gpus or (cpu,)
+    known = {device.name: device for device in (cpu, *gpus)}
+    offered = ", ".join(known)
+    if not names or len(set(names)) != len(names):
+        raise PoolError(
+            f"bad devices: {list(names)}\n  expected each once, of {offered}",
+            hint="PoolConfig(workers_per_device=2) for several workers on one",
+        )
+    for name in names:
+        if name not in known:
+            raise PoolError(
+                f"no such device on this machine: {name!r}\n  expected all, or some of {offered}",
+                hint="nvidia-smi -L",
+            )
+    return tuple(known[name] for name in names)

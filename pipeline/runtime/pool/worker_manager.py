@@ -1,0 +1,306 @@
+"""A pool's workers: started, listened to, and started again when they end; all on the supervisor's thread."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pipeline.bundle.codec import decode
+from pipeline.errors import PipelineError, PoolError, from_dict
+from pipeline.runtime.pool.answers import WorkerReply
+from pipeline.runtime.pool.broker import RequestBroker
+from pipeline.runtime.pool.config import PoolConfig
+from pipeline.runtime.pool.ledger import RepeatedAnswerError
+from pipeline.runtime.pool.messages import (
+    Head,
+    MessageKind,
+    ReadyReport,
+    StartPhase,
+    decode_head,
+    decode_json,
+    encode,
+)
+from pipeline.runtime.pool.process import MemoryJob, WorkerProcess
+from pipeline.runtime.pool.stats import WorkerEvent
+from pipeline.runtime.pool.worker_state import WorkerState
+
+log = logging.getLogger(__name__)
+
+_PACKETS_PER_TURN = 64
+_MAX_REFUSALS = 16
+"""Requests in a row that a worker refused before it has to run its golden samples."""
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""Why a process cannot be made now, although it may be later."""
+
+
+class WorkerManager:
+    """Starts workers, takes what they say, and starts them again when they end.
+
+    Attributes:
+        is_stale: Whether more has happened than answers, so that the clock has to be looked at.
+    """
+
+    def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestBroker) -> None:
+        self._workers, self._config, self._broker = workers, config, broker
+        self._lock, self._wakeup = broker.changed, broker.wakeup
+        self.selector = selectors.DefaultSelector()
+        self.is_stale = True
+
+    def ready(self) -> list[WorkerState]:
+        """Returns the workers that take requests."""
+        return [worker for worker in self._workers if worker.state == "ready"]
+
+    def running(self) -> list[tuple[WorkerState, WorkerProcess]]:
+        """Returns the workers that have a process, and that."""
+        return [(worker, worker.process) for worker in self._workers if worker.process is not None]
+
+    def begin_check(self, only: WorkerState | None = None) -> dict[str, Future[str | None]]:
+        """Has workers that are ready, or `only` one, run their golden samples.
+
+        Returns what is wrong, by worker's name; None if nothing is. Raises if the pool is closed.
+        """
+        checks: dict[str, Future[str | None]] = {}
+        with self._lock:
+            if self._wakeup.stop_at is not None:
+                raise self._broker.closed_error
+            for worker in self.ready():
+                if only in (None, worker) and worker.process is not None:
+                    # It has its turn behind the requests that the worker has.
+                    before = len(self._broker.ledger.queue_of(worker.number).sent) + len(worker.checks)
+                    overdue_at = time.monotonic() + self._config.run_timeout_s * (before + 1)
+                    checks[worker.name] = Future()
+                    worker.checks.append((overdue_at, checks[worker.name]))
+                    worker.process.channel.put(encode(MessageKind.CHECK))
+        self._wakeup.set()
+        return checks
+
+    def send_waiting(self) -> None:
+        """Sends what workers had no room for, or waits for room."""
+        for worker, process in self.running():
+            if process.channel.is_broken:
+                reason = PoolError(f"a request to {worker.name} was broken off by a signal")
+                self.kill(worker, reason, is_blamed=False)
+                continue
+            is_done = process.channel.flush()
+            events = selectors.EVENT_READ if is_done else selectors.EVENT_READ | selectors.EVENT_WRITE
+            key = self.selector.get_map().get(process.channel.descriptor)
+            if key is not None and key.events != events:
+                self.selector.modify(process.channel.descriptor, events, key.data)
+
+    # How workers begin.
+
+    def start(self, worker: WorkerState) -> None:
+        """Starts a worker's process."""
+        now, memory = time.monotonic(), self._broker.memory
+        with self._lock:
+            region, taken = memory.region(worker.number), memory.begin_worker(worker.number)
+        job = MemoryJob(memory.file.size, memory.page(worker.number).offset, region, taken, memory.max_bytes)
+        try:
+            process = WorkerProcess(replace(worker.job, memory=job), worker.variables, memory.descriptor)
+        except OSError as error:
+            text = f"cannot start {worker.name}\n  {error}"
+            self._handle_exit(worker, PoolError(text, hint="ulimit -n; ulimit -u; free"), shortage=error)
+            return
+        with self._lock:
+            worker.begin(now, process)
+        self._observe(worker)
+        for descriptor, call in (
+            (process.channel.descriptor, self._read_packets),
+            (process.output, self._read_output),
+            (process.sentinel, self._has_ended),
+        ):
+            self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(call, worker, process))
+
+    # What workers say.
+
+    def _read_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
+        """Takes what a worker sent, and says whether there may be more already."""
+        try:
+            is_over = self._take_packets(worker, process)
+        except Exception as error:  # noqa: BLE001 - a border: whatever a worker sends ends no more than the worker
+            wrong = error if isinstance(error, PoolError) else PoolError(f"unreadable message\n  {error}")
+            log.error("%s: %s; ending it", worker.name, wrong.message)
+            is_over = True
+            self._unregister(process.channel.descriptor)
+            self.kill(worker, wrong, is_blamed=not isinstance(wrong, RepeatedAnswerError))
+        # Only now: who is told may ask the same again, and one that is ended must not answer.
+        self._broker.resolve_ended()
+        return not is_over
+
+    def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
+        replies: list[WorkerReply] = []
+        sent = self._broker.ledger.queue_of(worker.number).sent
+        try:
+            for _ in range(_PACKETS_PER_TURN):
+                packet = process.channel.receive()
+                if packet is None:
+                    return True
+                if not packet:
+                    self._unregister(process.channel.descriptor)
+                    return True
+                head = decode_head(packet, worker.name)
+                if head.kind is MessageKind.DONE:
+                    replies.append(self._broker.read(worker.number, head, packet, position=len(replies)))
+                    if len(replies) >= len(sent):
+                        break  # it has no more to answer: looking costs as much as taking an answer
+                    continue
+                # Answers are taken in the order in which they were given.
+                self._take_replies(worker, replies)
+                self._handle(worker, head, decode_json(packet, worker.name))
+        finally:
+            self._take_replies(worker, replies)
+        return False
+
+    def _take_replies(self, worker: WorkerState, replies: list[WorkerReply]) -> None:
+        """Takes answers out of a list; raises what is wrong with the first that cannot be."""
+        if not replies:
+            return
+        waited_s, wrong = self._broker.done(worker.number, replies)
+        replies.clear()
+        worker.note_answers(waited_s)
+        if wrong is not None:
+            raise wrong
+
+    def _handle(self, worker: WorkerState, head: Head, content: Mapping[str, Any]) -> None:
+        self.is_stale = True
+        is_starting = worker.state == "starting"
+        if head.kind is MessageKind.FAILED:
+            self._broker.failed(worker.number, head.number, from_dict(content))
+            worker.note_refusal()
+            if worker.refusals % _MAX_REFUSALS == 0:
+                with suppress(PoolError):  # it is closed
+                    self.begin_check(worker)
+        elif head.kind is MessageKind.PHASE and is_starting:
+            done = decode(StartPhase, content)
+            worker.change("starting", phases_s={**worker.figures.phases_s, done.phase: done.seconds})
+            self._observe(worker, phase=done.phase, seconds=done.seconds)
+        elif head.kind is MessageKind.READY and is_starting:
+            self._has_become_ready(worker, decode(ReadyReport, content))
+        elif head.kind is MessageKind.BROKEN and is_starting:
+            worker.start_error = from_dict(content)
+        elif head.kind is MessageKind.CHECKED and worker.checks:
+            self._has_checked(worker, content)
+        else:
+            raise PoolError(f"unexpected message from {worker.name}\n  got {head.kind.name}")
+
+    def _has_become_ready(self, worker: WorkerState, report: ReadyReport) -> None:
+        with self._lock:
+            if worker.process is not None and not worker.is_killed:
+                worker.become_ready(time.monotonic(), **vars(report))
+                self._broker.open_worker(worker.number, worker.process.channel)
+        log.info(
+            "%s (pid %s) is ready after %.2f s",
+            worker.name,
+            worker.figures.pid,
+            worker.figures.start_s or 0.0,
+        )
+        self._observe(worker)
+
+    def _has_checked(self, worker: WorkerState, content: Mapping[str, Any]) -> None:
+        error = from_dict(content) if content else None
+        if error is not None:
+            # Before anyone hears of it: who does then asks again, and this one must not answer.
+            log.error("%s answers wrongly: %s; replacing it", worker.name, error.message)
+            self.kill(worker, error, is_blamed=False)
+        worker.answer_check(None if error is None else str(error))
+
+    def _read_output(self, worker: WorkerState, process: WorkerProcess) -> bool:
+        """Takes what a worker printed, and says whether there may be more already."""
+        data = process.read_output()
+        if data == b"":
+            self._unregister(process.output)
+        for line in worker.said.add(data) if data else ():
+            log.debug("%s (pid %s) said: %s", worker.name, process.pid, line)
+        return bool(data)
+
+    # How they end.
+
+    def kill(self, worker: WorkerState, reason: PipelineError, *, is_blamed: bool = True) -> None:
+        """Ends a worker's process at once; if `is_blamed`, the request that it is at is to blame."""
+        self.is_stale = True
+        with self._lock:
+            self._broker.ledger.close_worker(worker.number)
+            if worker.process is not None and not worker.is_killed:
+                worker.is_killed, worker.reason, worker.is_blamed = True, reason, is_blamed
+                worker.process.kill()
+
+    def _has_ended(self, worker: WorkerState, process: WorkerProcess) -> None:
+        self.is_stale = True
+        # What it sent before it ended: requests that are answered are not to be blamed.
+        for descriptor, read in (
+            (process.channel.descriptor, self._read_packets),
+            (process.output, self._read_output),
+        ):
+            while descriptor in self.selector.get_map() and read(worker, process):
+                pass
+        for descriptor in (process.channel.descriptor, process.output, process.sentinel):
+            self._unregister(descriptor)
+        error = worker.describe_end(process.pid, process.reap())
+        with self._lock:
+            worker.process = None
+        try:
+            self._handle_exit(worker, error)
+        finally:
+            process.close()
+
+    def _unregister(self, descriptor: int) -> None:
+        with suppress(KeyError):
+            self.selector.unregister(descriptor)
+
+    def _handle_exit(
+        self, worker: WorkerState, error: PipelineError, *, shortage: OSError | None = None
+    ) -> None:
+        is_stopping, now = self._wakeup.stop_at is not None, time.monotonic()
+        with self._lock:
+            if is_stopping:
+                worker.change("stopped", pid=None)
+            elif shortage is not None and shortage.errno in _SHORTAGES:
+                worker.lack_room(now, error, timeout_s=self._config.start_timeout_s)
+            else:
+                worker.die(now, error, max_restarts=self._config.max_restarts)
+            begun = self._broker.memory.status(worker.number)[0] if worker.is_blamed else None
+            self._broker.lose(
+                worker.number, self._broker.closed_error if is_stopping else error, blamed=begun
+            )
+            while worker.checks:
+                worker.answer_check(error.message)
+            self._lock.notify_all()
+        if not is_stopping:
+            self._report_end(worker, error)
+        self._broker.resolve_ended()
+
+    def _report_end(self, worker: WorkerState, error: PipelineError) -> None:
+        self._observe(worker, error=error)
+        if worker.state == "waiting":
+            log.warning("%s; starting it again", error.message)
+            return
+        left = [other.name for other in self._workers if other.state != "failed"]
+        log.error("%s; given up, the pool goes on with %s", error.message, ", ".join(left) or "none")
+        for model in worker.models:
+            if all(other.state == "failed" for other in self._workers if model in other.models):
+                gone = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)
+                self._broker.mark_unavailable(model, gone)
+
+    def _observe(
+        self,
+        worker: WorkerState,
+        *,
+        phase: str = "",
+        seconds: float = 0.0,
+        error: PipelineError | None = None,
+    ) -> None:
+        if self._config.observer is not None:
+            event = WorkerEvent(worker.number, worker.name, worker.state, phase, seconds, error)
+            try:
+                self._config.observer(event)
+            except BaseException:  # an observer must not be able to stop the pool
+                log.exception("the pool's observer failed")

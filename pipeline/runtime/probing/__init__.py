@@ -1,0 +1,1 @@
+"""Child processes that run and measure what a job would."""

@@ -1,0 +1,147 @@
+"""What a measured process does with its session; imported once that is made, so that nothing is too early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.bundle.codec import decode
+from pipeline.errors import LoadError
+from pipeline.runtime import SessionPlan, build_session
+from pipeline.runtime.loading.session import CUDA
+from pipeline.runtime.machine.gpu_memory import used_gpu_bytes
+from pipeline.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from pipeline.runtime.session.binding import run_first
+from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.session.binding import BoundRun
+    from pipeline.runtime.tensors.element_types import Array
+
+_MB = 2**20
+_MIN_RUNS = 5
+_MAX_RUNS = 20_000
+
+
+class PreparedRun(NamedTuple):
+    """A session and a sample, ready to run; `answer` returns the outputs on the host by name."""
+
+    repeat: Callable[[], object]
+    answer: Callable[[], dict[str, Array]]
+    feeds: Mapping[str, Array]
+
+
+def measure(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs a session that `probe_script` made, and measures.
+
+    Args:
+        request: The fields of a `ProbeRequest`; `gpu`, the name of the GPU that takes part or None; and what
+            `probe_script.start` returned.
+
+    Returns:
+        The fields of a `ProbeResult` but `ready_ms` and `gpu_mb`; `ready_s`, when the first result would have
+        been there had no sample been read, by `time.monotonic()`; and `gpu_bytes`, the GPU's memory in use
+        at the end.
+
+    Raises:
+        LoadError: The session could not be made, or its first run failed.
+    """
+    return measure_runs(request)[0]
+
+
+def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[PreparedRun, ...]]:
+    """Does what `measure` does, and also returns what was run: one for every sample."""
+    session = _session_of(request)
+    began_s, imported_s, loaded_s = request["times_s"]
+    run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
+    model = request["bundle"] or request["plan"]["model"]
+    first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
+    figures = {
+        "ready_s": loaded_s + first_ms / 1e3,
+        "import_ms": (imported_s - began_s) * 1e3,
+        "init_ms": (loaded_s - imported_s) * 1e3,
+        "first_ms": first_ms,
+        **_measure_steady(run, request["steady_s"]),
+    }
+    more = [
+        _prepare_run(session, sample, io_binding=request["io_binding"]) for sample in request["more_samples"]
+    ]
+    import onnxruntime  # imported long since
+
+    figures |= {
+        "more_steady_ms": [_measure_other(other, request["steady_s"]) for other in more],
+        **_read_memory(session, request["gpu"]),
+        "onnxruntime": onnxruntime.__version__,
+    }
+    return figures, (run, *more)
+
+
+def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
+    """Returns the session, or says what is wrong with it or with how it was to be made."""
+    error, session = request.get("error"), request.get("session")
+    if request["bundle"] is None:
+        plan = decode(SessionPlan, request["plan"])
+        asked = [provider.name for provider in plan.providers]
+        if session is None or session.get_providers()[: len(asked)] != asked:
+            build_session(plan)  # which explains it
+            error = error or LoadError(f"cannot load {plan.model} twice alike")
+    if error is not None:
+        raise error
+    return session
+
+
+def _time(function: Callable[[], Any]) -> tuple[float, Any]:
+    started = time.perf_counter()
+    value = function()
+    return (time.perf_counter() - started) * 1e3, value
+
+
+def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
+    feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
+    if io_binding:
+        from pipeline.runtime.session.binding import BoundRun
+
+        bound = BoundRun(session, feeds)
+        return PreparedRun(bound, lambda: _answers_of(bound), feeds)
+    return PreparedRun(lambda: run_session(session, feeds), lambda: run_session(session, feeds), feeds)
+
+
+def _answers_of(bound: BoundRun) -> dict[str, Array]:
+    """Runs once more, replaying what was recorded, if anything was: those answers are the ones that count."""
+    bound()
+    return bound.outputs()
+
+
+def _measure_other(run: PreparedRun, steady_s: float) -> float:
+    run.repeat()
+    return float(_measure_steady(run, steady_s)["steady_ms"])
+
+
+def _measure_steady(run: PreparedRun, steady_s: float) -> dict[str, Any]:
+    import numpy as np
+
+    times: list[float] = []
+    end = time.perf_counter() + steady_s
+    while len(times) < _MIN_RUNS or (time.perf_counter() < end and len(times) < _MAX_RUNS):
+        times.append(_time(run.repeat)[0])
+    p25, median, p75, p99 = (float(value) for value in np.percentile(times, (25, 50, 75, 99)))
+    return {
+        "steady_ms": median,
+        "steady_p25_ms": p25,
+        "steady_p75_ms": p75,
+        "steady_p99_ms": p99,
+        "runs": len(times),
+    }
+
+
+def _read_memory(session: onnxruntime.InferenceSession, gpu: str | None) -> dict[str, Any]:
+    on_gpu = gpu is not None and CUDA in session.get_providers()
+    return {
+        "private_mb": private_bytes() / _MB,
+        "peak_mb": peak_rss_bytes() / _MB,
+        "gpu_bytes": used_gpu_bytes(gpu) if on_gpu and gpu is not None else None,
+    }

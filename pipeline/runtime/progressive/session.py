@@ -1,0 +1,90 @@
+"""A session that is exchanged for a better one while it is in use."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.runtime.session.session_proxy import SessionProxy
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.runtime.progressive.swapper import Phase, SessionSwapper
+
+
+class ProgressiveSession(SessionProxy):
+    """What jobs use of an `onnxruntime.InferenceSession`, on a first session and then on a steady one.
+
+    It may be used from many threads. A run ends on the session that it began on, and a session is freed as
+    soon as its last run has ended. What is not offered: `run_async`, which calls back on a thread of the
+    session's own, from where no session can be freed (use an executor), and whatever changes a session.
+
+    Args:
+        swapper: The sessions. It is closed when nobody holds this any more.
+    """
+
+    def __init__(self, swapper: SessionSwapper[Any]) -> None:
+        self._swapper = swapper
+        # The building thread holds the swapper and not this, so that this can be collected meanwhile.
+        weakref.finalize(self, swapper.abandon).atexit = False
+
+    @property
+    def phase(self) -> Phase:
+        """`first`; `steady`; or `failed`: no steady session could be made, the first stays in service."""
+        return self._swapper.phase
+
+    @property
+    def error(self) -> PipelineError | None:
+        """Why the steady session could not be made, else None."""
+        return self._swapper.error
+
+    def wait_steady(self, timeout_s: float | None = None) -> None:
+        """Waits until the steady session is in service, and has it made if no run did yet.
+
+        Args:
+            timeout_s: Seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            LoadTimeoutError: The time passed; the steady session is still being made.
+            PipelineError: It could not be made, or this was closed (`LoadError`).
+        """
+        self._swapper.wait(timeout_s)
+
+    def close(self) -> None:
+        """Takes the session out of service: running calls finish, later ones raise `LoadError`.
+
+        A steady session that is being made is cancelled; this waits until ONNX Runtime has noticed.
+        """
+        self._swapper.close()
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> Any:
+        """Runs as `InferenceSession.run` does."""
+        outputs = self._current().run(output_names, input_feed, run_options)
+        self._swapper.start()
+        return outputs
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, Any],
+        run_options: Any = None,
+    ) -> Any:
+        """Runs as `InferenceSession.run_with_ort_values` does."""
+        session = self._current()
+        outputs = session.run_with_ort_values(output_names, input_dict_ort_values, run_options)
+        self._swapper.start()
+        return outputs
+
+    def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
+        """Does what `SessionProxy.run_with_iobinding` does, and has the steady session made."""
+        super().run_with_iobinding(iobinding, run_options)
+        self._swapper.start()
+
+    def _current(self) -> onnxruntime.InferenceSession:
+        session: onnxruntime.InferenceSession = self._swapper.current()
+        return session

@@ -1,0 +1,151 @@
+"""A model opened in a process of a node: every batch runs on the session that is there for its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.errors import LoadError
+from pipeline.runtime.loading.bundle_loader import OpenedBundle, open_folder
+from pipeline.runtime.loading.load_options import DigestPolicy, LoadOptions
+from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+from pipeline.runtime.loading.sources import locate
+from pipeline.runtime.loading.variant_selection import needs_gpu, select_on_this_machine
+from pipeline.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
+from pipeline.runtime.tensors.element_types import Array
+from pipeline.runtime.tensors.signatures import read_signature
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from pipeline.bundle.loader_config import LoaderConfig
+
+
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+
+
+def open_model(
+    bundle: str, options: ModelLoadOptions, *, name: str = "", device_id: int | None = None
+) -> OpenedModel:
+    """Opens a bundle and its buckets; each is checked with its golden sample, which warms it up.
+
+    Errors name the model `name`, or as the bundle does; raises as `open_variants`.
+    """
+    opened, buckets = open_variants(bundle, options, device_id=device_id)
+    return OpenedModel(name or opened.config.name, opened, buckets)
+
+
+def open_variants(
+    bundle: str, options: ModelLoadOptions, *, device_id: int | None
+) -> tuple[OpenedBundle, list[OpenedBundle]]:
+    """Opens a bundle's variant for all shapes, and its buckets; each answers its golden sample.
+
+    Args:
+        bundle: A folder of this machine, or a reference to a registry, which is pulled unless it is here.
+        options: How.
+        device_id: CUDA ordinal as this process sees it; None for the CPU.
+
+    Raises:
+        PipelineError: As `load`; `LoadError` if there is no variant for the device.
+    """
+    root = locate(bundle, require_signature=options.require_signature)
+
+    def adapt(plan: SessionPlan) -> SessionPlan:
+        return limit_threads(plan, options.threads, may_spin=options.may_spin)
+
+    on_gpu = device_id is not None
+    load_options = LoadOptions(
+        target=choose_target(root, options, on_gpu=on_gpu),
+        device_id=device_id,
+        digests=cast(DigestPolicy, options.digests),
+        check="golden",
+        adapt=adapt,
+        precision=options.precision,
+        session_options=options.session_options,
+    )
+    opened = open_folder(str(root), load_options)
+    if options.target is None and needs_gpu(opened.variant.requirements) != on_gpu:
+        raise LoadError(
+            f"no variant for {'a GPU' if on_gpu else 'the CPU'} here: {root}\n"
+            f"  got variant {opened.variant.name!r}; passed over: "
+            f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
+            hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {root}",
+        )
+    return opened, open_buckets(opened, load_options) if options.buckets else []
+
+
+def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> SessionPlan:
+    """Returns a plan that takes no more threads, within and between operators, than a worker's share.
+
+    A plan that asks for fewer keeps its number. Idle threads spin if the plan lets them and `may_spin`.
+    """
+    attributes = dict(plan.session_options.attributes)
+    if threads is not None:
+        for name in ("intra_op_num_threads", "inter_op_num_threads"):
+            asked = attributes.get(name, 0)
+            is_parallel = name.startswith("intra") or name in attributes
+            if is_parallel and (not isinstance(asked, int) or asked <= 0 or asked > threads):
+                attributes[name] = threads
+    entries = dict(plan.session_options.config_entries)
+    if not may_spin:
+        entries.update(dict.fromkeys(_SPINNING, "0"))
+    options = plan.session_options._replace(attributes=attributes, config_entries=entries)
+    return plan._replace(session_options=options)
+
+
+def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str | None:
+    """Returns the target to open a bundle for; None for any.
+
+    A process for the CPU may see GPUs that are not its own. Of a bundle that prefers them it takes the first
+    variant that needs none, by its name.
+    """
+    if options.target is not None or on_gpu:
+        return options.target
+    config = read_loader_config(root)
+    if not any(needs_gpu(variant.requirements) for variant in config.variants):
+        return None
+    found = select_on_this_machine(config, target=None, gpus=False, precision=options.precision).variant
+    return None if found is None else found.name
+
+
+class OpenedModel:
+    """A model's sessions; `config` is the bundle's, with no variants but those that are open."""
+
+    def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
+        self.name = name
+        self.signature = read_signature(name, opened.config)
+        self._names, self._general = tuple(self.signature.inputs), opened
+        make = partial(SessionRunner, self.signature)
+        self._runners = ShapeDispatcher(opened, buckets, make)
+        self.config = self._runners.config
+        self.variant, self.buckets = self._runners.variant, self._runners.buckets
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The session for all shapes."""
+        return self._general.session
+
+    @property
+    def bundle_config(self) -> LoaderConfig:
+        """The bundle's loader config, with all its variants."""
+        return self._general.config
+
+    @property
+    def root(self) -> Path:
+        """The bundle's folder."""
+        return self._general.root
+
+    def check(self) -> None:
+        """Runs the golden sample of every variant; raises as `check_answers`."""
+        for runner in self._runners.all:
+            runner.check()
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
+        shapes = tuple(array.shape for array in arrays)
+        runner = self._runners.find(shapes)
+        return runner.run(runner.fit(dict(zip(self._names, arrays, strict=True))))

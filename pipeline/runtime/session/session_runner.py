@@ -1,0 +1,118 @@
+"""Sessions of a model that is served: which one runs a batch, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from pipeline.errors import RunError
+from pipeline.runtime.buckets.loader import open_bucket, with_runnable_buckets
+from pipeline.runtime.buckets.selection import choose_bucket, find_buckets
+from pipeline.runtime.loading.bundle_loader import OpenedBundle
+from pipeline.runtime.loading.load_options import LoadOptions
+from pipeline.runtime.loading.session import onnxruntime_errors
+from pipeline.runtime.session.binding import BoundRuns
+from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, run_session, tensor_element_type
+from pipeline.runtime.tensors.element_types import Array, element_type_of
+from pipeline.runtime.tensors.signatures import Signature
+from pipeline.runtime.verification.golden import check_answers
+
+_MAX_CACHED = 1024
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of a batch's inputs, in the model's order."""
+
+T = TypeVar("T")
+
+
+class SessionRunner:
+    """A session, run the way its variant and its types need it.
+
+    `is_native` says whether numpy has all its types; `bound` is None where its variant wants no bound runs.
+    """
+
+    def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
+        self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
+        self.session = opened.session
+        kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
+        outputs = [tensor_element_type(value.type) for value in opened.session.get_outputs()]
+        self.is_native = not any(kinds) and not any(outputs)
+        halves = half_inputs(opened.session)
+        self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
+        self.bound = BoundRuns(opened.session) if opened.variant.io_binding else None
+        self.errors = onnxruntime_errors()
+
+    def check(self) -> None:
+        """Runs the golden sample; raises as `check_answers`."""
+        opened = self._opened
+        check_answers(self.session, opened.config, opened.root, variant=opened.variant)
+
+    def fit(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Returns a batch in the session's own types, where the variant's are narrower than the model's."""
+        return fit_feeds(feeds, self._narrowed) if self._narrowed else feeds
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Runs on what `fit` returned; returns outputs in the model's order, or raises `RunError`."""
+        try:
+            return self.attempt(feeds)
+        except self.errors as error:
+            raise self.refusal(error) from None
+
+    def refusal(self, error: BaseException) -> RunError:
+        """Returns what the caller is told of an error of ONNX Runtime."""
+        return RunError(f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}")
+
+    def attempt(self, feeds: Mapping[str, Array]) -> list[Any]:
+        """Does what `run` does, and leaves `errors` as they are."""
+        if self.bound is not None:
+            answers = self.bound.run(feeds)
+        elif self.is_native:
+            return list(self.session.run(self._outputs, feeds))
+        else:
+            answers = run_session(self.session, feeds)
+        return [answers[name] for name in self._outputs]
+
+
+class ShapeDispatcher(Generic[T]):
+    """What serves a model, of which every batch takes the one for its shapes.
+
+    `config` is the bundle's, with no variants but these.
+    """
+
+    def __init__(
+        self, opened: OpenedBundle, buckets: Sequence[OpenedBundle], make: Callable[[OpenedBundle], T]
+    ) -> None:
+        self._general = opened.variant
+        self._names = tuple(tensor.name for tensor in opened.config.inputs)
+        variants = tuple(one.variant for one in (opened, *buckets))
+        self.config = dataclasses.replace(opened.config, variants=variants)
+        self._made = {one.variant.name: make(one) for one in (opened, *buckets)}
+        self._known: dict[Shapes, T] = {}
+        self.variant, *rest = self._made
+        self.buckets = tuple(rest)
+
+    @property
+    def all(self) -> tuple[T, ...]:
+        """What serves each variant."""
+        return tuple(self._made.values())
+
+    def find(self, shapes: Shapes) -> T:
+        """Returns what serves batches of some shapes, which are in the order of the bundle's inputs."""
+        made = self._known.get(shapes)
+        if made is None:
+            named = dict(zip(self._names, shapes, strict=True))
+            chosen = choose_bucket(self.config, self._general, shapes=named) or self._general
+            if len(self._known) >= _MAX_CACHED:
+                self._known.clear()
+            made = self._known[shapes] = self._made[chosen.name]
+        return made
+
+
+def open_buckets(opened: OpenedBundle, options: LoadOptions) -> list[OpenedBundle]:
+    """Opens the shape buckets of a bundle that this machine can run; raises as `load` does."""
+    runnable = with_runnable_buckets(opened, device_id=options.device_id)
+    found = find_buckets(runnable, opened.variant)
+    return [open_bucket(opened.root, opened.config, bucket, options) for bucket in found]

@@ -1,0 +1,1 @@
+"""Arrays, their element types, and what models take and give."""

@@ -1,0 +1,294 @@
+"""Arrays in and out of files and sessions, whatever their element type.
+
+Files are `.npz` without pickle. They may come from strangers (a bundle's golden sample, a user's inputs), so
+reading one allocates no more than the file may claim, and never runs anything. Arrays of types that numpy
+lacks are as `pipeline.runtime.tensors.element_types` has them; strings are numpy's `U`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.bundle.file_memory import open_regular
+from pipeline.errors import BundleError, RunError
+from pipeline.runtime.tensors.element_types import Array, ElementType, element_type_of, find_element_type
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+MAX_READ_BYTES = 4 * 2**30
+"""How much a file's arrays may take in memory unless the reader says otherwise."""
+
+_MAX_ARRAYS = 10_000
+_MAX_NAME_BYTES = 60_000
+_BLOCK_BYTES = 2**20
+_ZIP64_BYTES = 2**30
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Writes arrays to an `.npz` file; equal arrays always give equal bytes.
+
+    Raises:
+        BundleError: A name or an array cannot be written.
+        OSError: The file cannot be written.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, tensor in tensors.items():
+            if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
+                raise BundleError(
+                    f"cannot write array {name[:80]!r} to {path}\n  its name is not a file's name"
+                )
+            array = to_storable(tensor, name=name)
+            # A fixed date: the same arrays are the same file, whenever they are written.
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            with archive.open(entry, "w", force_zip64=array.nbytes > _ZIP64_BYTES) as file:
+                np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
+
+
+def to_storable(array: Array, *, name: str) -> Array:
+    """Returns the array as files hold it: object arrays of strings become `U`.
+
+    Raises:
+        BundleError: It holds other objects, or is of a type without ONNX counterpart.
+    """
+    if array.dtype.kind == "O":
+        if not all(isinstance(item, str) for item in array.flat):
+            raise BundleError(
+                f"cannot store array {name!r}\n  expected numbers, booleans or strings, got objects"
+            )
+        return array.astype(np.str_)
+    if array.dtype.kind not in "biufcU" and element_type_of(array.dtype) is None:
+        raise BundleError(f"cannot store array {name!r}\n  expected an ONNX element type, got {array.dtype}")
+    return array
+
+
+def read_tensors(path: Path, *, max_bytes: int = MAX_READ_BYTES) -> dict[str, Array]:
+    """Reads the arrays of an `.npz` file, in the file's order.
+
+    Raises:
+        BundleError: The file is missing, damaged, too large, or holds pickled objects.
+    """
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            return {name: _read_array(archive, entry) for name, entry in _entries(archive, path, max_bytes)}
+    except OSError as error:
+        raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise BundleError(f"not a readable .npz file: {path}\n  {error}") from error
+
+
+def _entries(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+    entries = archive.infolist()
+    if len(entries) > _MAX_ARRAYS:
+        raise BundleError(f"too many arrays in {path}\n  expected at most {_MAX_ARRAYS}, got {len(entries)}")
+    # zipfile never yields more than the size an entry declares, so the sum bounds what a reader allocates.
+    size_bytes = sum(entry.file_size for entry in entries)
+    if size_bytes > max_bytes:
+        raise BundleError(f"arrays too large: {path}\n  expected at most {max_bytes} bytes, got {size_bytes}")
+    names = [entry.filename.removesuffix(".npy") for entry in entries]
+    if len(set(names)) != len(names):
+        raise BundleError(f"two arrays of one name in {path}")
+    return zip(names, entries, strict=True)
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    with archive.open(entry) as file:
+        shape, is_fortran, dtype = _read_header(file)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        _check_array(entry, dtype, size_bytes, header_bytes=file.tell())
+        array = np.empty(shape[::-1] if is_fortran else shape, dtype)
+        if size_bytes:
+            _read_into(file, array.reshape(-1).view(np.uint8))
+    native = array.astype(dtype.newbyteorder("="), copy=False)
+    return native.T if is_fortran else native
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"unknown .npy version {version}")
+    try:
+        shape, is_fortran, dtype = read(file)
+    except (MemoryError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        # The header is a Python literal, and what Python's parser says of a strange one is many things.
+        raise ValueError(f"unreadable .npy header: {type(error).__name__}") from error
+    if not all(type(size) is int for size in shape):
+        raise ValueError(f"unreadable .npy header: shape {shape}")
+    return shape, is_fortran, dtype
+
+
+def _check_array(entry: zipfile.ZipInfo, dtype: np.dtype[Any], size_bytes: int, *, header_bytes: int) -> None:
+    if dtype.hasobject:
+        raise ValueError(
+            f"array {entry.filename!r} holds pickled objects, which are never read; store strings as U"
+        )
+    # A type of no size would make arrays of any length out of nothing.
+    if (dtype.kind not in "biufcU" and element_type_of(dtype) is None) or dtype.itemsize == 0:
+        raise ValueError(f"array {entry.filename!r} has a type that ONNX lacks: {dtype}")
+    if size_bytes != entry.file_size - header_bytes:
+        raise ValueError(f"array {entry.filename!r} is not as long as its shape says")
+
+
+def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:
+    position = 0
+    while block := file.read(_BLOCK_BYTES):
+        target[position : position + len(block)] = np.frombuffer(block, np.uint8)
+        position += len(block)
+    if position != len(target):
+        raise EOFError(f"expected {len(target)} bytes of data, got {position}")
+
+
+def half_inputs(session: onnxruntime.InferenceSession) -> frozenset[str]:
+    """Returns the names of a session's float16 inputs."""
+    return frozenset(value.name for value in session.get_inputs() if value.type == "tensor(float16)")
+
+
+def fit_feeds(feeds: Mapping[str, Array], halves: Collection[str]) -> dict[str, Array]:
+    """Returns feeds with float32 arrays narrowed where a session takes float16.
+
+    Variants of one bundle are fed the same, and one in half precision may take half precision.
+
+    Args:
+        feeds: Arrays by input name.
+        halves: What `half_inputs` returns for the session.
+
+    Raises:
+        RunError: A number is finite, and too large for float16.
+    """
+    return {
+        name: _narrow(name, array) if array.dtype == np.float32 and name in halves else array
+        for name, array in feeds.items()
+    }
+
+
+def _narrow(name: str, array: Array) -> Array:
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float16)
+    except FloatingPointError:
+        largest = float(np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max())
+        raise RunError(
+            f"input {name!r} does not fit into float16\n  expected at most 65504, got {largest:g}",
+            hint="load(…, precision='fp32')",
+        ) from None
+
+
+def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Runs a session on arrays of any element type.
+
+    ONNX Runtime's `run` neither takes nor gives arrays of types numpy lacks, so those go by `OrtValue`.
+
+    Returns:
+        Arrays by output name, in the model's order. The tensors of a sequence are named `NAME[0]`, `NAME[1]`,
+        …, those of a map `NAME[KEY]`; an empty optional is left out. Strings are `U` arrays.
+
+    Raises:
+        RuntimeError: An output of a type numpy lacks was left on a device; and what ONNX Runtime raises
+            (see `pipeline.runtime.loading.session.onnxruntime_errors`).
+    """
+    outputs = session.get_outputs()
+    names = [output.name for output in outputs]
+    if not any(tensor_element_type(output.type) for output in outputs):
+        values = session.run(names, {name: _to_feed(array) for name, array in feeds.items()})
+    else:
+        values = _run_by_ort_values(session, names, feeds)
+    return dict(item for name, value in zip(names, values, strict=True) for item in _flatten(name, value))
+
+
+def tensor_element_type(type_name: str) -> ElementType | None:
+    """Returns the type of `tensor(NAME)` if numpy lacks it, else None."""
+    return find_element_type(type_name.removeprefix("tensor(").removesuffix(")"))
+
+
+def _to_feed(array: Array) -> Any:
+    kind = element_type_of(array.dtype)
+    return array if kind is None else _to_ort_value(array)
+
+
+def _to_ort_value(array: Array) -> Any:
+    import onnxruntime
+
+    kind = element_type_of(array.dtype)
+    if kind is None:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.require(array, requirements="C"))
+    bits = np.require(array[kind.name], requirements="C")
+    if kind.bits < 8:
+        bits = _pack(bits, kind.bits)
+    elif kind.bits == 8:
+        bits = bits.view(np.uint8)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind.code)
+
+
+def _pack(elements: Array, bits: int) -> Array:
+    """Returns an array of the same shape that begins with the elements packed, the first in the lowest bits.
+
+    The shape must stay the tensor's, since the `OrtValue` takes it from the array; it reads the packed bytes.
+    """
+    per_byte = 8 // bits
+    whole = np.zeros((-(-elements.size // per_byte), per_byte), np.uint8)
+    whole.reshape(-1)[: elements.size] = elements.reshape(-1).view(np.uint8) & (2**bits - 1)
+    packed = np.zeros(elements.size, np.uint8)
+    packed[: len(whole)] = np.bitwise_or.reduce(whole << _shifts(bits), axis=1)
+    return packed.reshape(elements.shape)
+
+
+def _unpack(packed: NDArray[np.uint8], kind: ElementType) -> NDArray[np.uint8]:
+    elements = ((packed[:, None] >> _shifts(kind.bits)) & np.uint8(2**kind.bits - 1)).reshape(-1)
+    if not (kind.is_integer and kind.is_signed):
+        return elements
+    sign = np.uint8(2 ** (kind.bits - 1))
+    return (elements ^ sign) - sign  # wraps, which fills the upper bits with the sign
+
+
+def _shifts(bits: int) -> NDArray[np.uint8]:
+    return np.arange(0, 8, bits, dtype=np.uint8)
+
+
+def _run_by_ort_values(
+    session: onnxruntime.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]
+) -> list[Any]:
+    values = {name: _to_ort_value(array) for name, array in feeds.items()}
+    outputs = session.run_with_ort_values(names, values)
+    return [_from_ort_value(value) for value in outputs]
+
+
+def _from_ort_value(value: Any) -> Array:
+    kind = tensor_element_type(value.data_type())
+    if kind is None:
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())
+    count = math.prod(shape)
+    if count == 0:
+        return np.empty(shape, kind.dtype)
+    if value.device_name() != "cpu":
+        raise RuntimeError(f"expected an output of type {kind.name} on the CPU, got {value.device_name()}")
+    # `numpy()` refuses these types (and float8 before 1.31), so their bytes are copied from where they lie.
+    data = np.frombuffer(ctypes.string_at(value.data_ptr(), (count * kind.bits + 7) // 8), np.uint8)
+    if kind.bits < 8:
+        data = _unpack(data, kind)[:count]
+    return data.view(kind.dtype).reshape(shape)
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(f"{name}[{key}]", item)
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _flatten(f"{name}[{position}]", item)
+    elif value is not None:
+        yield name, to_storable(np.asarray(value), name=name)

@@ -1,0 +1,140 @@
+"""What models take and give, and whether a caller's arrays are that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.bundle.digest import digest_json
+from pipeline.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
+from pipeline.errors import InvalidRequestError, PipelineError, PoolError
+from pipeline.runtime.tensors.element_types import (
+    ELEMENT_TYPES,
+    Array,
+    ElementType,
+    find_element_type,
+    numpy_dtype,
+)
+
+_TRANSPORTABLE = frozenset(
+    {np.dtype(code) for code in "?bBhHiIqQefdFD"} | {kind.dtype for kind in ELEMENT_TYPES.values()}
+)
+"""Types of tensors that can lie in shared memory: all of ONNX's but strings."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives.
+
+    Attributes:
+        inputs: Types by name, in the model's order.
+        outputs: Types by name, in the model's order.
+    """
+
+    model: str
+    inputs: Mapping[str, np.dtype[Any]]
+    outputs: Mapping[str, np.dtype[Any]]
+
+    @property
+    def digest(self) -> str:
+        """Digest of names, types and their order: arrays without names mean the same where it is the same."""
+        sides = (self.inputs, self.outputs)
+        return digest_json([[(name, str(dtype)) for name, dtype in side.items()] for side in sides])
+
+
+def read_signature(model: str, config: LoaderConfig) -> Signature:
+    """Returns what a bundle's model takes and gives.
+
+    Raises:
+        PoolError: An input or output is no tensor of numbers or booleans.
+    """
+    inputs, outputs = _find_dtypes(config.inputs), _find_dtypes(config.outputs)
+    if (len(inputs), len(outputs)) != (len(config.inputs), len(config.outputs)):
+        types = ", ".join(f"{tensor.name}: {tensor.dtype}" for tensor in (*config.inputs, *config.outputs))
+        raise PoolError(
+            f"{model} cannot be served\n  expected tensors of numbers or booleans, got {types}",
+            hint="pipeline.runtime.load() gives a session that takes them",
+        )
+    return Signature(model, inputs, outputs)
+
+
+def _find_dtypes(tensors: Iterable[TensorSpec]) -> dict[str, np.dtype[Any]]:
+    """Returns the types of tensors by name, but for those that cannot lie in shared memory."""
+    found = {}
+    for tensor in tensors:
+        with suppress(PipelineError):
+            dtype = numpy_dtype(tensor.dtype)
+            if dtype in _TRANSPORTABLE:
+                found[tensor.name] = dtype
+    return found
+
+
+def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]:
+    """Returns a caller's arrays in the model's order, as arrays of the model's types.
+
+    Byte order aside nothing is converted: an array of another type is an error, as it is in ONNX Runtime.
+
+    Raises:
+        InvalidRequestError: An input is missing, unknown, or of another type.
+    """
+    if inputs.keys() != signature.inputs.keys():
+        raise _wrong_names(signature, inputs)
+    return [_check_array(signature, name, dtype, inputs[name]) for name, dtype in signature.inputs.items()]
+
+
+def _wrong_names(signature: Signature, inputs: Mapping[str, Any]) -> InvalidRequestError:
+    missing = [name for name in signature.inputs if name not in inputs]
+    unknown = [str(name) for name in inputs if name not in signature.inputs]
+    got = "; ".join(
+        text
+        for text in (
+            f"missing {', '.join(missing)}" if missing else "",
+            f"unknown {', '.join(unknown)}" if unknown else "",
+        )
+        if text
+    )
+    return InvalidRequestError(
+        f"wrong inputs for {signature.model}\n  expected {', '.join(signature.inputs) or 'none'}, got {got}"
+    )
+
+
+def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
+    array = value if type(value) is np.ndarray else _as_array(signature, name, value)
+    if array.ndim > MAX_RANK:
+        raise InvalidRequestError(
+            f"input {name!r} of {signature.model} has too many axes\n"
+            f"  expected at most {MAX_RANK}, got {array.ndim}"
+        )
+    if array.dtype == dtype:
+        return array
+    kind = find_element_type(dtype.names[0]) if dtype.names else None
+    bits = None if kind is None else _as_bits(array, kind)
+    if bits is not None:
+        return bits
+    if array.dtype.newbyteorder("=") == dtype:
+        return array  # the copy into shared memory turns the bytes
+    raise InvalidRequestError(
+        f"input {name!r} of {signature.model} is of another type\n"
+        f"  expected {dtype.names[0] if dtype.names else dtype}, got {array.dtype}",
+        hint=None if dtype.names else f"inputs[{name!r}].astype({dtype.name!r})",
+    )
+
+
+def _as_array(signature: Signature, name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"input {name!r} of {signature.model} is no array\n  {error}") from error
+
+
+def _as_bits(array: Array, kind: ElementType) -> Array | None:
+    """Returns an array of a type that numpy got from elsewhere (`ml_dtypes`) as this package has it."""
+    name = array.dtype.name
+    # `ml_dtypes` calls float4e2m1 float4_e2m1fn.
+    found = find_element_type(name) or find_element_type(name.removesuffix("fn"))
+    is_same = found == kind and array.dtype.itemsize == kind.dtype.itemsize
+    return np.ascontiguousarray(array).view(kind.dtype).reshape(array.shape) if is_same else None

@@ -1,0 +1,1 @@
+"""Whether answers are as recorded."""

@@ -1,0 +1,389 @@
+"""Laws of the table of options, and what of it the installed ONNX Runtime confirms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bundle.loader_config import Requirements, Variant, VersionRange
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import SpecError
+from pipeline.options import (
+    NEWEST,
+    OLDEST,
+    Option,
+    check_attributes,
+    check_provider_options,
+    check_session_config,
+    format_option,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+)
+from pipeline.options.option import WHEELS, version_parts
+from pipeline.runtime.loading.option_policy import find_invalid_options
+from pipeline.runtime.loading.session import CPU, CUDA
+
+pytestmark = pytest.mark.runtime
+
+SESSION = known_session_config(NEWEST)
+EVERY = (*SESSION, *known_provider_options(CUDA, NEWEST), *known_attributes(NEWEST))
+SETTABLE = tuple(option for option in SESSION if option.owner is None)
+
+Scalar = str | int | float | bool
+
+JUNK = {"switch": "true", "integer": "7.5", "number": "much", "choice": "banana"}
+
+
+# The tables
+
+
+def test_every_option_says_what_it_does_and_where_that_is_known_from() -> None:
+    for option in EVERY:
+        assert option.effect.endswith("."), option
+        assert option.default, option
+        assert option.source, option
+        assert (option.kind == "choice") == bool(option.values), option
+        assert (option.pattern is None) or option.form, option
+        assert version_parts(OLDEST) <= version_parts(option.since) <= version_parts(NEWEST), option
+
+
+def test_every_default_that_is_a_value_is_accepted() -> None:
+    for option in EVERY:
+        value = re.match(r"(-?[\d.]+|[A-Z]\w*|k[A-Z]\w+)(:|$)", option.default)
+        if option.kind == "switch":
+            assert option.default[0] in "01" or option.default == "built in", option
+        elif value is not None:
+            assert option.accepts(value[1]), option
+
+
+VALUES = ("1", "0.5", "gpu(a)", "x:[1]")
+
+
+def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else() -> None:
+    for option in EVERY:
+        of_the_build = option.name in ("device_id", "optimization.disable_specified_optimizers")
+        assert may_be_set(option) == (option.owner is None or of_the_build), option
+
+
+def may_be_set(option: Option) -> bool:
+    """Says whether a bundle may have an option, set to a value that it accepts."""
+    value = next(text for text in (*option.values, *VALUES) if option.accepts(text))
+    chosen = {option.name: value}
+    record = SessionOptionsRecord(
+        "ORT_DISABLE_ALL",
+        chosen if option in known_attributes(NEWEST) else {},
+        chosen if option in SESSION else {},
+    )
+    provider = ProviderRecord(CUDA, chosen if option in known_provider_options(CUDA, NEWEST) else {})
+    variant = Variant(
+        "v", "cuda", "m.onnx", (), record, (provider,), Requirements(VersionRange("1.23"), (CUDA,))
+    )
+    return find_invalid_options(variant) == ()
+
+
+def test_no_name_is_listed_twice() -> None:
+    for options in (SESSION, known_provider_options(CUDA, NEWEST), known_attributes(NEWEST)):
+        names = [option.name for option in options]
+        assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "since"),
+    [
+        ("session.record_ep_graph_assignment_info", "1.24"),
+        ("session.enable_dq_matmulnbits_fusion", "1.24.4"),
+        ("session.qdq_matmulnbits_block_size", "1.25"),
+        ("session.use_memory_mapped_ort_model", "1.26"),
+        ("session.intra_op.spin_duration_us", "1.26"),
+        ("session.max_shape_override", "1.29"),
+        ("session.gqa_value_layout", "1.30"),
+        ("session.prepack.enable_parallel", "1.31"),
+    ],
+)
+def test_a_key_is_known_from_the_version_that_brought_it(name: str, since: str) -> None:
+    major, *rest = version_parts(since)
+    before = f"{major}.{rest[0] - 1}.9" if len(rest) == 1 else f"{major}.{rest[0]}.{rest[1] - 1}"
+    assert name in {option.name for option in known_session_config(since)}
+    assert name not in {option.name for option in known_session_config(before)}
+
+
+def test_a_newer_version_never_knows_fewer_keys() -> None:
+    known: set[str] = set()
+    for minor in range(23, 33):
+        names = {option.name for option in known_session_config(f"1.{minor}.0")}
+        assert known <= names
+        known = names
+
+
+# What is reported
+
+
+def test_every_key_that_a_user_may_set_takes_its_kind_and_refuses_junk() -> None:
+    for option in SETTABLE:
+        if option.kind in JUNK:
+            (problem,) = check_session_config({option.name: JUNK[option.kind]}, version=NEWEST)
+            assert f"expected {option.expected}" in problem
+            assert JUNK[option.kind] in problem
+        good: dict[str, Scalar] = {
+            "switch": True,
+            "integer": option.minimum or 4,
+            "number": 0.5,
+            "choice": (option.values or ("",))[-1],
+        }
+        if option.kind in good:
+            assert check_session_config({option.name: good[option.kind]}, version=NEWEST) == (), option
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST, "1.99.0"])
+def test_an_unknown_key_is_reported_with_the_nearest_known_one(version: str) -> None:
+    (problem,) = check_session_config({"session.disable_prepaking": 1}, version=version)
+    assert "unknown" in problem
+    assert version in problem
+    assert "did you mean 'session.disable_prepacking'?" in problem
+
+
+def test_the_nearest_name_is_one_the_installed_version_knows_and_a_user_may_set() -> None:
+    (problem,) = check_session_config({"session.prepack.enable_paralel": 1}, version="1.30.0")
+    assert "session.prepack.enable_parallel" not in problem
+    (problem,) = check_session_config({"session.load_model_fromat": "ORT"}, version=NEWEST)
+    assert "session.load_model_format" not in problem
+
+
+def test_a_name_unlike_every_other_gets_no_suggestion() -> None:
+    (problem,) = check_session_config({"zzz": 1}, version=NEWEST)
+    assert "did you mean" not in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("memory.enable_memory_arena_shrinkage", "RunOptions"),
+        ("inter_op_num_threads", "plain session option"),
+        ("prefer_nhwc", f"option of {CUDA}"),
+    ],
+)
+def test_a_key_of_another_place_is_sent_there(name: str, home: str) -> None:
+    (problem,) = check_session_config({name: 1}, version=NEWEST)
+    assert home in problem
+
+
+def test_a_key_newer_than_the_version_is_reported_with_the_version_that_brings_it() -> None:
+    (problem,) = check_session_config({"session.prepack.enable_parallel": "1"}, version="1.30.0")
+    assert "came with ONNX Runtime 1.31" in problem
+    assert "1.30.0" in problem
+    (problem,) = check_provider_options(CUDA, {"external_data_loader_reading_threads": 4}, version="1.23.2")
+    assert "came with ONNX Runtime 1.31" in problem
+
+
+def test_a_version_newer_than_the_table_keeps_every_known_key() -> None:
+    assert check_session_config({"session.prepack.enable_parallel": True}, version="1.40.0") == ()
+    (problem,) = check_session_config({"session.from_the_future": 1}, version="1.40.0")
+    assert f"up to {NEWEST}" in problem
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "session.optimized_model_external_initializers_file_name",
+        "session.load_model_format",
+        "session.use_ort_model_bytes_directly",
+        "ep.context_enable",
+        "session.intra_op_num_threads",
+    ],
+)
+def test_a_key_that_the_pipeline_owns_is_reported_as_such(key: str) -> None:
+    (problem,) = check_session_config({key: "1"}, version=NEWEST)
+    assert "must not be set" in problem
+
+
+@pytest.mark.parametrize("name", ["device_id", "user_compute_stream", "gpu_external_alloc"])
+def test_a_cuda_option_that_the_pipeline_owns_is_reported_as_such(name: str) -> None:
+    (problem,) = check_provider_options(CUDA, {name: 0}, version=NEWEST)
+    assert "must not be set" in problem
+
+
+def test_every_problem_is_reported_not_only_the_first() -> None:
+    entries: dict[str, Scalar] = {
+        "session.disable_prepacking": "yes",
+        "session.bogus": 1,
+        "session.load_model_format": "ORT",
+    }
+    assert len(check_session_config(entries, version=NEWEST)) == 3
+
+
+def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are() -> None:
+    (problem,) = check_provider_options("TensorrtExecutionProvider", {"trt_fp16_enable": 1}, version=NEWEST)
+    assert CPU in problem
+    assert CUDA in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("session.intra_op_thread_affinities", "1,2;3-4", "0;1"),
+        ("session.intra_op.spin_backoff_max", "64", "0"),
+        ("session.qdq_matmulnbits_block_size", "-1", "-2"),
+        ("session.max_shape_override", "ids:[8,4096];mask:[8, 4096]", "ids:[0]"),
+        ("session.name_based_layer_assignment", "gpu(layers.0,layers.1);cpu(embed)", "gpu"),
+        ("session.moe_expert_counter_alpha", "0.9", "nan"),
+        ("optimization.minimal_build_optimizations", "", "1"),
+        ("ep.cuda.fpa_intb_profile_m", "1,64,2048", "1,,2"),
+        ("mlas.kleidiai.conv_igemm_max_work", "0", "-7"),
+        ("session.dynamic_block_base", "4", "٤"),
+    ],
+)
+def test_values_are_held_to_their_form(key: str, good: str, bad: str) -> None:
+    assert check_session_config({key: good}, version=NEWEST) == ()
+    (problem,) = check_session_config({key: bad}, version=NEWEST)
+    assert "bad value" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("cudnn_conv_algo_search", "HEURISTIC", "heuristic"),
+        ("arena_extend_strategy", "kSameAsRequested", "1"),
+        ("gpu_mem_limit", 2**34, 0),
+        ("external_data_loader_reading_threads", 64, 65),
+        ("use_tf32", False, "no"),
+    ],
+)
+def test_cuda_options_are_held_to_their_form(name: str, good: str | int, bad: str | int) -> None:
+    assert check_provider_options(CUDA, {name: good}, version=NEWEST) == ()
+    (problem,) = check_provider_options(CUDA, {name: bad}, version=NEWEST)
+    assert "bad value" in problem
+
+
+def test_attributes_take_numbers_switches_and_members_by_name() -> None:
+    good: dict[str, Scalar] = {
+        "intra_op_num_threads": 4,
+        "execution_mode": "ORT_PARALLEL",
+        "enable_mem_pattern": False,
+    }
+    assert check_attributes(good, version=NEWEST) == ()
+    bad: dict[str, Scalar] = {
+        "intra_op_num_threads": -3,
+        "execution_mode": "parallel",
+        "enable_mem_pattern": "off",
+        "threads": 1,
+    }
+    assert len(check_attributes(bad, version=NEWEST)) == 4
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "a:", "a(", "1,", "1-", "a(b);", "a:[1];"])
+def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece: str) -> None:
+    # A pattern that backtracks without bound would not come back from these in a lifetime.
+    for option in SETTABLE:
+        problems = check_session_config({option.name: piece * 2000 + "!"}, version=NEWEST)
+        assert all(len(problem) < 400 for problem in problems), option
+
+
+@pytest.mark.parametrize("version", ["", "latest", "v1.31"])
+def test_a_version_without_numbers_is_refused(version: str) -> None:
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: known_session_config(version),
+        lambda: check_session_config({}, version=version),
+    )
+    for check in checks:
+        with pytest.raises(SpecError, match="not a version"):
+            check()
+
+
+@pytest.mark.parametrize("version", ["1.31.0.dev20261001+cu13", "1.31", "1.31.0"])
+def test_versions_are_compared_by_their_numbers(version: str) -> None:
+    assert check_session_config({"session.prepack.enable_parallel": 1}, version=version) == ()
+    assert check_session_config({"session.prepack.enable_parallel": 1}, version="1.9.0") != ()
+
+
+def test_a_range_is_told_in_whole_numbers() -> None:
+    whole = (o for o in SESSION if o.kind == "integer" and o.maximum is not None)
+    assert all(re.fullmatch(r"an integer from -?[0-9]+ to [0-9]+", option.expected) for option in whole)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(True, "1"), (False, "0"), (4, "4"), (0.5, "0.5"), ("HEURISTIC", "HEURISTIC")]
+)
+def test_scalars_become_the_strings_onnxruntime_takes(value: str | int | float | bool, text: str) -> None:
+    assert format_option(value) == text
+
+
+# What the installed ONNX Runtime says to it
+
+
+@cache
+def read_installed() -> tuple[Any, bytes]:
+    """Returns the module and the bytes of its compiled part."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    found = util.find_spec("onnxruntime.capi.onnxruntime_pybind11_state")
+    assert found is not None
+    assert found.origin is not None
+    return onnxruntime, Path(found.origin).read_bytes()
+
+
+def literal_pieces(name: str, names: Collection[str]) -> tuple[bytes, ...]:
+    """Returns what a compiler may leave of a literal: all of it, or its first 32 or 16 bytes as one constant.
+
+    Pieces that another name starts with too prove nothing and are left out.
+    """
+    starts = (name[:length] for length in (32, 16) if len(name) > length)
+    own = (start for start in starts if sum(other.startswith(start) for other in names) == 1)
+    return tuple(piece.encode() for piece in (name, *own))
+
+
+def test_every_listed_key_is_in_the_installed_onnxruntime() -> None:
+    onnxruntime, binary = read_installed()
+    names = {option.name for option in SESSION}
+    for option in known_session_config(onnxruntime.__version__):
+        if option.source == WHEELS:
+            assert any(piece in binary for piece in literal_pieces(option.name, names)), option.name
+
+
+def test_every_key_in_the_installed_onnxruntime_is_listed() -> None:
+    onnxruntime, binary = read_installed()
+    version = onnxruntime.__version__
+    if version_parts(version) > version_parts(NEWEST):
+        pytest.skip(f"the table ends at {NEWEST}; this is {version}")
+    keys = {
+        key.decode()
+        for key in re.findall(rb"\0((?:session|optimization|mlas)\.[a-z0-9_.]*[a-z0-9_])(?=\0)", binary)
+    }
+    listed = {option.name for option in known_session_config(version)}
+    pieces = {name[: 16 * count] for name in listed for count in range(1, len(name) // 16 + 1)}
+    assert len(keys) > 30
+    assert keys <= listed | pieces
+
+
+def test_every_listed_attribute_is_one_of_the_installed_onnxruntime_and_no_other_is() -> None:
+    onnxruntime, _ = read_installed()
+    there = {
+        name
+        for name in dir(onnxruntime.SessionOptions)
+        if not name.startswith("_") and not callable(getattr(onnxruntime.SessionOptions, name))
+    }
+    assert there == {option.name for option in known_attributes(onnxruntime.__version__)}
+
+
+def test_every_choice_of_an_enumerated_attribute_is_a_member() -> None:
+    onnxruntime, _ = read_installed()
+    options = onnxruntime.SessionOptions()
+    for option in known_attributes(onnxruntime.__version__):
+        if option.kind == "choice":
+            members = type(getattr(options, option.name)).__members__
+            assert set(option.values) <= set(members)
+
+
+def test_onnxruntime_itself_takes_junk_that_is_reported_here() -> None:
+    onnxruntime, _ = read_installed()
+    options = onnxruntime.SessionOptions()
+    junk = {"session.disable_prepaking": "1", "session.disable_prepacking": "banana"}
+    for key, value in junk.items():
+        options.add_session_config_entry(key, value)
+        assert options.get_session_config_entry(key) == value
+    assert len(check_session_config(junk, version=onnxruntime.__version__)) == 2

@@ -1,0 +1,338 @@
+"""Bundles of a tiny linear model, as the build writes them, and the models themselves.
+
+The models are written field by field: the runtime's tests have no onnx package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import (
+    FileEntry,
+    FirstPhase,
+    Golden,
+    LoaderConfig,
+    Requirements,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    VersionRange,
+    read_loader_config,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import Manifest, SourceRecord, write_manifest
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.runtime.tensors.arrays import write_tensors
+
+ROWS, COLUMNS = 8, 4
+ANY_VERSION = VersionRange("1.23")
+CPU_ONLY = Requirements(ANY_VERSION, ("CPUExecutionProvider",))
+CUDA_NEEDED = Requirements(ANY_VERSION, ("CUDAExecutionProvider", "CPUExecutionProvider"))
+UNMET = Requirements(VersionRange("99.0"), ("CPUExecutionProvider",))
+
+
+def weights_of(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+
+
+def sample() -> NDArray[np.float32]:
+    return np.linspace(-1, 1, 2 * ROWS, dtype=np.float32).reshape(2, ROWS)
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    seed: int = 0,
+    requirements: Mapping[str, Requirements] | None = None,
+    options: SessionOptionsRecord | None = None,
+    first: SessionOptionsRecord | None = None,
+) -> Path:
+    """Writes a bundle with one variant per entry of `requirements`, in that order; returns its folder.
+
+    A variant named `cuda…` is for CUDA, every other one for the CPU. With `first`, each has a first phase.
+    """
+    variants = tuple(
+        _write_variant(folder, name, needs, options or SessionOptionsRecord("ORT_DISABLE_ALL"), seed)
+        for name, needs in (requirements or {"cpu": CPU_ONLY}).items()
+    )
+    if first is not None:
+        variants = tuple(
+            dataclasses.replace(variant, first_phase=FirstPhase(first, variant.providers))
+            for variant in variants
+        )
+    golden = {"input:x": sample(), "output:y": sample() @ weights_of(seed)}
+    write_tensors(folder / "golden.npz", golden)
+    config = LoaderConfig(
+        schema_version="1.0",
+        name="linear",
+        inputs=(TensorSpec("x", "float32", ("batch", ROWS)),),
+        outputs=(TensorSpec("y", "float32", ("batch", COLUMNS)),),
+        golden=Golden(entry(folder, "golden.npz"), Tolerance(1e-4, 1e-5)),
+        variants=variants,
+    )
+    write_loader_config(folder, config)
+    write_record(folder)
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A variant that answers with weights of its own, so that answers tell which one it was."""
+
+    name: str
+    seed: int
+    batch: int | None = None
+    precision: str = "fp32"
+    requirements: Requirements = CPU_ONLY
+    io_binding: bool = False
+
+
+BUCKETED = (
+    Part("cpu", seed=0),
+    Part("cpu-int8", seed=1, precision="int8"),
+    Part("cpu-batch4", seed=2, batch=4),
+    Part("cpu-batch8", seed=3, batch=8),
+    Part("cpu-int8-batch4", seed=4, batch=4, precision="int8"),
+)
+
+
+def write_converted(folder: Path, parts: Sequence[Part] = BUCKETED) -> Path:
+    """Writes a bundle of two precisions with buckets, each variant with a golden sample of its own."""
+    write_bundle(folder, requirements={part.name: part.requirements for part in parts})
+    config = read_loader_config(folder)
+    variants = tuple(
+        _convert(folder, variant, part) for variant, part in zip(config.variants, parts, strict=True)
+    )
+    write_loader_config(folder, dataclasses.replace(config, variants=variants))
+    write_record(folder)
+    return folder
+
+
+def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
+    weights, x = weights_of(part.seed), batch_of(part.batch or 2)
+    paths = write_linear(folder / variant.model, weights, part.batch or "batch")
+    golden = f"{part.name}/golden.npz"
+    write_tensors(folder / golden, {"input:x": x, "output:y": x @ weights})
+    return dataclasses.replace(
+        variant,
+        files=tuple(entry(folder, f"{part.name}/{path.name}") for path in paths),
+        precision=part.precision,
+        binding={"batch": part.batch} if part.batch else {},
+        bucket=part.batch is not None,
+        golden=Golden(entry(folder, golden), Tolerance(1e-4, 1e-5)),
+        io_binding=part.io_binding,
+    )
+
+
+def batch_of(size: int) -> NDArray[np.float32]:
+    return np.random.default_rng(size).standard_normal((size, ROWS)).astype(np.float32)
+
+
+def _write_variant(
+    folder: Path, name: str, needs: Requirements, options: SessionOptionsRecord, seed: int
+) -> Variant:
+    paths = write_linear(folder / name / "linear_optimized.onnx", weights_of(seed))
+    providers = tuple(ProviderRecord(provider) for provider in needs.providers)
+    return Variant(
+        name=name,
+        target="cuda" if name.startswith("cuda") else "cpu",
+        model=f"{name}/linear_optimized.onnx",
+        files=tuple(entry(folder, f"{name}/{path.name}") for path in paths),
+        session_options=options,
+        providers=providers,
+        requirements=needs,
+    )
+
+
+def entry(folder: Path, path: str) -> FileEntry:
+    file = folder / path
+    return FileEntry(path, file.stat().st_size, digest_file(file))
+
+
+def write_record(folder: Path) -> None:
+    """Writes a manifest that lists what is in the folder now."""
+    files = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    )
+    source = SourceRecord("demo", "linear", "sha256:" + "0" * 64, (), {"": 17}, 8, {"MatMul": 1}, 128)
+    manifest = Manifest(
+        schema_version="1.0",
+        name="linear",
+        created_at="2026-01-01T00:00:00Z",
+        pipeline_version="0.1.0",
+        spec_digest="sha256:" + "0" * 64,
+        source=source,
+        environment={},
+        variants=(),
+        files=tuple(entry(folder, path) for path in files),
+    )
+    write_manifest(folder, manifest)
+
+
+def rewrite_digests(folder: Path) -> None:
+    """Makes the records agree with the files: a bundle altered by someone who knows the format."""
+    config = read_loader_config(folder)
+    variants = tuple(
+        dataclasses.replace(variant, files=tuple(entry(folder, file.path) for file in variant.files))
+        for variant in config.variants
+    )
+    golden = dataclasses.replace(config.golden, file=entry(folder, config.golden.file.path))
+    write_loader_config(folder, dataclasses.replace(config, variants=variants, golden=golden))
+    write_record(folder)
+
+
+IR_VERSION = 8
+OPSET = 17
+_FLOAT = 1
+_EXTERNAL = 1
+
+Weights = NDArray[np.float32]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _value(name: str, shape: Sequence[int | str], code: int = _FLOAT) -> bytes:
+    sizes = (_field(1, size) if isinstance(size, int) else _field(2, size) for size in shape)
+    tensor = _field(1, code) + _field(2, b"".join(_field(1, size) for size in sizes))
+    return _field(1, name) + _field(2, _field(1, tensor))
+
+
+def _node(operator: str, inputs: Sequence[str], output: str) -> bytes:
+    return b"".join(_field(1, name) for name in inputs) + _field(2, output) + _field(4, operator)
+
+
+def _tensor(name: str, array: Weights) -> bytes:
+    shape = b"".join(_field(1, size) for size in array.shape)
+    return shape + _field(2, _FLOAT) + _field(8, name) + _field(9, array.tobytes())
+
+
+def _external_tensor(name: str, array: Weights, file: str, offset: int, tag_bits: int = 0) -> bytes:
+    entries = {"location": file, "offset": str(offset), "length": str(array.nbytes)}
+    shape = b"".join(_field(1, size) for size in array.shape)
+    texts = [_field(1, key) + _field(2, value) for key, value in entries.items()]
+    places = b"".join(_varint((13 << 3 | 2) + tag_bits) + _varint(len(text)) + text for text in texts)
+    return shape + _field(2, _FLOAT) + _field(8, name) + places + _field(14, _EXTERNAL)
+
+
+def _model(
+    nodes: Sequence[bytes],
+    tensors: Sequence[bytes],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    types: Mapping[str, int] | None = None,
+) -> bytes:
+    codes = types or {}
+    graph = b"".join(
+        [
+            *(_field(1, node) for node in nodes),
+            _field(2, "graph"),
+            *(_field(5, tensor) for tensor in tensors),
+            *(_field(11, _value(name, shape, codes.get(name, _FLOAT))) for name, shape in inputs.items()),
+            *(_field(12, _value(name, shape, codes.get(name, _FLOAT))) for name, shape in outputs.items()),
+        ]
+    )
+    return _field(1, IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, OPSET))
+
+
+def write_linear(path: Path, weights: Weights, batch: int | str = "batch") -> tuple[Path, Path]:
+    """Writes `y = x @ weights` with the weights in `<path>.data`; returns both files. x is (batch, rows)."""
+    data = path.with_name(path.name + ".data")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data.write_bytes(weights.tobytes())
+    rows, columns = weights.shape
+    path.write_bytes(
+        _model(
+            [_node("MatMul", ("x", "w"), "y")],
+            [_external_tensor("w", weights, data.name, 0)],
+            {"x": (batch, rows)},
+            {"y": (batch, columns)},
+        )
+    )
+    return path, data
+
+
+def write_chain(path: Path, length: int) -> Path:
+    """Writes a model of `length` Relu nodes in a row, which takes long to load though it is small."""
+    nodes = [_node("Relu", (f"t{i}",), f"t{i + 1}") for i in range(length)]
+    path.write_bytes(_model(nodes, [], {"t0": (4,)}, {f"t{length}": (4,)}))
+    return path
+
+
+def add_model() -> bytes:
+    """Returns `y = x + x` on two floats."""
+    return _model([_node("Add", ("x", "x"), "y")], [], {"x": (2,)}, {"y": (2,)})
+
+
+def operator_model(
+    operators: Mapping[str, tuple[str, Sequence[str]]],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    types: Mapping[str, int] | None = None,
+) -> bytes:
+    """Returns a model of operators without attributes.
+
+    Args:
+        operators: Operator and input names, by the name of its output.
+        inputs: Shapes by name.
+        outputs: Likewise.
+        types: Numbers of element types by name; float32 for others.
+    """
+    nodes = [_node(kind, names, output) for output, (kind, names) in operators.items()]
+    return _model(nodes, [], inputs, outputs, types)
+
+
+def refer_to(location: str, place: str, *, tag_bits: int = 0) -> bytes:
+    """Returns a model that answers `y = x @ w`, and somewhere refers to a file of external data.
+
+    Args:
+        location: What it names.
+        place: `weights`: w itself; or, in what no run needs, a `constant`, a `subgraph`, a `function`, or the
+            `default` of a function's attribute.
+        tag_bits: Added to the tags of the weights' references.
+    """
+    weights = np.zeros((8, 4), np.float32)
+    outside = _external_tensor("outside", weights, location, 0)
+    hidden = _field(5, _field(1, "value") + _field(5, outside) + _field(20, 4))
+    constant = _node("Constant", (), "unused") + hidden
+    branch = _field(1, constant) + _field(2, "branch") + _field(12, _value("unused", (8, 4)))
+    branches = b"".join(
+        _field(5, _field(1, name) + _field(6, branch) + _field(20, 5))
+        for name in ("then_branch", "else_branch")
+    )
+    choice = _node("If", ("yes",), "chosen") + branches
+    nodes = [_node("MatMul", ("x", "w"), "y"), *{"constant": [constant], "subgraph": [choice]}.get(place, [])]
+    inputs: dict[str, Sequence[int | str]] = {"x": ("batch", 8)}
+    if place == "subgraph":
+        inputs["yes"] = ()
+    outer = _external_tensor("w", weights, location, 0, tag_bits)
+    tensor = outer if place == "weights" else _tensor("w", weights)
+    model = _model(nodes, [tensor], inputs, {"y": ("batch", 4)}, {"yes": 9})
+    if place not in ("function", "default"):
+        return model
+    reference = _field(5, _field(1, "value") + _field(20, 4) + _field(21, "given"))
+    default = _field(1, "given") + _field(5, outside) + _field(20, 4)
+    inner = constant if place == "function" else _node("Constant", (), "unused") + reference
+    body = _field(1, "Unused") + _field(5, "unused") + _field(7, inner) + _field(10, "local")
+    body += _field(11, default) if place == "default" else b""
+    return model + _field(25, body + _field(9, _field(1, "") + _field(2, OPSET)))

@@ -1,0 +1,183 @@
+"""Laws of an application's own session options beside a bundle's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from pipeline.bundle.session_record import SessionOptionsRecord
+from pipeline.errors import LoadError, LoadTimeoutError
+from pipeline.runtime import load, load_bucketed, load_progressive
+from pipeline.runtime.loading import caller_options
+from tests.runtime.builders import sample, write_bundle
+
+pytestmark = pytest.mark.runtime
+
+SPINNING, PREPACKING = "session.intra_op.allow_spinning", "session.disable_prepacking"
+OWN = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, {PREPACKING: "1"})
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "b", options=OWN, first=OWN)
+
+
+def as_mapping(chosen: dict[str, Any]) -> dict[str, Any]:
+    return chosen
+
+
+def as_object(chosen: dict[str, Any]) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    for name, value in chosen.items():
+        if "." in name:
+            options.add_session_config_entry(name, value)
+        else:
+            setattr(options, name, value)
+    return options
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {"mapping": as_mapping, "object": as_object}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loads", [load, load_progressive, load_bucketed])
+def test_the_callers_values_win_and_the_bundle_adds_what_they_leave(
+    bundle: Path, form: str, loads: Callable[..., Any]
+) -> None:
+    chosen = {"enable_cpu_mem_arena": False, "log_severity_level": 3, SPINNING: "0"}
+    session = loads(bundle, session_options=FORMS[form](chosen))
+    session.run(None, {"x": sample()})
+    options = session.get_session_options()
+    assert options.enable_cpu_mem_arena is False
+    assert options.log_severity_level == 3
+    assert options.get_session_config_entry(SPINNING) == "0"
+    assert options.intra_op_num_threads == 2
+    assert options.get_session_config_entry(PREPACKING) == "1"
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_contradiction_is_logged_once(bundle: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        for _ in range(3):
+            chosen = {"intra_op_num_threads": 1, PREPACKING: "0"}
+            session = load(bundle, session_options=FORMS[form](chosen))
+    assert session.get_session_options().intra_op_num_threads == 1
+    assert session.get_session_options().get_session_config_entry(PREPACKING) == "0"
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "intra_op_num_threads=1 instead of 2" in message
+    assert f"{PREPACKING}='0' instead of '1'" in message
+
+
+def test_an_object_is_given_back_as_it_was_and_serves_for_several_bundles(
+    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = SessionOptionsRecord("ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {PREPACKING: "0"})
+    options = as_object({"enable_cpu_mem_arena": False})
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        for folder, threads, prepacking in (
+            (bundle, 2, "1"),
+            (write_bundle(tmp_path / "other", options=other), 1, "0"),
+            (bundle, 2, "1"),
+        ):
+            made = load(folder, session_options=options).get_session_options()
+            assert (made.intra_op_num_threads, made.enable_cpu_mem_arena) == (threads, False)
+            assert made.get_session_config_entry(PREPACKING) == prepacking
+            assert options.intra_op_num_threads == 0
+            assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+            assert options.get_session_config_entry(PREPACKING) == "0", "what it is without an entry"
+    assert caplog.records == []
+
+
+def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle: Path) -> None:
+    parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
+    for mode in (parallel, "ORT_PARALLEL"):
+        made = load(bundle, session_options={"execution_mode": mode}).get_session_options()
+        assert made.execution_mode == parallel
+
+
+@pytest.mark.parametrize("given", [{"enable_arena": True}, {1: 2}, 3, ["intra_op_num_threads"]])
+def test_what_is_no_option_is_an_error_that_names_those_there_are(bundle: Path, given: Any) -> None:
+    with pytest.raises(LoadError, match="bad argument of load: session_options") as caught:
+        load(bundle, session_options=given)
+    assert "attribute" in str(caught.value)
+
+
+def test_a_value_that_onnxruntime_refuses_is_a_load_error(bundle: Path) -> None:
+    with pytest.raises(LoadError, match="intra_op_num_threads='many'"):
+        load(bundle, session_options={"intra_op_num_threads": "many"})
+
+
+def test_a_deadline_leaves_no_flag_in_the_callers_object(bundle: Path) -> None:
+    options = as_object({})
+    for _ in range(2):
+        load(bundle, session_options=options, timeout_s=600)
+
+
+def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: Path, tmp_path: Path) -> None:
+    other = write_bundle(
+        tmp_path / "other", options=SessionOptionsRecord("ORT_DISABLE_ALL", {"logid": "other"})
+    )
+    options = as_object({"enable_cpu_mem_arena": False})
+
+    def values_of(folder: Path) -> tuple[int, str]:
+        made = load(folder, session_options=options).get_session_options()
+        return made.intra_op_num_threads, made.logid
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(values_of, [bundle, other] * 20))
+    assert set(found[::2]) == {(2, "")}
+    assert set(found[1::2]) == {(0, "other")}
+
+
+def test_waiting_for_an_object_counts_as_loading(bundle: Path) -> None:
+    options = as_object({})
+    load(bundle, session_options=options)
+    lock = caller_options._LOCKS[options]
+    with lock, pytest.raises(LoadTimeoutError):
+        load(bundle, session_options=options, timeout_s=0.05)
+
+
+def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Path) -> None:
+    entries = {
+        "optimization.disable_specified_optimizers": "ConstantFolding",
+        "session.dynamic_block_base": "4",
+    }
+    bound = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, entries)
+    options = as_object({})
+    load(write_bundle(tmp_path / "bound", options=bound), session_options=options)
+    three = load(write_bundle(tmp_path / "three"), session_options=options).get_session_options()
+    assert [three.get_session_config_entry(key) for key in entries] == ["", "0"]
+    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+
+
+def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) -> None:
+    affinities = {"session.intra_op_thread_affinities": "1"}
+    bound = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, affinities)
+    folder = write_bundle(tmp_path / "bound", options=bound)
+    with pytest.raises(LoadError, match="cannot be given back"):
+        load(folder, session_options=as_object({}))
+    load(folder, session_options={"enable_cpu_mem_arena": False})
+
+
+def test_a_load_that_is_closed_leaves_the_object_usable(bundle: Path) -> None:
+    options = as_object({})
+    session = load_progressive(bundle, session_options=options, steady_after="now")
+    session.wait_steady(60)
+    session.close()
+    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+
+
+def test_another_level_is_logged_and_not_taken(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        session = load(bundle, session_options={"graph_optimization_level": "ORT_ENABLE_BASIC"})
+    level = session.get_session_options().graph_optimization_level
+    assert level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert "graph_optimization_level stays ORT_DISABLE_ALL, not ORT_ENABLE_BASIC" in caplog.text

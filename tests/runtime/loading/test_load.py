@@ -1,0 +1,677 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.bundle import LOADER_FILE, verification
+from pipeline.bundle.loader_config import (
+    FileEntry,
+    VersionRange,
+    read_loader_config,
+    write_loader_config,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import (
+    BundleError,
+    IntegrityError,
+    LoadError,
+    LoadTimeoutError,
+    PipelineError,
+    UnsupportedVersionError,
+)
+from pipeline.runtime import load
+from pipeline.runtime.loading import bundle_loader, load_options, session, variant_files
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.loading.variant_resolver import build_plan
+from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
+from tests.fakes import wait_for
+from tests.runtime.builders import (
+    CPU_ONLY,
+    CUDA_NEEDED,
+    UNMET,
+    rewrite_digests,
+    sample,
+    weights_of,
+    write_bundle,
+    write_chain,
+    write_linear,
+    write_record,
+)
+
+pytestmark = pytest.mark.runtime
+
+DATA = "cpu/linear_optimized.onnx.data"
+POLICIES = ("changed", "full", "off")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "linear")
+
+
+def flip_byte(path: Path, position: int = 5) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def edit_config(folder: Path, change: Callable[[Any], None]) -> None:
+    """Changes loader.json and gives it a digest that fits, so that only its meaning can give it away."""
+    from pipeline.bundle.digest import digest_json
+
+    path = folder / LOADER_FILE
+    data = json.loads(path.read_bytes())
+    change(data)
+    rest = {key: value for key, value in data.items() if key != "self_digest"}
+    path.write_text(json.dumps(rest | {"self_digest": digest_json(rest)}))
+
+
+@pytest.mark.parametrize("digests", POLICIES)
+@pytest.mark.parametrize("check", ["none", "golden"])
+def test_a_whole_bundle_loads_and_answers(bundle: Path, digests: Any, check: Any) -> None:
+    session = load(bundle, digests=digests, check=check)
+    (answer,) = session.run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_bundle_loads_by_a_relative_path(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundle.parent)
+    assert load("linear").get_inputs()[0].name == "x"
+
+
+def test_a_bundle_loads_through_a_link(bundle: Path, tmp_path: Path) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(bundle)
+    assert load(link, digests="full").get_inputs()[0].name == "x"
+
+
+@pytest.mark.parametrize("digests", ["changed", "full"])
+@pytest.mark.parametrize("file", [DATA, "cpu/linear_optimized.onnx"])
+def test_one_changed_byte_is_reported_before_anything_is_built(bundle: Path, file: str, digests: Any) -> None:
+    flip_byte(bundle / file)
+    with pytest.raises(IntegrityError, match=file) as caught:
+        load(bundle, digests=digests)
+    assert caught.value.hint == f"ortprep check {bundle}"
+
+
+def test_a_byte_changed_after_a_load_is_reported_by_the_next(bundle: Path) -> None:
+    load(bundle)
+    flip_byte(bundle / DATA)
+    with pytest.raises(IntegrityError, match="content"):
+        load(bundle)
+
+
+def test_without_digests_nothing_is_hashed(bundle: Path) -> None:
+    flip_byte(bundle / DATA)
+    (answer,) = load(bundle, digests="off").run(None, {"x": sample()})
+    assert not np.allclose(answer, sample() @ weights_of(0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("digests", ["changed", "full"])
+def test_a_missing_file_is_reported(bundle: Path, digests: Any) -> None:
+    (bundle / DATA).unlink()
+    with pytest.raises(IntegrityError, match="missing"):
+        load(bundle, digests=digests)
+
+
+def test_a_truncated_file_is_reported(bundle: Path) -> None:
+    os.truncate(bundle / DATA, 16)
+    with pytest.raises(IntegrityError, match="size: expected 128 bytes, got 16 bytes"):
+        load(bundle)
+
+
+def test_an_added_file_is_reported_by_the_full_policy(bundle: Path) -> None:
+    (bundle / "cpu" / "extra.bin").write_bytes(b"x")
+    load(bundle)
+    with pytest.raises(IntegrityError, match=r"cpu/extra\.bin: added"):
+        load(bundle, digests="full")
+
+
+def test_the_full_policy_also_hashes_variants_that_are_not_loaded(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
+    flip_byte(folder / "portable/linear_optimized.onnx.data")
+    load(folder)
+    with pytest.raises(IntegrityError, match="portable"):
+        load(folder, digests="full")
+
+
+def test_the_full_policy_trusts_no_remembered_digest(bundle: Path) -> None:
+    stat = (bundle / DATA).stat()
+    load(bundle)
+    flip_byte(bundle / DATA)
+    os.utime(bundle / DATA, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(IntegrityError):
+        load(bundle, digests="full")
+
+
+def test_a_bundle_without_manifest_cannot_pass_the_full_policy(bundle: Path) -> None:
+    (bundle / "manifest.json").unlink()
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        load(bundle, digests="full")
+
+
+def test_an_empty_deadline_and_one_that_is_no_number_are_told_apart(bundle: Path) -> None:
+    for timeout_s in (-1.0, float("nan")):
+        with pytest.raises(LoadError, match="bad argument of load: timeout_s"):
+            load(bundle, timeout_s=timeout_s)
+
+
+def test_a_bundle_behind_links_in_a_circle_is_a_bundle_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(BundleError, match="no bundle there"):
+        load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("digests", POLICIES)
+@pytest.mark.parametrize("name", ["loader.json", "cpu/linear_optimized.onnx", DATA, "golden.npz"])
+def test_f7_a_pipe_in_a_files_place_is_an_error_and_never_waited_for(
+    bundle: Path, name: str, digests: Any
+) -> None:
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    with pytest.raises(BundleError, match=r"regular file"):
+        load(bundle, digests=digests, check="golden")
+
+
+def test_a_folder_whose_name_is_not_text_is_a_load_error(bundle: Path) -> None:
+    with pytest.raises(LoadError, match="cannot load"):
+        load(bundle.rename(bundle.with_name("b\udcff")))
+
+
+@pytest.mark.parametrize("digests", ["changed", "off"])
+def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
+    bundle: Path, digests: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = session.build_session
+
+    def build_late(*args: Any, **kwargs: Any) -> Any:
+        other = bundle.with_name("other.data")
+        other.write_bytes(weights_of(9).tobytes())
+        other.replace(bundle / DATA)
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(bundle_loader, "build_session", build_late)
+    with pytest.raises(IntegrityError, match=r"changed while .*\n.*got other linear_optimized\.onnx\.data"):
+        load(bundle, digests=digests)
+
+
+@pytest.mark.parametrize("digests", ["changed", "full"])
+def test_a_deadline_ends_the_hashing(bundle: Path, digests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        """Lets a second pass at every look at it."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 1
+            return self.now
+
+    monkeypatch.setattr(load_options, "time", Clock())
+    (bundle / LOADER_FILE).touch()
+    with pytest.raises(LoadTimeoutError, match=r"within 1\.5 s"):
+        load(bundle, digests=digests, timeout_s=1.5)
+
+
+def test_damage_of_a_variant_that_does_not_fit_is_no_obstacle(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": CPU_ONLY})
+    flip_byte(folder / DATA)
+    assert open_bundle(folder).variant.name == "portable"
+
+
+def test_a_changed_loader_config_is_reported(bundle: Path) -> None:
+    text = (bundle / LOADER_FILE).read_text().replace("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")
+    (bundle / LOADER_FILE).write_text(text)
+    with pytest.raises(IntegrityError, match="changed after it was written"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b"{" * 100_000], ids=range(5))
+def test_a_loader_config_that_is_none_is_a_bundle_error(bundle: Path, damage: bytes) -> None:
+    (bundle / LOADER_FILE).write_bytes(damage)
+    with pytest.raises(BundleError, match=LOADER_FILE):
+        load(bundle)
+
+
+def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"no bundle there: .*\n  expected loader\.json in it") as caught:
+        load(tmp_path / "nothing")
+    assert caught.value.hint is not None
+
+
+def test_a_path_no_file_system_takes_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="no path of a bundle"):
+        load("a\0b")
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(bundle: Path) -> None:
+    edit_config(bundle, lambda data: data.update(schema_version="2.0"))
+    with pytest.raises(UnsupportedVersionError, match=r"got 2\.0") as caught:
+        load(bundle)
+    assert caught.value.hint == "pip install --upgrade ortprep"
+
+
+def test_a_newer_minor_schema_is_read(bundle: Path) -> None:
+    edit_config(bundle, lambda data: data.update(schema_version="1.9", novelty=[1]))
+    assert load(bundle)
+
+
+@pytest.mark.parametrize("path", ["../secret.onnx", "/etc/passwd", "cpu/../../secret.onnx", "cpu\\x", ""])
+def test_a_path_that_escapes_is_refused(bundle: Path, path: str) -> None:
+    def escape(data: Any) -> None:
+        data["variants"][0]["model"] = path
+        data["variants"][0]["files"][0]["path"] = path
+
+    edit_config(bundle, escape)
+    with pytest.raises(IntegrityError, match="leaves its bundle"):
+        load(bundle, digests="off")
+
+
+@pytest.mark.parametrize("digests", POLICIES)
+def test_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, digests: Any) -> None:
+    outside = tmp_path / "outside.data"
+    (bundle / DATA).rename(outside)
+    (bundle / DATA).symlink_to(outside)
+    with pytest.raises(IntegrityError, match="leaves its bundle"):
+        load(bundle, digests=digests)
+
+
+def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)})
+    folder = write_bundle(tmp_path / "b", options=options)
+    with pytest.raises(IntegrityError, match=r"optimized_model_filepath=.* not a bundle's to set"):
+        load(folder)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ep.context_enable",
+        "ep.context_file_path",
+        "session.collect_node_memory_stats_to_file",
+        "session.debug_layout_transformation",
+        "session.model_external_initializers_file_folder_path",
+        "session.node_partition_config_file",
+        "session.optimized_model_filepath",
+        "session.some_later_version_writes_to.path",
+    ],
+)
+def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
+    folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
+    with pytest.raises(IntegrityError, match=f"{re.escape(key)}='x', which"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [{"mlas.kleidiai.conv_igemm_max_work": "banana"}, {"session.intra_op.allow_spinning": "perhaps"}],
+)
+def test_f18_a_session_entry_that_could_end_the_process_is_refused(
+    tmp_path: Path, entries: dict[str, str]
+) -> None:
+    folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
+    with pytest.raises(IntegrityError, match="is expected"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"intra_op_num_threads": 100_000},
+        {"intra_op_num_threads": -5},
+        {"inter_op_num_threads": 4097},
+        {"intra_op_num_threads": "many"},
+        {"execution_mode": "ORT_SIDEWAYS"},
+        {"enable_mem_pattern": 2},
+    ],
+)
+def test_f18_a_session_option_out_of_range_is_refused_before_anything_is_built(
+    tmp_path: Path, attributes: dict[str, str | int | bool]
+) -> None:
+    folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", attributes))
+    with pytest.raises(IntegrityError, match=f"{next(iter(attributes))}=.* is expected"):
+        load(folder)
+
+
+def test_f18_session_options_in_range_are_taken(tmp_path: Path) -> None:
+    options = SessionOptionsRecord(
+        "ORT_DISABLE_ALL",
+        {"intra_op_num_threads": 2, "enable_mem_pattern": False, "execution_mode": "ORT_PARALLEL"},
+    )
+    folder = write_bundle(tmp_path / "b", options=options)
+    assert load(folder).get_session_options().intra_op_num_threads == 2
+
+
+def test_f18_a_session_entry_about_threads_is_taken(tmp_path: Path) -> None:
+    entries = {"session.intra_op.allow_spinning": "0", "session.use_memory_mapped_ort_model": "0"}
+    folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
+    assert load(folder)
+
+
+@pytest.mark.parametrize(
+    ("provider", "option"),
+    [
+        ("CUDAExecutionProvider", "gpu_external_alloc"),
+        ("CUDAExecutionProvider", "user_compute_stream"),
+        ("TensorrtExecutionProvider", "trt_extra_plugin_lib_paths"),
+        ("QNNExecutionProvider", "backend_path"),
+    ],
+)
+def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
+    bundle: Path, provider: str, option: str
+) -> None:
+    (variant,) = read_loader_config(bundle).variants
+    variant = dataclasses.replace(variant, providers=(ProviderRecord(provider, {option: "1"}),))
+    with pytest.raises(IntegrityError, match=f"{provider}.{option}"):
+        build_plan(bundle, variant)
+
+
+@pytest.mark.parametrize("entry", [("", "1"), ("k" * 5000, "1"), ("session.x", "1" * 50_000)])
+def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path: Path, entry: tuple[str, str]) -> None:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, dict([entry]))
+    folder = write_bundle(tmp_path / "b", options=options)
+    with pytest.raises(IntegrityError, match="no version of ONNX Runtime"):
+        load(folder)
+
+
+def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path: Path) -> None:
+    needs = dataclasses.replace(CPU_ONLY, onnxruntime=VersionRange("1.2", "1.3"))
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": needs})
+    with pytest.raises(LoadError, match=r"cpu: expected ONNX Runtime >= 1\.2 and < 1\.3, got 1\.") as caught:
+        load(folder)
+    assert caught.value.hint == "ortprep prepare linear --target cpu"
+
+
+def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path: Path) -> None:
+    mainframe = dataclasses.replace(CPU_ONLY, machine="s390x", cpu_features=("vx",))
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": mainframe})
+    with pytest.raises(LoadError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert "cpu: expected ONNX Runtime >= 99.0" in message
+    assert "portable: expected a s390x processor" in message
+    assert "expected a processor with vx" in message
+
+
+def test_f13_falling_back_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": CPU_ONLY})
+    with caplog.at_level(logging.INFO, logger="pipeline"):
+        opened = open_bundle(folder)
+    assert opened.variant.name == "portable"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "taking variant portable; passed over: cpu: expected ONNX Runtime >= 99.0" in record.getMessage()
+
+
+def test_taking_the_first_variant_is_no_warning(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="pipeline"):
+        load(bundle)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "linear: taking variant cpu")]
+
+
+def test_a_target_is_never_replaced_by_another(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cuda": UNMET, "cpu": CPU_ONLY})
+    with pytest.raises(LoadError, match="cuda: expected ONNX Runtime") as caught:
+        load(folder, target="cuda")
+    assert caught.value.hint == "ortprep prepare linear --target cuda"
+    assert load(folder, target="cpu")
+
+
+def test_a_target_the_bundle_lacks_is_named(bundle: Path) -> None:
+    with pytest.raises(
+        LoadError, match=r"for target 'cuda'.*\n  expected one of the targets cpu or of the variants cpu"
+    ):
+        load(bundle, target="cuda")
+
+
+def test_a_variant_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
+    assert open_bundle(folder, target="portable").variant.name == "portable"
+
+
+def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
+    (folder / "cpu/linear_optimized.onnx").write_bytes(b"not a model")
+    rewrite_digests(folder)
+    with pytest.raises(IntegrityError, match="not an ONNX model"):
+        load(folder)
+
+
+def test_f14_an_option_this_onnxruntime_lacks_is_an_error(tmp_path: Path) -> None:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {"warp_drive": 1})
+    folder = write_bundle(tmp_path / "b", options=options)
+    with pytest.raises(IntegrityError, match="warp_drive"):
+        load(folder)
+
+
+def test_a_device_without_gpu_variant_is_said_to_have_no_effect(
+    bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(bundle, device_id=1)
+    assert "device_id=1 has no effect" in caplog.text
+
+
+def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path: Path) -> None:
+    from pipeline.runtime.machine.hardware import read_gpus
+
+    if read_gpus():
+        pytest.skip("this machine has a GPU")
+    folder = write_bundle(tmp_path / "b", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY})
+    opened = open_bundle(folder)
+    assert opened.variant.name == "cpu"
+    assert "no CUDA device" in str(opened.passed_over[0])
+
+
+def alter_golden(folder: Path) -> None:
+    tensors = read_tensors(folder / "golden.npz")
+    tensors["output:y"][1, 2] += 1
+    write_tensors(folder / "golden.npz", tensors)
+
+
+def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle: Path) -> None:
+    alter_golden(bundle)
+    rewrite_digests(bundle)
+    load(bundle, digests="full")
+    with pytest.raises(LoadError, match=r"does not answer as recorded\n  y: .* at \[1, 2\]"):
+        load(bundle, check="golden")
+
+
+def test_a_golden_answer_of_another_shape_is_told_by_its_shape_alone(bundle: Path) -> None:
+    tensors = read_tensors(bundle / "golden.npz")
+    write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"][:, :2]})
+    rewrite_digests(bundle)
+    with pytest.raises(LoadError, match=r"y: shape: expected \[.*\], got \[[^]]*\]\n"):
+        load(bundle, check="golden")
+
+
+def record_part(bundle: Path, step: int, *, values: NDArray[np.float32], layout: Sequence[int]) -> None:
+    tensors = read_tensors(bundle / "golden.npz")
+    part, form = values.reshape(-1)[::step], np.array(layout, np.int64)
+    write_tensors(bundle / "golden.npz", {"input:x": tensors["input:x"], "part:y": part, "layout:y": form})
+    rewrite_digests(bundle)
+
+
+@pytest.mark.parametrize(("step", "index"), [(1, (1, 3)), (3, (1, 2)), (7, (1, 3))])
+def test_a_part_of_an_output_is_checked_at_its_positions(
+    bundle: Path, step: int, index: tuple[int, int]
+) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, step, values=answer, layout=[step, *answer.shape])
+    load(bundle, check="golden")
+    answer[index] += 1
+    record_part(bundle, step, values=answer, layout=[step, *answer.shape])
+    place = re.escape(str(list(index)))
+    with pytest.raises(LoadError, match=rf"does not answer as recorded\n  y: .* at {place}"):
+        load(bundle, check="golden")
+
+
+def test_an_output_of_another_shape_than_its_part_was_taken_of_is_told(bundle: Path) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, 3, values=answer, layout=[3, 8])
+    with pytest.raises(LoadError, match=r"y: shape: expected \[8\], got \[2, 4\]"):
+        load(bundle, check="golden")
+
+
+@pytest.mark.parametrize("layout", [[], [0, 2, 4], [-1, 2, 4], [3, 2, 5], [3, -2, -4], [3, 2**62, 2**62]])
+def test_a_part_that_its_layout_contradicts_is_refused(bundle: Path, layout: list[int]) -> None:
+    answer = read_tensors(bundle / "golden.npz")["output:y"]
+    record_part(bundle, 3, values=answer, layout=layout)
+    with pytest.raises(BundleError, match="bad golden sample: output 'y'"):
+        load(bundle, check="golden")
+
+
+def test_weights_altered_with_their_digests_fail_the_golden_check(bundle: Path) -> None:
+    write_linear(bundle / "cpu/linear_optimized.onnx", weights_of(1))
+    rewrite_digests(bundle)
+    with pytest.raises(LoadError, match="does not answer as recorded"):
+        load(bundle, check="golden")
+
+
+@pytest.mark.parametrize("digests", ["changed", "full"])
+def test_an_altered_golden_sample_is_reported_when_it_is_used(bundle: Path, digests: Any) -> None:
+    alter_golden(bundle)
+    with pytest.raises(IntegrityError, match=r"golden\.npz"):
+        load(bundle, check="golden", digests=digests)
+
+
+def test_a_golden_sample_of_another_model_fails_the_golden_check(bundle: Path) -> None:
+    write_tensors(bundle / "golden.npz", {"input:other": sample(), "output:y": sample()})
+    rewrite_digests(bundle)
+    with pytest.raises(LoadError, match="cannot run its golden sample"):
+        load(bundle, check="golden")
+
+
+def test_a_golden_sample_without_outputs_fails_the_golden_check(bundle: Path) -> None:
+    write_tensors(bundle / "golden.npz", {"input:x": sample()})
+    rewrite_digests(bundle)
+    with pytest.raises(LoadError, match="holds no output"):
+        load(bundle, check="golden")
+
+
+def test_a_deadline_that_has_passed_stops_a_load(bundle: Path) -> None:
+    with pytest.raises(LoadTimeoutError, match="within 0 s") as caught:
+        load(bundle, timeout_s=0)
+    assert "longer timeout_s" in str(caught.value.hint)
+
+
+def test_a_deadline_that_passes_while_the_session_is_made_stops_it(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
+    rewrite_digests(folder)
+    load(folder)
+    with pytest.raises(LoadTimeoutError, match=r"within \d\S* s"):
+        load(folder, timeout_s=0.1)
+
+
+def test_a_long_deadline_leaves_no_thread_behind(bundle: Path) -> None:
+    before = threading.active_count()
+    load(bundle, timeout_s=600)
+    wait_for(lambda: threading.active_count() <= before, what="every thread of the load ends")
+
+
+@pytest.mark.parametrize("arguments", [{"digests": "some"}, {"check": "all"}])
+def test_a_misspelt_policy_is_an_error(bundle: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match="bad argument of load") as caught:
+        load(bundle, **arguments)
+    assert f"load(…, {next(iter(arguments))}=" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"device_id": "0"},
+        {"device_id": 0.0},
+        {"device_id": True},
+        {"timeout_s": "3"},
+        {"timeout_s": False},
+        {"digests": ["full"]},
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_an_error_with_a_hint(
+    bundle: Path, arguments: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LoadError, match="bad argument of load") as caught:
+        load(bundle, **arguments)
+    assert f"load(…, {next(iter(arguments))}=" in str(caught.value.hint)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_ordinal_of_numpy_is_one(bundle: Path) -> None:
+    assert load(bundle, device_id=np.int64(0), timeout_s=np.float64(600))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [b"artifacts/net", 3, None, Path("a\0b")])
+def test_what_names_no_path_is_an_error_with_a_hint(path: Any) -> None:
+    with pytest.raises(LoadError, match="no path of a bundle") as caught:
+        load(path)
+    assert "artifacts/NAME" in str(caught.value.hint)
+
+
+def replace_while_loading(monkeypatch: pytest.MonkeyPatch, bundle: Path, seeds: list[int]) -> None:
+    """Has another build take the bundle's place whenever a session is about to be made, once per seed."""
+    build = session.build_session
+
+    def build_late(*args: Any, **kwargs: Any) -> Any:
+        if seeds:
+            write_bundle(bundle, seed=seeds.pop(0))
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(bundle_loader, "build_session", build_late)
+
+
+def test_a_bundle_replaced_while_loading_is_loaded_anew(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_while_loading(monkeypatch, bundle, [7])
+    (answer,) = load(bundle).run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(7), rtol=1e-5, atol=1e-6)
+
+
+def test_a_bundle_replaced_again_and_again_is_an_error(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_while_loading(monkeypatch, bundle, [7, 8])
+    with pytest.raises(LoadError, match="replaced twice"):
+        load(bundle)
+
+
+def test_an_error_of_a_replaced_bundle_does_not_count(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_byte(bundle / DATA)
+    compare = verification.compare_files
+
+    def compare_then_replace(*args: Any) -> Any:
+        found = compare(*args)
+        monkeypatch.setattr(variant_files, "compare_files", compare)
+        write_bundle(bundle, seed=3)
+        return found
+
+    monkeypatch.setattr(variant_files, "compare_files", compare_then_replace)
+    assert load(bundle)
+
+
+def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle: Path) -> None:
+    config = read_loader_config(bundle)
+    stray = FileEntry("cpu/stray.bin", 1, "sha256:" + "0" * 64)
+    variant = dataclasses.replace(config.variants[0], files=(*config.variants[0].files, stray))
+    write_loader_config(bundle, dataclasses.replace(config, variants=(variant,)))
+    with pytest.raises(PipelineError):
+        load(bundle, digests="full")
+
+
+def test_errors_of_a_load_survive_a_manifest_rewritten_by_hand(bundle: Path) -> None:
+    (bundle / "manifest.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        load(bundle, digests="full")
+    write_record(bundle)
+    assert load(bundle, digests="full")

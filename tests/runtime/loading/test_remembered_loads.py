@@ -1,0 +1,292 @@
+"""Laws of what is remembered of a load: nothing that changed is taken for what it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from pipeline.bundle import loader_config
+from pipeline.bundle.session_record import SessionOptionsRecord
+from pipeline.errors import IntegrityError, LoadError
+from pipeline.runtime import load, open_bundle
+from pipeline.runtime.loading import resolved_variant, variant_resolver
+from tests.runtime.builders import CPU_ONLY, sample, weights_of, write_bundle, write_linear
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
+    time.sleep(0.05)  # what changed just now is not remembered
+    return folder
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the bundles of which it was decided anew what is loaded."""
+    folders: list[str] = []
+    resolve = variant_resolver.resolve
+
+    def noted(root: str, *args: Any) -> Any:
+        folders.append(root)
+        return resolve(root, *args)
+
+    monkeypatch.setattr(variant_resolver, "resolve", noted)
+    return folders
+
+
+def entries(bundle: Path) -> list[Path]:
+    return [path for path in (bundle.parent / "cache/loads").rglob("*") if path.is_file()]
+
+
+def assert_right(bundle: Path, **arguments: Any) -> None:
+    (answer,) = load(bundle, **arguments).run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_load_is_not_decided_anew(bundle: Path, decided: list[str]) -> None:
+    for _ in range(3):
+        assert_right(bundle)
+    assert decided == [str(bundle)]
+    assert open_bundle(bundle).variant.name == "cpu"
+
+
+def test_every_request_is_remembered_by_itself(bundle: Path, decided: list[str]) -> None:
+    requests: list[dict[str, Any]] = [
+        {},
+        {"target": "cpu"},
+        {"target": "portable"},
+        {"precision": "fp32"},
+        {"check": "golden"},
+        {"device_id": 1},
+    ]
+    for _ in range(2):
+        for request in requests:
+            assert open_bundle(bundle, **request).variant.name == request.get("target", "cpu")
+    assert len(decided) == len(requests)
+
+
+@pytest.mark.parametrize("digests", ["full", "off"])
+def test_the_other_policies_remember_nothing(bundle: Path, decided: list[str], digests: Any) -> None:
+    for _ in range(2):
+        assert_right(bundle, digests=digests)
+    assert len(decided) == 2
+    assert entries(bundle) == []
+
+
+def test_a_changed_byte_is_found_after_any_number_of_loads(bundle: Path) -> None:
+    for _ in range(3):
+        assert_right(bundle)
+    data = bundle / "cpu/linear_optimized.onnx.data"
+    status = data.stat()
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns))  # the change time tells all the same
+    with pytest.raises(IntegrityError, match="content"):
+        load(bundle)
+
+
+def test_a_file_in_the_place_of_another_is_found(bundle: Path, tmp_path: Path) -> None:
+    assert_right(bundle)
+    other = write_bundle(tmp_path / "other", seed=1)
+    (other / "cpu/linear_optimized.onnx.data").replace(bundle / "cpu/linear_optimized.onnx.data")
+    with pytest.raises(IntegrityError, match="content"):
+        load(bundle)
+
+
+def test_a_bundle_built_anew_is_decided_anew(bundle: Path, decided: list[str]) -> None:
+    assert_right(bundle)
+    write_bundle(bundle, seed=0, requirements={"portable": CPU_ONLY})
+    assert open_bundle(bundle).variant.name == "portable"
+    assert len(decided) == 2
+
+
+def test_a_copy_elsewhere_is_decided_by_itself(bundle: Path, decided: list[str]) -> None:
+    assert_right(bundle)
+    moved = bundle.rename(bundle.with_name("moved"))
+    assert_right(moved)
+    assert decided == [str(bundle), str(moved)]
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "ONNX Runtime's version": lambda patch: patch.setattr(onnxruntime, "__version__", "1.99.0"),
+    "its providers": lambda patch: patch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"] * 2
+    ),
+    "the processor": lambda patch: patch.setattr(resolved_variant, "read_cpuid", lambda: {0: (1, 2, 3, 4)}),
+    "this package": lambda patch: patch.setattr(resolved_variant, "__version__", "99"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_decision_depended_on_has_to_be_the_same(
+    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    assert_right(bundle)
+    CHANGES[change](monkeypatch)
+    assert_right(bundle)
+    assert len(decided) == 2
+
+
+def test_where_the_system_does_not_name_its_boot_nothing_is_remembered(
+    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resolved_variant, "_BOOT_ID", str(tmp_path / "none"))
+    for _ in range(2):
+        assert_right(bundle)
+    assert len(decided) == 2
+
+
+def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = loader_config.read_loader_config
+
+    def read_then_replace(folder: Path) -> Any:
+        config = read(folder)
+        monkeypatch.setattr(variant_resolver, "read_loader_config", read)
+        write_bundle(bundle, options=SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}))
+        return config
+
+    monkeypatch.setattr(variant_resolver, "read_loader_config", read_then_replace)
+    for _ in range(2):
+        assert load(bundle).get_session_options().intra_op_num_threads == 2
+
+
+def test_a_memory_of_what_lies_elsewhere_is_not_believed(
+    bundle: Path, decided: list[str], tmp_path: Path
+) -> None:
+    assert_right(bundle)
+    (entry,) = entries(bundle)
+    other, _ = write_linear(tmp_path / "other.onnx", weights_of(9))
+    text = entry.read_text()
+    entry.write_text(text.replace(str(bundle / "cpu/linear_optimized.onnx'"), f"{other}'"))
+    assert entry.read_text() != text
+    assert_right(bundle)
+    assert len(decided) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"target": 5}, {"target": ["cpu"]}, {"precision": "a\0b"}, {"precision": "../x"}, {"target": "../x"}],
+)
+def test_what_names_nothing_is_a_load_error(bundle: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(LoadError):
+        load(bundle, **arguments)
+
+
+JUNK = [b"", b"(", b"None", b"((), ())", b"[" * 60_000, b"\xff", b"(1, 2, 3)", b"x" * 70_000]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+def test_a_memory_that_is_none_is_not_believed(bundle: Path, decided: list[str], junk: bytes) -> None:
+    assert_right(bundle)
+    (entry,) = entries(bundle)
+    entry.write_bytes(junk)
+    assert_right(bundle)
+    assert len(decided) == 2
+    assert_right(bundle)
+    assert len(decided) == 2, "it is remembered again"
+
+
+def test_a_memory_that_others_may_write_to_is_not_believed(bundle: Path, decided: list[str]) -> None:
+    assert_right(bundle)
+    (entry,) = entries(bundle)
+    entry.chmod(0o666)
+    assert_right(bundle)
+    assert len(decided) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
+    for _ in range(2):
+        assert_right(bundle)
+    assert len(decided) == 2
+
+
+SCRIPT = """
+import sys
+import numpy, onnxruntime
+before = set(sys.modules)
+from pipeline.runtime import load
+load(sys.argv[1]).run(None, {"x": numpy.zeros((2, 8), numpy.float32)})
+print(*sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
+"""
+
+LOADS_MODULES = [
+    f"pipeline{name}"
+    for name in (
+        "",
+        ".bundle",
+        ".bundle.file_memory",
+        ".bundle.session_record",
+        ".runtime",
+        ".runtime.cpuid",
+        ".runtime.loading",
+        ".runtime.loading.bundle_loader",
+        ".runtime.loading.load_options",
+        ".runtime.loading.resolved_variant",
+        ".runtime.loading.session",
+    )
+]
+"""All that `load` brings in beside what numpy and ONNX Runtime do; each takes 0.1 to 0.6 ms."""
+
+
+def modules_of_a_load(bundle: Path) -> list[str]:
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(bundle)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle: Path) -> None:
+    time.sleep(0.05)  # what changed just now is not remembered
+    assert "pipeline.bundle.loader_config" in modules_of_a_load(bundle)
+    assert modules_of_a_load(bundle) == LOADS_MODULES
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("depth", [1, 10, 30])
+def test_a_load_maps_hardly_more_than_the_import_alone(bundle: Path, depth: int) -> None:
+    # CPython's frame stack and malloc's arenas can each cost more than a thousand calls, here unseen.
+    load(bundle)
+    nested = (
+        "def call(depth):\n"
+        "    if depth: return call(depth - 1)\n"
+        "    from pipeline.runtime import load\n"
+        f"    load({str(bundle)!r})\n"
+        f"call({depth})"
+    )
+    allowed = count_mapping_calls("import onnxruntime") + 60
+    # Threads that meet in malloc get arenas of their own, so one count may be unlucky.
+    assert any(count_mapping_calls(nested) <= allowed for _ in range(5))
+
+
+def count_mapping_calls(script: str) -> int:
+    traced = subprocess.run(
+        ["strace", "-f", "-qq", "-e", "trace=mmap,munmap,mprotect", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    return len(traced.stderr.splitlines())

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import threading
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from pipeline.errors import LoadError, LoadTimeoutError, ProviderError
+from pipeline.runtime.loading import session as session_module
+from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
+from pipeline.runtime.machine.hardware import read_gpus
+from tests.fakes import wait_for
+from tests.runtime.builders import sample, weights_of, write_chain, write_linear
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_linear(tmp_path / "linear.onnx", weights_of(0))[0])
+
+
+def plan_with(model: str, **attributes: int | bool | str) -> SessionPlan:
+    return default_plan(model, attributes=attributes)
+
+
+def test_the_default_plan_is_what_plain_onnxruntime_does(model: str) -> None:
+    import onnxruntime
+
+    ours = build_session(default_plan(model))
+    plain = onnxruntime.InferenceSession(model, providers=[CPU])
+    assert type(ours) is type(plain)
+    assert ours.get_providers() == plain.get_providers()
+    options, defaults = ours.get_session_options(), plain.get_session_options()
+    assert options.graph_optimization_level == defaults.graph_optimization_level
+    np.testing.assert_array_equal(ours.run(None, {"x": sample()})[0], plain.run(None, {"x": sample()})[0])
+
+
+def test_f14_recorded_options_reach_the_session(model: str) -> None:
+    import onnxruntime
+
+    record = SessionOptionsRecord(
+        "ORT_DISABLE_ALL",
+        {"intra_op_num_threads": 1, "execution_mode": "ORT_PARALLEL", "enable_mem_pattern": False},
+        {"session.disable_prepacking": "1"},
+    )
+    options = build_session(SessionPlan(model, record, (ProviderRecord(CPU),))).get_session_options()
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert options.intra_op_num_threads == 1
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert options.enable_mem_pattern is False
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+
+
+def test_a_build_may_have_the_optimised_model_written(model: str, tmp_path: Path) -> None:
+    written = tmp_path / "out.onnx"
+    build_session(plan_with(model, optimized_model_filepath=str(written)))
+    assert written.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"warp_drive": 1}, r"unknown session option(?s:.)*got 'warp_drive'"),
+        ({"register_custom_ops_library": "x.so"}, "unknown session option"),
+        ({"intra_op_num_threads": "many"}, "bad session option"),
+        ({"execution_mode": "SIDEWAYS"}, "no ExecutionMode named 'SIDEWAYS'"),
+    ],
+)
+def test_an_option_that_cannot_be_set_is_an_error(
+    model: str, attributes: dict[str, int | bool | str], message: str
+) -> None:
+    with pytest.raises(LoadError, match=message):
+        build_session(plan_with(model, **attributes))
+
+
+def test_a_level_that_does_not_exist_is_an_error(model: str) -> None:
+    with pytest.raises(LoadError, match="no GraphOptimizationLevel named 'ORT_ENABLE_MAGIC'"):
+        build_session(default_plan(model, level="ORT_ENABLE_MAGIC"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"not a model"])
+def test_a_file_that_is_no_model_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(content)
+    with pytest.raises(LoadError, match=r"cannot load .*broken\.onnx"):
+        build_session(default_plan(str(broken)))
+
+
+def test_a_missing_model_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"nothing\.onnx"):
+        build_session(default_plan(str(tmp_path / "nothing.onnx")))
+
+
+def test_missing_weights_are_an_error(model: str) -> None:
+    Path(f"{model}.data").unlink()
+    with pytest.raises(LoadError, match="cannot load"):
+        build_session(default_plan(model))
+
+
+@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
+def test_asking_for_cuda_never_gives_a_cpu_session(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ProviderError, match=CUDA) as caught:
+        build_session(default_plan(model, CUDA))
+    assert "ortprep[cuda]" in str(caught.value)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_provider_that_does_not_exist_is_an_error(model: str) -> None:
+    with pytest.raises(ProviderError, match="no FancyExecutionProvider"):
+        build_session(default_plan(model, "FancyExecutionProvider"))
+
+
+def test_a_deadline_that_has_passed_gives_no_session(model: str) -> None:
+    with pytest.raises(LoadTimeoutError):
+        build_session(default_plan(model), timeout_s=0)
+
+
+def test_a_load_is_cancelled_at_its_deadline(tmp_path: Path) -> None:
+    chain = write_chain(tmp_path / "chain.onnx", 30_000)
+    with pytest.raises(LoadTimeoutError, match=r"chain\.onnx"):
+        build_session(default_plan(str(chain), level="ORT_DISABLE_ALL"), timeout_s=0.05)
+
+
+@pytest.mark.parametrize("timeout_s", [600, float("inf")])
+def test_a_session_in_time_is_not_disturbed_by_its_deadline(model: str, timeout_s: float) -> None:
+    session = build_session(default_plan(model), timeout_s=timeout_s)
+    assert session.run(None, {"x": sample()})
+
+
+class Workshop:
+    """Stands in for ONNX Runtime's sessions: says how many are being made at once, and makes them slowly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = self.now = 0
+        self.count = threading.Lock()
+        self.meeting: threading.Barrier | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+        monkeypatch.setattr(onnxruntime, "InferenceSession", self.make)
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+        monkeypatch.setattr(session_module, "_preload_cuda", lambda: None)
+
+    def make(self, model: str, options: Any, *, providers: list[Any], enable_fallback: int) -> Any:
+        del model, options, enable_fallback
+        with self.count:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        if self.meeting is not None:
+            self.meeting.wait(timeout=300)
+        time.sleep(0.05)
+        assert self.may_end.wait(300)
+        with self.count:
+            self.now -= 1
+        return types.SimpleNamespace(get_providers=lambda: [name for name, _ in providers])
+
+    @staticmethod
+    def build_at_once(*plans: SessionPlan) -> list[Any]:
+        with ThreadPoolExecutor(len(plans)) as threads:
+            return list(threads.map(build_session, plans))
+
+
+@pytest.fixture
+def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    return Workshop(monkeypatch)
+
+
+@pytest.mark.parametrize("plan", [default_plan("m"), with_device(default_plan("m", CUDA), 1)])
+def test_one_session_at_a_time_is_made_on_a_device(workshop: Workshop, plan: SessionPlan) -> None:
+    assert len(workshop.build_at_once(plan, plan, plan)) == 3
+    assert workshop.most == 1
+
+
+def test_sessions_on_different_devices_are_made_at_once(workshop: Workshop) -> None:
+    workshop.meeting = threading.Barrier(3)
+    cuda = default_plan("m", CUDA)
+    workshop.build_at_once(default_plan("m"), cuda, with_device(cuda, 1))
+    assert workshop.most == 3
+
+
+def test_no_device_named_is_the_first(workshop: Workshop) -> None:
+    cuda = default_plan("m", CUDA)
+    workshop.build_at_once(cuda, with_device(cuda, 0))
+    assert workshop.most == 1
+
+
+def test_waiting_for_a_device_is_part_of_the_deadline(workshop: Workshop) -> None:
+    workshop.may_end.clear()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(build_session, default_plan("first"))
+        wait_for(lambda: workshop.now, what="the first session is being made")
+        with pytest.raises(LoadTimeoutError, match=r"second\n  expected a session within 0.1 s"):
+            build_session(default_plan("second"), timeout_s=0.1)
+        workshop.may_end.set()
+    assert first.result()
+
+
+def test_a_session_that_cannot_be_made_leaves_its_device_free(model: str) -> None:
+    with pytest.raises(LoadError, match="cannot load"):
+        build_session(default_plan(f"{model}.none"))
+    assert build_session(default_plan(model), timeout_s=600)
+
+
+def test_another_device_changes_the_cuda_provider_alone() -> None:
+    plan = default_plan("m.onnx", CUDA, provider_options={"use_tf32": "0"})
+    assert with_device(plan, 3).providers == (
+        ProviderRecord(CUDA, {"use_tf32": "0", "device_id": "3"}),
+        ProviderRecord(CPU),
+    )
+    assert with_device(default_plan("m.onnx"), 3) == default_plan("m.onnx")
+
+
+def test_a_plan_survives_the_way_to_a_child() -> None:
+    plan = default_plan("m.onnx", CUDA, attributes={"intra_op_num_threads": 2}, config_entries={"a": "b"})
+    assert decode(SessionPlan, encode(plan)) == plan

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pipeline.bundle.loader_config import (
+    ComputeCapabilityRange,
+    FileEntry,
+    Golden,
+    LoaderConfig,
+    Requirements,
+    Tolerance,
+    Variant,
+    VersionRange,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.runtime.loading.variant_selection import Selection, select_variant
+from pipeline.runtime.machine.hardware import Gpu, Hardware
+
+pytestmark = pytest.mark.runtime
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+H200 = Gpu("H200", (9, 0), 140 * 2**30, "580.65.06", "13.0", "GPU-1")
+T4 = Gpu("T4", (7, 5), 16 * 2**30, "580.65.06", "13.0", "GPU-2")
+AVX2 = ("avx", "avx2", "fma")
+MACHINE = Hardware("x86_64", "some processor", (*AVX2, "avx512f"), 8, 2**34)
+NEEDS_CPU = Requirements(VersionRange("1.23"), (CPU,))
+NEEDS_CUDA = Requirements(
+    VersionRange("1.23"),
+    (CUDA, CPU),
+    compute_capability=ComputeCapabilityRange(minimum=(8, 0), below=(10, 0)),
+)
+NOTHING = "sha256:" + "0" * 64
+
+
+def config_of(**requirements: Requirements) -> LoaderConfig:
+    variants = tuple(
+        Variant(
+            name=name,
+            target=name.partition("_")[0].replace("portable", "cpu"),
+            model="m.onnx",
+            files=(FileEntry("m.onnx", 0, NOTHING),),
+            session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
+            providers=(),
+            requirements=needs,
+        )
+        for name, needs in requirements.items()
+    )
+    golden = Golden(FileEntry("golden.npz", 0, NOTHING), Tolerance(0, 0))
+    return LoaderConfig("1.0", "m", (), (), golden, variants)
+
+
+def select(config: LoaderConfig, **changes: Any) -> Selection:
+    arguments: dict[str, Any] = {
+        "target": None,
+        "hardware": MACHINE,
+        "onnxruntime_version": "1.31.1",
+        "available_providers": [CUDA, CPU],
+    }
+    return select_variant(config, **{**arguments, **changes})
+
+
+def chosen(config: LoaderConfig, **changes: Any) -> str | None:
+    variant = select(config, **changes).variant
+    return None if variant is None else variant.name
+
+
+def test_the_first_variant_that_fits_is_taken() -> None:
+    assert chosen(config_of(cpu=NEEDS_CPU, portable=NEEDS_CPU)) == "cpu"
+
+
+def test_variants_after_the_taken_one_are_not_judged() -> None:
+    impossible = dataclasses.replace(NEEDS_CPU, machine="vax")
+    assert select(config_of(cpu=NEEDS_CPU, portable=impossible)).passed_over == ()
+
+
+def test_f13_all_reasons_of_a_variant_are_told_together() -> None:
+    needs = Requirements(
+        VersionRange("2.0"), (CUDA, "TensorrtExecutionProvider"), machine="aarch64", cpu_features=("sve",)
+    )
+    (passed_over,) = select(config_of(cuda=needs)).passed_over
+    assert passed_over.reasons == (
+        "expected ONNX Runtime >= 2.0, got 1.31.1",
+        f"expected ONNX Runtime with TensorrtExecutionProvider, got {CUDA}, {CPU}",
+        "expected a aarch64 processor, got x86_64",
+        "expected a processor with sve, got one without",
+        "expected CUDA device 0, got no CUDA device or driver",
+    )
+
+
+@pytest.mark.parametrize(
+    ("minimum", "below", "version", "fits"),
+    [
+        ("1.23", None, "1.23.0", True),
+        ("1.23.2", None, "1.23.1", False),
+        ("1.9", None, "1.31.1", True),
+        ("1.31", None, "1.9.0", False),
+        ("1.23", "1.32", "1.31.9", True),
+        ("1.23", "1.32", "1.32.0", False),
+        ("1.23", "1.32.0", "1.32", False),
+        ("1.23", "1.32", "1.32.0.dev20260101", False),
+        ("1.31", None, "1.31.1+cu130", True),
+        ("1.31.0", None, "1.31", True),
+    ],
+)
+def test_f12_versions_are_compared_by_their_numbers(
+    minimum: str, below: str | None, version: str, fits: bool
+) -> None:
+    needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange(minimum, below))
+    assert (chosen(config_of(cpu=needs), onnxruntime_version=version) == "cpu") is fits
+
+
+@pytest.mark.parametrize("version", ["nightly", "", "9" * 5000])
+def test_an_installed_version_without_numbers_fits_nothing(version: str) -> None:
+    (passed_over,) = select(config_of(cpu=NEEDS_CPU), onnxruntime_version=version).passed_over
+    assert passed_over.reasons == (f"expected ONNX Runtime >= 1.23, got {version}",)
+
+
+def test_an_unknown_version_is_not_judged() -> None:
+    needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange("99"), providers=("Unknown",))
+    assert chosen(config_of(cpu=needs), onnxruntime_version=None, available_providers=None) == "cpu"
+
+
+def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine() -> None:
+    wide = dataclasses.replace(NEEDS_CPU, cpu_features=("avx512f",))
+    narrow_machine = dataclasses.replace(MACHINE, cpu_features=AVX2)
+    config = config_of(cpu=wide, portable=NEEDS_CPU)
+    assert chosen(config) == "cpu"
+    assert chosen(config, hardware=narrow_machine) == "portable"
+
+
+def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine() -> None:
+    narrow = dataclasses.replace(NEEDS_CPU, cpu_features=("avx2",), cpu_features_absent=("avx512f",))
+    config = config_of(cpu=narrow, portable=NEEDS_CPU)
+    assert chosen(config) == "portable"
+    assert chosen(config, hardware=dataclasses.replace(MACHINE, cpu_features=AVX2)) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("capability", "fits"),
+    [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
+)
+def test_f12_compute_capabilities_are_a_half_open_range(capability: tuple[int, int], fits: bool) -> None:
+    gpu = dataclasses.replace(H200, compute_capability=capability)
+    hardware = dataclasses.replace(MACHINE, gpus=(gpu,))
+    assert (chosen(config_of(cuda=NEEDS_CUDA), hardware=hardware) == "cuda") is fits
+
+
+@pytest.mark.parametrize(
+    ("device_id", "expected"), [(None, "cuda"), (0, "cuda"), (1, "cpu"), (2, "cpu"), (-1, "cpu")]
+)
+def test_it_is_the_capability_of_the_asked_device_that_counts(device_id: int | None, expected: str) -> None:
+    hardware = dataclasses.replace(MACHINE, gpus=(H200, T4))
+    assert (
+        chosen(config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU), hardware=hardware, device_id=device_id) == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "device_id", "expected"),
+    [("0", None, "cuda"), ("1", None, "cpu"), ("1", 0, "cuda"), ("first", None, "cpu"), ("-1", None, "cpu")],
+)
+def test_it_is_the_recorded_device_that_counts_where_none_is_asked_for(
+    recorded: str, device_id: int | None, expected: str
+) -> None:
+    config = config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU)
+    providers = (ProviderRecord(CUDA, {"device_id": recorded}), ProviderRecord(CPU))
+    cuda = dataclasses.replace(config.variants[0], providers=providers)
+    config = dataclasses.replace(config, variants=(cuda, config.variants[1]))
+    hardware = dataclasses.replace(MACHINE, gpus=(H200, T4))
+    assert chosen(config, hardware=hardware, device_id=device_id) == expected
+
+
+def test_a_target_restricts_the_variants_and_a_name_selects_one() -> None:
+    config = config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU, portable=NEEDS_CPU)
+    assert chosen(config, target="cpu") == "cpu"
+    assert chosen(config, target="portable") == "portable"
+    assert chosen(config, target="cuda") is None
+    assert select(config, target="rocm") == Selection(None, ())
+
+
+def with_kinds(**kinds: tuple[str, bool]) -> LoaderConfig:
+    """Variants for the CPU by name: their precision, and whether they are buckets."""
+    config = config_of(**{f"cpu_{name}": NEEDS_CPU for name in kinds})
+    variants = tuple(
+        dataclasses.replace(variant, name=name, precision=precision, bucket=bucket)
+        for variant, (name, (precision, bucket)) in zip(config.variants, kinds.items(), strict=True)
+    )
+    return dataclasses.replace(config, variants=variants)
+
+
+def test_the_fastest_is_the_bundles_first_and_a_precision_its_first_of_that() -> None:
+    config = with_kinds(int8=("int8", False), fp32=("fp32", False), other=("fp32", False))
+    assert chosen(config) == "int8"
+    assert chosen(config, precision="fp32", target="cpu") == "fp32"
+    assert select(config, precision="fp16") == Selection(None, ())
+
+
+def test_a_name_and_a_precision_must_both_be_met() -> None:
+    config = with_kinds(int8=("int8", False), fp32=("fp32", False))
+    assert chosen(config, target="int8", precision="int8") == "int8"
+    assert chosen(config, target="int8", precision="fp32") is None
+
+
+def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone() -> None:
+    config = with_kinds(batch8=("fp32", True), fp32=("fp32", False))
+    assert chosen(config) == chosen(config, target="cpu") == "fp32"
+    assert chosen(config, target="batch8") == "batch8"
+    assert chosen(with_kinds(batch8=("fp32", True))) is None

@@ -1,0 +1,173 @@
+"""Memory, page cache and availability, as this machine has them."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.runtime.machine.gpu_memory import used_gpu_bytes
+from pipeline.runtime.machine.hardware import Gpu, read_gpus, read_hardware
+from pipeline.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
+from pipeline.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from pipeline.runtime.probing import availability
+from pipeline.runtime.probing.availability import run_tiny_model, unavailable_reason
+from pipeline.runtime.probing.child import Reply, run_child
+
+pytestmark = pytest.mark.runtime
+
+SIZE = 8 * 2**20
+
+
+def resident_pages(path: Path) -> int:
+    """How many pages of a file are in the page cache."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        view = (ctypes.c_char * len(mapped)).from_buffer(mapped)
+        code = ctypes.CDLL(None).mincore(ctypes.byref(view), ctypes.c_size_t(len(mapped)), pages)
+        del view
+    assert code == 0
+    return sum(page & 1 for page in pages)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nothing that earlier tests left gives memory back meanwhile: no garbage, no thread that reads ahead."""
+    for thread in threading.enumerate():
+        if thread.name == "ortprep-prefetch":
+            thread.join(600)
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_private_memory_grows_with_what_is_written_to(file: Path) -> None:
+    content = file.read_bytes()
+    before = private_bytes()
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as ballast:
+        ballast.write(content)
+        assert private_bytes() - before >= SIZE
+
+
+@pytest.mark.usefixtures("quiet")
+def test_private_memory_does_not_count_mapped_files(file: Path) -> None:
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = private_bytes()
+        assert sum(mapped[i] for i in range(0, SIZE, mmap.PAGESIZE)) > 0
+        assert private_bytes() - before < SIZE / 2
+
+
+def test_the_peak_never_falls() -> None:
+    before = peak_rss_bytes()
+    ballast = bytearray(os.urandom(1)) * (64 * 2**20)
+    during = peak_rss_bytes()
+    del ballast
+    # The kernel counts pages per processor and adds them up roughly.
+    rough = 16 * 2**20
+    assert during >= before - rough
+    assert peak_rss_bytes() >= during - rough
+
+
+def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file: Path) -> None:
+    drop_file(file)
+    left = resident_pages(file)
+    if left == SIZE // mmap.PAGESIZE:
+        pytest.skip("this file system lives in memory")
+    assert left == 0
+    prefetch_file(file)
+    file.read_bytes()
+    assert resident_pages(file) == SIZE // mmap.PAGESIZE
+
+
+def test_prefetching_a_missing_file_fails_nothing(file: Path) -> None:
+    thread = start_prefetch([file.with_name("missing"), file])
+    thread.join(600)
+    assert not thread.is_alive()
+
+
+def test_a_system_that_cannot_read_ahead_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise")
+    prefetch_file(file)
+
+
+def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        prefetch_file(tmp_path / "pipe")
+
+
+def test_dropping_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        drop_file(tmp_path / "missing")
+
+
+def test_the_cpu_is_always_available() -> None:
+    assert unavailable_reason("cpu") is None
+
+
+@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
+def test_without_a_gpu_cuda_is_unavailable_and_nothing_is_tried(own_cache: Path) -> None:
+    assert unavailable_reason("cuda") == "no CUDA device or driver"
+    assert list(own_cache.iterdir()) == []
+
+
+@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
+def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
+    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
+    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    reason = unavailable_reason("cuda")
+    assert reason is not None
+    assert reason.startswith("ONNX Runtime makes no cuda session: expected")
+    (entry,) = (own_cache / "availability").iterdir()
+    entry.write_text('{"reason": null}')
+    assert unavailable_reason("cuda") is None
+
+
+def test_a_failure_that_may_pass_is_not_remembered(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        # Its own work may be done in time if the deadline is noticed late.
+        return run_child("tests.runtime.probing.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+
+    monkeypatch.setattr(availability, "run_child", run)
+    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
+    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
+    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    monkeypatch.setattr(availability, "_TIMEOUT_S", 0.0)
+    reason = unavailable_reason("cuda")
+    assert reason is not None
+    assert "within 0 s" in reason
+    assert not (own_cache / "availability").exists()
+
+
+def test_an_unknown_target_is_unavailable() -> None:
+    assert unavailable_reason("abacus") == "unknown target 'abacus'"
+
+
+def test_the_tiny_model_runs_where_its_provider_does() -> None:
+    assert run_tiny_model({"provider": "CPUExecutionProvider"}) == {}
+
+
+def test_an_unknown_gpu_has_no_memory_reading() -> None:
+    assert used_gpu_bytes("GPU-00000000-0000-0000-0000-000000000000") is None

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from pipeline.errors import PoolError
+from pipeline.runtime.machine.hardware import Gpu, Hardware
+from pipeline.runtime.placement.devices import Device, resolve_devices
+from pipeline.runtime.placement.environment import parse_processors, plan_environments
+from pipeline.runtime.session.opened_model import limit_threads
+
+GPU = Gpu("a GPU", (9, 0), 80 * 2**30, "580", "13.0", "GPU-0")
+CPU = Device("cpu")
+
+
+def machine(gpus: int) -> Hardware:
+    return Hardware("x86_64", "", (), 8, 2**34, (GPU,) * gpus)
+
+
+def names(devices: tuple[Device, ...]) -> list[str]:
+    return [device.name for device in devices]
+
+
+def test_all_means_every_gpu_or_else_the_cpu() -> None:
+    assert names(resolve_devices("all", machine(3))) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert names(resolve_devices("all", machine(0))) == ["cpu"]
+    assert names(resolve_devices(["all"], machine(1))) == ["cuda:0"]
+    assert names(resolve_devices(["cpu", "cuda:1"], machine(2))) == ["cpu", "cuda:1"]
+    assert names(resolve_devices("cuda:1", machine(2))) == ["cuda:1"]
+
+
+@pytest.mark.parametrize("wanted", [[], ["cpu", "cpu"], "cuda:2", "cuda", "gpu", ["tpu:0"], "cuda:-1"])
+def test_what_is_not_there_is_refused_by_name(wanted: str | list[str]) -> None:
+    with pytest.raises(PoolError, match="device"):
+        resolve_devices(wanted, machine(2))
+
+
+def test_a_worker_on_the_cpu_sees_no_gpu() -> None:
+    (place,) = plan_environments(
+        [CPU], workers_per_device=1, processors=range(8), nodes=[], visible="0,1", threads=3
+    )
+    assert (place.variables, place.device_id, place.threads) == ({"CUDA_VISIBLE_DEVICES": ""}, None, 3)
+
+
+def plan(threads: int | None = None, **more: int) -> SessionPlan:
+    attributes = {} if threads is None else {"intra_op_num_threads": threads}
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {**attributes, **more}, {})
+    return SessionPlan("m.onnx", options, (ProviderRecord("CPUExecutionProvider"),))
+
+
+def places(count: int, **changes: object) -> list[tuple[int | None, bool, tuple[int, ...] | None]]:
+    arguments = {
+        "workers_per_device": count,
+        "processors": range(8),
+        "nodes": [range(8)],
+        "visible": None,
+        **changes,
+    }
+    found = plan_environments([CPU], **arguments)  # type: ignore[arg-type]
+    return [(place.threads, place.may_spin, place.processors) for place in found]
+
+
+def test_one_worker_has_the_machine_as_recorded() -> None:
+    assert places(1) == [(None, True, None)]
+
+
+def test_several_divide_the_processors_and_do_not_spin() -> None:
+    assert places(4) == [(2, False, None)] * 4
+    assert places(16) == [(1, False, None)] * 16
+
+
+def test_workers_stay_on_a_node_where_there_are_several() -> None:
+    assert [place[2] for place in places(4, nodes=[range(4), range(4, 8)])] == [
+        (0, 1, 2, 3),
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (4, 5, 6, 7),
+    ]
+    assert [place[2] for place in places(2, processors=range(4), nodes=[range(4), range(4, 8)])] == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("", ["0", "1"])],
+)
+def test_a_worker_sees_its_own_gpu_alone(visible: str | None, expected: list[str]) -> None:
+    found = plan_environments(
+        [Device("cuda", 0), Device("cuda", 1)],
+        workers_per_device=1,
+        processors=range(8),
+        nodes=[],
+        visible=visible,
+    )
+    assert [place.variables["CUDA_VISIBLE_DEVICES"] for place in found] == expected
+    assert [place.device_id for place in found] == [0, 0]
+    assert all(place.variables["CUDA_MODULE_LOADING"] == "LAZY" for place in found)
+
+
+def threads_of(limited: SessionPlan) -> object:
+    return limited.session_options.attributes.get("intra_op_num_threads")
+
+
+def test_a_plan_takes_no_more_than_its_share() -> None:
+    assert threads_of(limit_threads(plan(), 2, may_spin=True)) == 2
+    assert threads_of(limit_threads(plan(0), 2, may_spin=True)) == 2
+    assert threads_of(limit_threads(plan(8), 2, may_spin=True)) == 2
+    assert threads_of(limit_threads(plan(1), 2, may_spin=True)) == 1
+    assert threads_of(limit_threads(plan(8), None, may_spin=True)) == 8
+    assert limit_threads(plan(), None, may_spin=True) == plan()
+
+
+def test_threads_between_operators_are_limited_where_there_are_any() -> None:
+    parallel = limit_threads(plan(8, inter_op_num_threads=6), 2, may_spin=True)
+    assert parallel.session_options.attributes == {"intra_op_num_threads": 2, "inter_op_num_threads": 2}
+
+
+def test_who_shares_cores_does_not_spin() -> None:
+    entries = limit_threads(plan(), 2, may_spin=False).session_options.config_entries
+    assert entries["session.intra_op.allow_spinning"] == "0"
+
+
+def test_lists_of_the_kernel_are_read() -> None:
+    assert parse_processors("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
+    assert parse_processors("\n") == ()

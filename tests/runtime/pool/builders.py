@@ -1,0 +1,122 @@
+"""Bundles of small models whose answers are known without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.bundle.loader_config import (
+    Golden,
+    LoaderConfig,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    write_loader_config,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.tensors.element_types import Array
+from tests.runtime.builders import CPU_ONLY, entry, operator_model, write_record
+
+CODES = {
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "string": 8,
+    "bool": 9,
+    "float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
+}  # fmt: skip
+Shape = Sequence[int | str]
+
+
+def write_model_bundle(
+    folder: Path,
+    operators: Mapping[str, tuple[str, Sequence[str]]],
+    inputs: Mapping[str, tuple[str, Shape]],
+    outputs: Mapping[str, tuple[str, Shape]],
+    golden: Mapping[str, Array],
+    *,
+    io_binding: bool = False,
+) -> Path:
+    """Writes a bundle of a model of operators, whose inputs and outputs are (type, shape) by name."""
+    (folder / "cpu").mkdir(parents=True)
+    path = "cpu/model_optimized.onnx"
+    both = {**inputs, **outputs}
+    model = operator_model(
+        operators,
+        {name: shape for name, (_, shape) in inputs.items()},
+        {name: shape for name, (_, shape) in outputs.items()},
+        {name: CODES[kind] for name, (kind, _) in both.items()},
+    )
+    (folder / path).write_bytes(model)
+    write_tensors(folder / "golden.npz", golden)
+    variant = Variant(
+        name="cpu",
+        target="cpu",
+        model=path,
+        files=(entry(folder, path),),
+        session_options=SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 1}),
+        providers=(ProviderRecord("CPUExecutionProvider"),),
+        requirements=CPU_ONLY,
+        io_binding=io_binding,
+    )
+    config = LoaderConfig(
+        schema_version="1.1",
+        name=folder.name,
+        inputs=tuple(TensorSpec(name, kind, tuple(shape)) for name, (kind, shape) in inputs.items()),
+        outputs=tuple(TensorSpec(name, kind, tuple(shape)) for name, (kind, shape) in outputs.items()),
+        golden=Golden(entry(folder, "golden.npz"), Tolerance(1e-5, 1e-6)),
+        variants=(variant,),
+    )
+    write_loader_config(folder, config)
+    write_record(folder)
+    return folder
+
+
+def write_doubling(
+    folder: Path, dtype: str = "float32", shape: Shape = ("a", "b"), *, io_binding: bool = False
+) -> Path:
+    """Writes `y = x + x`."""
+    x = np.ones([size if isinstance(size, int) else 2 for size in shape], dtype)
+    return write_model_bundle(
+        folder,
+        {"y": ("Add", ("x", "x"))},
+        {"x": (dtype, shape)},
+        {"y": (dtype, shape)},
+        {"input:x": x, "output:y": x + x},
+        io_binding=io_binding,
+    )
+
+
+def write_passing_on(folder: Path, dtype: str, sample: Array, shape: Shape = ("a", "b")) -> Path:
+    """Writes `y = Identity(x)`."""
+    return write_model_bundle(
+        folder,
+        {"y": ("Identity", ("x",))},
+        {"x": (dtype, shape)},
+        {"y": (dtype, shape)},
+        {"input:x": sample, "output:y": sample},
+    )
+
+
+def write_difference(folder: Path, inputs: Sequence[str]) -> Path:
+    """Writes `y = a - b`, whose inputs come in the order that is given."""
+    one = np.ones((1, 1), np.float32)
+    return write_model_bundle(
+        folder,
+        {"y": ("Sub", ("a", "b"))},
+        dict.fromkeys(inputs, ("float32", ("m", "n"))),
+        {"y": ("float32", ("m", "n"))},
+        {"input:a": one, "input:b": one, "output:y": one - one},
+    )
+
+
+def write_finding(folder: Path) -> Path:
+    """Writes `y = NonZero(x)`, whose shape depends on values, and `z = -x`."""
+    x = np.array([[0, 1], [2, 0]], np.float32)
+    return write_model_bundle(
+        folder,
+        {"y": ("NonZero", ("x",)), "z": ("Neg", ("x",))},
+        {"x": ("float32", ("a", "b"))},
+        {"y": ("int64", (2, "n")), "z": ("float32", ("a", "b"))},
+        {"input:x": x, "output:y": np.array(np.nonzero(x)), "output:z": -x},
+    )

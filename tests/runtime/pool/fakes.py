@@ -1,0 +1,198 @@
+"""Workers that go wrong, on their way up or when a request asks them to: what crashing libraries may do.
+
+A request asks by the value of its first element.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import LoadError
+from pipeline.runtime.pool import served_model, worker
+from pipeline.runtime.pool.memory import pack_inline
+from pipeline.runtime.pool.messages import Head, Layout, MessageKind, Span, encode_tensors, lay_out
+from pipeline.runtime.pool.process import WorkerJob
+from pipeline.runtime.pool.served_model import AnswerMemory
+
+EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE, GREEDY = range(-107, -100)
+SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
+Packet = bytes
+_FLOATS = lay_out(((10_000,),), (40_000,))
+
+
+def exits(job: WorkerJob) -> None:
+    sys.stderr.write("out of luck\n")
+    raise SystemExit(3)
+
+
+def segfaults(job: WorkerJob) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hangs(job: WorkerJob) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(3600)
+
+
+def babbles(job: WorkerJob) -> None:
+    os.write(job.descriptors[0], b"\x00" * 500)
+    time.sleep(3600)
+
+
+def second_of_two_exits(job: WorkerJob) -> None:
+    """Exits if it is not the first to come up, by a file in the bundle's folder."""
+    try:
+        os.close(os.open(Path(job.models[0].bundle) / "first", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        exits(job)
+    worker.main(job)
+
+
+def goes_wrong_when_asked(job: WorkerJob) -> None:
+    """Serves, and does what a request's first element says if that is one of the numbers above."""
+    serve = served_model.ServedModel.run
+
+    def run(self: served_model.ServedModel, head: Head, packet: memoryview, memory: AnswerMemory) -> Packet:
+        places = self._reader.read(packet, head)
+        array = memory.read(places[0], self._inputs[0][1], packet, head)
+        wish = int(array.flat[0]) if array.size else 0
+        if wish in _DEEDS:
+            done = _DEEDS[wish](head, memory, job)
+            if done is not None:
+                return done
+        return serve(self, head, packet, memory)
+
+    served_model.ServedModel.run = run  # type: ignore[method-assign]
+    worker.main(job)
+
+
+def cannot_bind(job: WorkerJob) -> None:
+    """Has ONNX Runtime refuse to bind inputs, as it does where there is no room on a GPU to copy them to."""
+
+    def run_in_place(*_: Any) -> None:
+        raise RuntimeError("no room to bind to")
+
+    served_model.ServedSession._run_in_place = run_in_place  # type: ignore[assignment,method-assign]
+    worker.main(job)
+
+
+def answers_wrongly_when_told(job: WorkerJob) -> None:
+    """Fails its check as soon as there is a file `wrong` beside the bundle, which it removes."""
+
+    def check(self: served_model.ServedModel) -> None:
+        flag = Path(job.models[0].bundle).with_name("wrong")
+        if flag.exists():
+            flag.unlink()
+            raise LoadError("y: expected 2.0, got 3.0")
+
+    served_model.ServedModel.check = check  # type: ignore[method-assign]
+    worker.main(job)
+
+
+def hangs_when_checked(job: WorkerJob) -> None:
+    served_model.ServedModel.check = hangs  # type: ignore[assignment,method-assign]
+    worker.main(job)
+
+
+def _exit(*_: Any) -> None:
+    sys.stderr.write("exiting as asked\n")
+    sys.stderr.flush()
+    os._exit(7)
+
+
+def _segfault(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _hang(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    hangs(job)
+
+
+def _babble(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    os.write(job.descriptors[0], b"garbage" * 20)
+    time.sleep(3600)
+
+
+def _send_nothing(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    with socket.socket(fileno=os.dup(job.descriptors[0])) as own:
+        own.send(b"")
+    time.sleep(3600)
+
+
+def _answer_another(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    os.write(job.descriptors[0], encode_tensors(MessageKind.DONE, 0, head.number + 1, _FLOATS, Span(), 1, 0))
+    time.sleep(3600)
+
+
+def _answer_twice(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
+    layout = lay_out(((0, 1),), (0,))
+    begin = encode_tensors(MessageKind.DONE, 0, head.number, layout, Span(), 1, 0)
+    packet = pack_inline(begin, layout, [np.empty((0, 1), np.float32)])
+    os.write(job.descriptors[0], packet)
+    return packet
+
+
+def _answer_outside(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
+    assert job.memory is not None
+    end = job.memory.region.offset + job.memory.region.size
+    return encode_tensors(MessageKind.DONE, 0, head.number, _FLOATS, Span(end, _FLOATS.block_bytes), 1, 0)
+
+
+def _answer_beyond(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
+    block = memory.allocate(_FLOATS.block_bytes)
+    return encode_tensors(MessageKind.DONE, 0, head.number, _FLOATS, Span(block.offset, 64), 1, 0)
+
+
+def _answer_little(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
+    return encode_tensors(MessageKind.DONE, 0, head.number, Layout(b"", (), (), 0), Span(), 1, 0)
+
+
+def _be_greedy(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    memory.allocate(2**50)
+
+
+def _be_slow(*_: Any) -> None:
+    time.sleep(0.3)
+
+
+def unblock(bundle: Path) -> None:
+    """Lets every worker that is asked to block go on, now or later."""
+    bundle.with_name("unblocked").touch()
+
+
+def _block(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+    while not Path(job.models[0].bundle).with_name("unblocked").exists():
+        time.sleep(0.005)
+
+
+def _raise(*_: Any) -> None:
+    raise AssertionError("a bug in the worker")
+
+
+_DEEDS: dict[int, Callable[[Head, AnswerMemory, WorkerJob], Packet | None]] = {
+    EXIT: _exit,
+    SEGFAULT: _segfault,
+    HANG: _hang,
+    GARBAGE: _babble,
+    WRONG_TURN: _answer_another,
+    OUTSIDE: _answer_outside,
+    GREEDY: _be_greedy,
+    SLOW: _be_slow,
+    RAISE: _raise,
+    FEW: _answer_little,
+    LONG: _answer_beyond,
+    TWICE: _answer_twice,
+    EMPTY: _send_nothing,
+    BLOCK: _block,
+}

@@ -1,0 +1,119 @@
+"""Packets to a worker: whole, in order, and none after the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.errors import PoolError
+from pipeline.runtime.pool.channel import PacketChannel
+from pipeline.runtime.pool.memory import create_memory
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[PacketChannel, socket.socket]]:
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, its:
+        yield PacketChannel(mine), its
+
+
+def test_what_there_is_no_room_for_goes_later_and_in_order(ends: tuple[PacketChannel, socket.socket]) -> None:
+    channel, worker = ends
+    packets = [n.to_bytes(4, "big") * 5000 for n in range(100)]
+    for packet in packets:
+        channel.put(packet)
+    assert not channel.flush()
+    got: list[bytes] = []
+    while len(got) < len(packets):
+        got.append(worker.recv(2**17))
+        channel.flush()
+    assert got == packets
+    assert channel.flush()
+
+
+def test_however_many_threads_send_the_order_is_that_of_putting_down(
+    ends: tuple[PacketChannel, socket.socket],
+) -> None:
+    channel, worker = ends
+    lock, count = threading.Lock(), [0]
+    got: list[int] = []
+
+    def send() -> None:
+        for _ in range(3000):
+            with lock:
+                channel.put(count[0].to_bytes(4, "big"))
+                count[0] += 1
+            while not channel.flush():
+                pass
+
+    def read() -> None:
+        while packet := worker.recv(100):
+            got.append(int.from_bytes(packet, "big"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    senders = [threading.Thread(target=send) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert channel.flush()
+    channel.close()
+    reader.join()
+    assert got == list(range(12_000))
+
+
+def test_after_close_nothing_is_sent_and_nothing_raises(ends: tuple[PacketChannel, socket.socket]) -> None:
+    channel, worker = ends
+    channel.close()
+    channel.put(b"late")
+    assert channel.flush()
+    assert worker.recv(100) == b""
+
+
+def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unread(
+    ends: tuple[PacketChannel, socket.socket],
+) -> None:
+    channel, worker = ends
+    for n in range(5):
+        channel.put(b"request")
+        worker.send(b"answer %d" % n)
+    assert channel.flush()
+    worker.close()
+    got = [bytes(channel.receive() or b"") for _ in range(6)]
+    assert got == [b"answer %d" % n for n in range(5)] + [b""]
+    channel.put(b"one more")
+    assert channel.flush()
+
+
+def test_an_empty_packet_is_no_end(ends: tuple[PacketChannel, socket.socket]) -> None:
+    channel, worker = ends
+    worker.send(b"answer")
+    worker.send(b"")
+    assert bytes(channel.receive() or b"") == b"answer"
+    with pytest.raises(PoolError, match="got an empty packet"):
+        channel.receive()
+    assert channel.receive() is None
+    worker.close()
+    end = channel.receive()
+    assert end is not None
+    assert not end
+
+
+def test_a_packet_larger_than_any_is_cut_and_its_descriptors_are_closed(
+    ends: tuple[PacketChannel, socket.socket],
+) -> None:
+    channel, worker = ends
+    descriptor = create_memory(4096)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are not looked at
+    socket.send_fds(worker, [b"x" * 150_000], [descriptor] * 10)
+    packet = channel.receive()
+    assert packet is not None
+    assert len(packet) == 96 * 1024
+    assert channel.receive() is None
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - likewise
+    os.close(descriptor)

@@ -1,0 +1,144 @@
+"""Messages say what was meant, and whatever else arrives is an error."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import PoolError
+from pipeline.runtime.pool.memory import pack_inline
+from pipeline.runtime.pool.messages import (
+    HEAD_BYTES,
+    IN_BLOCK,
+    IN_FILE,
+    IN_PACKET,
+    INLINE_BYTES,
+    MAX_PACKET_BYTES,
+    Head,
+    Layout,
+    MessageKind,
+    PlaceReader,
+    Span,
+    decode_head,
+    decode_json,
+    decode_offsets,
+    encode,
+    encode_tensors,
+    lay_out,
+)
+
+NOWHERE = Span()
+_SHAPES = st.lists(st.lists(st.integers(0, 64), max_size=5).map(tuple), min_size=1, max_size=5).map(tuple)
+_ITEMSIZES = st.sampled_from([1, 2, 4, 8, 16])
+_FIGURES = st.integers(0, 2**63)
+
+
+def sizes_of(shapes: tuple[tuple[int, ...], ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(math.prod(shape) * itemsize for shape in shapes)
+
+
+def packet_of(layout: Layout, sizes: tuple[int, ...], block: Span = NOWHERE) -> memoryview:
+    begin = encode_tensors(MessageKind.DONE, 3, 7, layout, block, 5, 6)
+    arrays = [np.zeros(size, np.uint8) for size in sizes]
+    return memoryview(bytearray(begin if layout.block_bytes else pack_inline(begin, layout, arrays)))
+
+
+@given(_SHAPES, _ITEMSIZES, st.data())
+def test_tensors_are_laid_out_one_after_the_other_and_read_as_they_were_written(
+    shapes: tuple[tuple[int, ...], ...], itemsize: int, data: st.DataObject
+) -> None:
+    sizes = sizes_of(shapes, itemsize)
+    offsets = tuple(data.draw(st.none() | st.integers(0, 2**40)) for _ in shapes)
+    layout = lay_out(shapes, sizes, offsets)
+    block = Span(4096, layout.block_bytes)
+    packet = packet_of(layout, sizes, block)
+    head = decode_head(packet, "test")
+    assert head == Head(MessageKind.DONE, 3, len(shapes), len(layout.text), 7, *block, 5, 6)
+    reader = PlaceReader([itemsize] * len(shapes), "test")
+    assert reader.read(packet, head) == layout.places
+    assert reader.read(packet, head) is reader.read(packet, head)
+    end = HEAD_BYTES + len(layout.text) if not layout.block_bytes else 0
+    for place, size, offset in zip(layout.places, sizes, offsets, strict=True):
+        if offset is not None:
+            assert (place.base, place.offset) == (IN_FILE, offset)
+            continue
+        assert place.base == (IN_BLOCK if layout.block_bytes else IN_PACKET)
+        assert place.offset >= end
+        assert place.offset % 64 == 0
+        end = place.offset + size
+    assert end <= (layout.block_bytes or len(packet))
+    copied = sum(size for size, offset in zip(sizes, offsets, strict=True) if offset is None)
+    assert layout.block_bytes == 0 or copied > INLINE_BYTES - 64 * len(shapes)
+    assert len(packet) <= MAX_PACKET_BYTES
+
+
+@given(_SHAPES, _ITEMSIZES, st.integers(0, 10_000), st.integers(0, 255))
+def test_a_changed_byte_is_an_error_or_places_that_lie_inside(
+    shapes: tuple[tuple[int, ...], ...], itemsize: int, at: int, value: int
+) -> None:
+    layout = lay_out(shapes, sizes_of(shapes, itemsize))
+    packet = packet_of(layout, sizes_of(shapes, itemsize), Span(4096, layout.block_bytes))
+    packet[at % (HEAD_BYTES + len(layout.text))] = value
+    try:
+        head = decode_head(packet, "test")
+        places = PlaceReader([itemsize] * len(shapes), "test").read(packet, head)
+    except PoolError:
+        return
+    for place in places:
+        size = math.prod(place.shape) * itemsize
+        limit = {IN_PACKET: len(packet), IN_BLOCK: head.block_bytes}.get(place.base, 2**64)
+        assert size == 0 or place.offset + size <= limit
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_pool_error_and_nothing_else(data: bytes) -> None:
+    packet = memoryview(data)
+    for read in (
+        lambda: PlaceReader([4], "test").read(packet, decode_head(packet, "test")),
+        lambda: decode_json(packet, "test"),
+    ):
+        with suppress(PoolError):
+            read()
+
+
+@pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (0, 2**63), (2**40, 2**40), (1,) * 33])
+def test_a_shape_that_no_array_can_have_is_a_pool_error(shape: tuple[int, ...]) -> None:
+    layout = lay_out((shape,), (0,))
+    packet = packet_of(layout, (0,))
+    with pytest.raises(PoolError):
+        PlaceReader([4], "test").read(packet, decode_head(packet, "test"))
+
+
+def test_tensors_that_are_too_many_for_a_packet_are_an_error() -> None:
+    with pytest.raises(PoolError, match="too many tensors"):
+        lay_out(((1,),) * 4000, (4,) * 4000)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff", b"[" * 10_000])
+def test_what_is_no_object_is_a_pool_error(text: bytes) -> None:
+    packet = memoryview(encode(MessageKind.FAILED) + text)
+    with pytest.raises(PoolError, match="unreadable message"):
+        decode_json(packet, "test")
+
+
+def test_a_text_that_is_too_long_is_cut() -> None:
+    content = {"kind": "RunError", "message": "ä" * 10**6, "hint": None}
+    packet = memoryview(encode(MessageKind.FAILED, 9, content=content))
+    assert len(packet) <= MAX_PACKET_BYTES
+    got = decode_json(packet, "test")
+    assert got["kind"] == "RunError"
+    assert got["message"].startswith("ää")
+    assert json.loads(json.dumps(got)) == got
+
+
+@given(st.lists(_FIGURES, max_size=100))
+def test_offsets_are_read_as_they_were_written(offsets: list[int]) -> None:
+    packet = memoryview(encode(MessageKind.RELEASE, offsets=offsets))
+    assert decode_head(packet, "test").kind is MessageKind.RELEASE
+    assert list(decode_offsets(packet)) == offsets

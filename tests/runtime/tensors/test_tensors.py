@@ -1,0 +1,299 @@
+"""Arrays of every element type survive files and sessions; a file that lies is refused, not believed."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import BundleError, RunError
+from pipeline.runtime.tensors.arrays import fit_feeds, read_tensors, run_session, write_tensors
+from pipeline.runtime.tensors.element_types import (
+    ELEMENT_TYPES,
+    Array,
+    ElementType,
+    dtype_name,
+    narrow,
+    widen,
+)
+
+pytestmark = pytest.mark.runtime
+
+ARRAYS: dict[str, Array] = {
+    "input:data_0": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a/b\n..": np.array(3),
+    "file": np.array(True),
+    "x.npy": np.array([1 + 2j], np.complex64),
+    "": np.array([0.5], np.float16),
+    "empty": np.zeros((0, 2), np.int8),
+    "no strings": np.array([], dtype=np.str_),
+    "strings": np.array([["a", "bé\U0001f600"]]),
+    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "strided": np.arange(20)[::3],
+    "large": np.arange(400_000, dtype=np.float64),
+    **{name: narrow(np.array([[-1.5], [3]]), kind) for name, kind in ELEMENT_TYPES.items()},
+}
+
+
+def same(left: Array, right: Array) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_reads_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+    write_tensors(tmp_path / "a.npz", {name: ARRAYS[name]})
+    (read,) = read_tensors(tmp_path / "a.npz").items()
+    assert read[0] == name
+    assert same(read[1], ARRAYS[name])
+
+
+def test_arrays_keep_their_order_and_their_file_its_bytes(tmp_path: Path) -> None:
+    for path in ("a.npz", "b.npz"):
+        write_tensors(tmp_path / path, ARRAYS)
+    assert list(read_tensors(tmp_path / "a.npz")) == list(ARRAYS)
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_numpy_reads_what_we_write_and_we_read_what_numpy_writes(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "ours.npz", {"input:x": ARRAYS["large"]})
+    with np.load(tmp_path / "ours.npz", allow_pickle=False) as loaded:
+        assert same(loaded["input:x"], ARRAYS["large"])
+    np.savez_compressed(tmp_path / "theirs.npz", x=ARRAYS["large"].astype(">f8"))
+    assert same(read_tensors(tmp_path / "theirs.npz")["x"], ARRAYS["large"])
+
+
+def test_object_arrays_of_strings_become_strings_and_others_are_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "a.npz", {"x": np.array(["a", "bcd"], dtype=object)})
+    assert read_tensors(tmp_path / "a.npz")["x"].tolist() == ["a", "bcd"]
+    for bad in (np.array([{}], dtype=object), np.array(["2020"], dtype="M8[Y]"), np.array([b"bytes"])):
+        with pytest.raises(BundleError, match="'x'"):
+            write_tensors(tmp_path / "b.npz", {"x": bad})
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 70_000])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BundleError, match="cannot write"):
+        write_tensors(tmp_path / "a.npz", {name: np.zeros(1)})
+
+
+def test_f15_pickled_objects_are_never_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([print], dtype=object))
+    with pytest.raises(BundleError, match="pickled"):
+        read_tensors(tmp_path / "a.npz")
+
+
+def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(2_000_000, np.uint8))
+    assert (tmp_path / "bomb.npz").stat().st_size < 10_000
+    with pytest.raises(BundleError, match="too large"):
+        read_tensors(tmp_path / "bomb.npz", max_bytes=1_000_000)
+
+
+def zip_of(path: Path, member: bytes, *, name: str = "x.npy", count: int = 1) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for _ in range(count):
+            archive.writestr(zipfile.ZipInfo(name), member)
+    return path
+
+
+def literal(descr: str, shape: str) -> bytes:
+    """A header that numpy itself would not write."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def header(**fields: Any) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "|u1", "fortran_order": False, "shape": (4,)} | fields
+    )
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        b"",
+        b"not an array",
+        header()[:20],
+        header() + b"123",
+        header() + b"12345",
+        header(shape=(2**60,)) + b"1234",
+        header(shape=(-4, -1)) + b"1234",
+        header(shape=(0, 10**30)),
+        header(descr="|O") + b"1234",
+        header(descr="<M8[s]", shape=()) + b"12345678",
+        header(descr=[("a", "|O")]) + b"1234",
+        header(descr=("|u1", (4,)), shape=()) + b"1234",
+        b"\x93NUMPY\x09\x00" + header()[8:] + b"1234",
+        literal("'|u1'", f"({'-' * 9000}1,)"),
+        literal("'|u1'", "(" * 4000),
+        literal("'|u1'", "[" * 3000 + "]" * 3000),
+        literal("'|u1'", "(True,)") + b"1",
+        literal("'<U0'", "(1000000000,)"),
+        literal("'|V0'", "(1000000000,)"),
+        literal("[('a', '<f4')]", "(1,)") + b"1234",
+    ],
+)
+def test_an_array_that_is_not_what_it_says_is_refused(tmp_path: Path, member: bytes) -> None:
+    with pytest.raises(BundleError, match=r"a\.npz"):
+        read_tensors(zip_of(tmp_path / "a.npz", member))
+
+
+def test_a_pipe_in_a_files_place_is_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(BundleError, match="not a regular file"):
+        read_tensors(tmp_path / "a.npz")
+
+
+def test_a_well_formed_array_of_that_form_is_read(tmp_path: Path) -> None:
+    assert read_tensors(zip_of(tmp_path / "a.npz", header() + b"\1\2\3\4"))["x"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="one name"):
+        read_tensors(zip_of(tmp_path / "a.npz", header() + b"1234", count=2))
+
+
+def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "a.npz", {"x": np.arange(3, dtype=np.uint8)})
+    whole = (tmp_path / "a.npz").read_bytes()
+    damaged = [whole[:length] for length in range(len(whole))]
+    damaged += [whole[:i] + bytes([whole[i] ^ 0x10]) + whole[i + 1 :] for i in range(len(whole))]
+    for data in damaged:
+        (tmp_path / "b.npz").write_bytes(data)
+        try:
+            read = read_tensors(tmp_path / "b.npz")
+        except BundleError:
+            continue
+        # What the format does not protect is names, dates and attributes; the array's bytes have a checksum.
+        assert [array.tolist() for array in read.values()] in ([[0, 1, 2]], [])
+
+
+def test_a_missing_file_is_a_bundle_error(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"gone\.npz"):
+        read_tensors(tmp_path / "gone.npz")
+
+
+# Every number an 8-bit float of these types can be, at its ends: from the ONNX specification of float8.
+LIMITS = {
+    "float8e4m3fn": (448.0, 2.0**-9),
+    "float8e4m3fnuz": (240.0, 2.0**-10),
+    "float8e5m2": (57344.0, 2.0**-16),
+    "float8e5m2fnuz": (57344.0, 2.0**-17),
+    "float4e2m1": (6.0, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_small_floats_have_the_largest_and_smallest_number_of_their_specification(name: str) -> None:
+    kind = ELEMENT_TYPES[name]
+    numbers = widen(np.arange(2**kind.bits, dtype=np.uint8).view(kind.dtype))
+    finite = numbers[np.isfinite(numbers)]
+    assert (finite.max(), finite[finite > 0].min()) == LIMITS[name]
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_narrowing_a_widened_number_gives_it_back(name: str) -> None:
+    kind = ELEMENT_TYPES[name]
+    codes = np.arange(2**16 if name == "bfloat16" else 2**kind.bits)
+    if kind.is_integer:
+        codes = codes + kind.limits[0]
+    array = codes.astype(kind.storage).view(kind.dtype)
+    wide = widen(array)
+    finite = np.isfinite(wide.astype(np.float64))
+    assert np.array_equal(widen(narrow(wide[finite], kind)), wide[finite])
+
+
+def field(number: int, value: int | str | bytes) -> bytes:
+    """One field of a protobuf message of less than 128 bytes."""
+    if isinstance(value, int):
+        return tag(number << 3) + bytes([value])
+    data = value.encode() if isinstance(value, str) else value
+    return tag(number << 3 | 2) + bytes([len(data)]) + data
+
+
+def tag(code: int) -> bytes:
+    return bytes([code]) if code < 128 else bytes([code % 128 + 128, code // 128])
+
+
+def one_node(operator: str, taken: int, given: int, *, opset: int = 21) -> bytes:
+    """`x` [3] of type `taken` → `y` of type `given`, by one `Cast` or `Identity`."""
+    to = field(5, field(1, "to") + field(3, given) + field(20, 2)) if operator == "Cast" else b""
+    node = field(1, field(1, "x") + field(2, "y") + field(4, operator) + to)
+
+    def value(name: str, kind: int) -> bytes:
+        return field(1, name) + field(2, field(1, field(1, kind) + field(2, field(1, field(1, 3)))))
+
+    graph = node + field(2, "g") + field(11, value("x", taken)) + field(12, value("y", given))
+    return field(1, 10) + field(7, graph) + field(8, field(2, opset))
+
+
+FLOAT, STRING = 1, 8
+
+NOT_EVERYWHERE = ("float4e2m1", "uint2", "int2")
+
+
+def run(model: bytes, feed: Array) -> Array:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (output,) = run_session(session, {"x": feed}).items()
+    assert output[0] == "y"
+    return output[1]
+
+
+@pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name not in NOT_EVERYWHERE])
+def test_types_numpy_lacks_go_into_a_session_and_come_out(name: str) -> None:
+    round_trip(ELEMENT_TYPES[name], [1, 2, 7])
+
+
+@pytest.mark.parametrize("name", ["uint2", "int2"])
+def test_types_of_newer_onnx_runtimes_go_into_a_session_and_come_out(name: str) -> None:
+    import onnxruntime
+
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 25):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} has no {name}")
+    round_trip(ELEMENT_TYPES[name], [1, 0, -2 if name == "int2" else 3], opset=25)
+
+
+def round_trip(kind: ElementType, values: list[int], *, opset: int = 21) -> None:
+    numbers = np.array(values, np.float32)
+    narrowed = run(one_node("Cast", FLOAT, kind.code, opset=opset), numbers)
+    assert dtype_name(narrowed.dtype) == kind.name
+    assert widen(narrowed).tolist() == values
+    assert same(narrowed, narrow(numbers, kind))
+    assert run(one_node("Cast", kind.code, FLOAT, opset=opset), narrowed).tolist() == values
+
+
+def test_strings_go_into_a_session_and_come_out() -> None:
+    words = np.array(["a", "bé", ""])
+    assert same(run(one_node("Identity", STRING, STRING), words), words)
+    assert same(run(one_node("Identity", STRING, STRING), words.astype(object)), words)
+
+
+def test_arrays_that_are_not_contiguous_are_taken_as_they_read() -> None:
+    numbers = np.arange(6, dtype=np.float32)
+    strided = narrow(numbers, ELEMENT_TYPES["bfloat16"])[::2]
+    assert run(one_node("Cast", 16, FLOAT), strided).tolist() == [0, 2, 4]
+    assert run(one_node("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
+
+
+def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed() -> None:
+    feeds = {"x": np.array([1.5, -np.inf], np.float32), "ids": np.array([7]), "other": np.array([0.1], "f4")}
+    fitting = fit_feeds(feeds, {"x", "ids"})
+    assert fitting["x"].dtype == np.float16
+    assert fitting["x"].tolist() == [1.5, -np.inf]
+    assert fitting["ids"] is feeds["ids"]
+    assert fitting["other"] is feeds["other"]
+
+
+def test_a_number_that_would_become_infinite_is_refused() -> None:
+    with pytest.raises(RunError, match=r"input 'x' does not fit into float16(?s:.*)got 70000"):
+        fit_feeds({"x": np.array([3, 7e4, np.inf], np.float32)}, {"x"})
