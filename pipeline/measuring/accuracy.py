@@ -1,22 +1,17 @@
-"""How far a converted model's outputs are from its source's, in figures people set bounds for.
+"""How far a converted model's outputs are from its source's.
 
-Arrays may be memory maps of any size: they are read in blocks, and everything is computed in float64. Floats
-of any width are compared with each other, since a conversion may narrow an output; other types must be equal.
+Arrays may be memory maps of any size: they are read in blocks, and computed in float64. Floats of any width
+are compared with each other, since a conversion may narrow an output; other types must be equal.
 
-What the figures mean:
-
-- Signal-to-noise ratio: `10 · log10(Σ expected² / Σ (expected − got)²)` in dB. Equal arrays have 200 dB, a
-  reference of zeros that is not met has −200 dB, and nothing is beyond these two: JSON has no infinity.
+- Signal-to-noise ratio: `10 · log10(Σ expected² / Σ (expected − got)²)` in dB, between −200 and 200.
 - Cosine of the angle between the arrays as vectors; 1 for two zero vectors, 0 if one of them is zero.
-- Both are those of the worst sample: one that is off is not averaged away.
-- Top-1, of floats: the share of rows along the last axis in which the element that the candidate has largest
-  (the first of equal ones) is a largest of the reference, NaN counting as the smallest. Where the reference
-  has two largest, as in a row of padding, either will do. Of integers, booleans and strings: the share of
-  equal elements. Over all samples; None where no row has two elements.
-- A NaN or an infinity where the reference has no such, or the reverse, is counted, and has no
-  difference; nor has one that both have.
-- A boolean counts as 0 or 1, a complex number as two elements without a rank; a string as 1, and one that
-  differs from it as 0.
+- Both are those of the worst sample: no average hides it.
+- Top-1, of floats: the share of rows along the last axis whose largest element in the candidate (the first
+  of equal ones) is a largest of the reference; NaN counts as the smallest. Of integers, booleans and
+  strings: the share of equal elements. Over all samples; None where no row has two elements.
+- A NaN or an infinity that only one side has is counted, and has no difference.
+- A boolean counts as 0 or 1, a complex number as two elements without a rank; a string as 1, and a different
+  string as 0.
 """
 
 from __future__ import annotations
@@ -24,16 +19,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.measuring.ranking import Ranking
-from pipeline.runtime.answers import Answer, read_answer
-from pipeline.runtime.compare import BLOCK_ELEMENTS, read_block
-from pipeline.runtime.element_types import Array, dtype_name, element_type_of, widen
+from pipeline.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
+from pipeline.runtime.verification.answers import Answer, read_answer
+from pipeline.runtime.verification.compare import BLOCK_ELEMENTS, read_block
 
 SNR_CAP_DB = 200.0
 """Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""
@@ -45,21 +39,15 @@ _SAFE_EXPONENT = 400
 
 
 class AccuracyMeter:
-    """Takes one output of sample after sample, and tells how accurate it is."""
+    """Compares one output, sample by sample."""
 
     def __init__(self, output: str, *, block_elements: int = BLOCK_ELEMENTS) -> None:
-        """Begins with no sample.
-
-        Args:
-            output: Name of the output.
-            block_elements: Elements compared at a time; changes the figures by rounding at most.
-        """
         self._output, self._block_elements = output, block_elements
         self._reason = ""
         self._samples: list[_Tally] = []
 
     def add(self, expected: Array, got: Array) -> None:
-        """Compares one sample's arrays; what cannot be compared becomes the `reason`, and is no error."""
+        """Compares one sample's arrays; arrays that cannot be compared set the `reason`."""
         mismatch = _compare_form(expected, got)
         if mismatch:
             self.refuse(mismatch)
@@ -67,7 +55,7 @@ class AccuracyMeter:
             self._samples.append(_compare(expected, got, self._block_elements))
 
     def refuse(self, reason: str) -> None:
-        """Takes note of a sample that cannot be compared; the first such is told."""
+        """Records why a sample cannot be compared; the first reason is reported."""
         self._reason = self._reason or reason
 
     def result(self) -> OutputAccuracy:
@@ -92,17 +80,10 @@ class AccuracyMeter:
 def compare_answers(
     expected: Sequence[Sequence[Answer]], got: Sequence[Sequence[Answer]]
 ) -> tuple[OutputAccuracy, ...]:
-    """Compares what two sessions answered to the same samples.
-
-    Args:
-        expected: The source's outputs, sample by sample.
-        got: The converted model's; an output that only one side has is one that cannot be compared.
-
-    Returns:
-        The accuracy of every output, in the source's order.
+    """Returns the accuracy of every output, in the source's order; samples in the same order on both sides.
 
     Raises:
-        StageError: An answer's file is gone or damaged.
+        StageError: An answer's file is missing or damaged.
     """
     meters: dict[str, AccuracyMeter] = {}
     for left, right in zip(expected, got, strict=True):
@@ -135,7 +116,7 @@ def _is_float(array: Array) -> bool:
 
 def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:
     row = expected.shape[-1] if _is_float(expected) and expected.ndim else 0
-    tally, ranking = _Tally(), Ranking(row)
+    tally, ranking = _Tally(), RowRanking(row)
     for start, stop in _spans(expected.size, row, block_elements):
         left, right = widen(read_block(expected, start, stop)), widen(read_block(got, start, stop))
         if row > 1:
@@ -233,3 +214,48 @@ def _largest(values: _Floats) -> float:
 
 def _to_finite(value: np.longdouble) -> float:
     return float(min(value, np.longdouble(sys.float_info.max)))
+
+
+class _Ranks(NamedTuple):
+    """Of every row: the reference's largest, the candidate's, and what the reference has where that is."""
+
+    largest: _Floats
+    highest: _Floats
+    chosen: _Floats
+
+
+class RowRanking:
+    """Counts rows whose first element in the candidate is a largest of the reference.
+
+    Of equal elements the candidate's first one counts; NaN counts as the smallest.
+    """
+
+    def __init__(self, row: int) -> None:
+        self._row = row
+        self._begun: _Ranks | None = None
+        self.rows = self.agreed = 0
+
+    def add(self, expected: _Floats, got: _Floats, *, ends_row: bool) -> None:
+        """Adds a block: one or more whole rows, or the next part of one that is longer."""
+        width = min(self._row, len(expected))
+        ranks = _rank(expected.reshape(-1, width), got.reshape(-1, width))
+        if self._begun is not None:
+            ranks = _join(self._begun, ranks)
+        self._begun = None if ends_row else ranks
+        if ends_row:
+            self.rows += len(ranks.largest)
+            self.agreed += int(np.count_nonzero(ranks.chosen == ranks.largest))
+
+
+def _rank(expected: _Floats, got: _Floats) -> _Ranks:
+    left, right = (np.where(np.isnan(values), -np.inf, values) for values in (expected, got))
+    first = right.argmax(axis=1)[:, None]
+    highest, chosen = (np.take_along_axis(values, first, axis=1)[:, 0] for values in (right, left))
+    return _Ranks(left.max(axis=1), highest, chosen)
+
+
+def _join(before: _Ranks, after: _Ranks) -> _Ranks:
+    """Returns the ranks of rows of which two parts were ranked."""
+    chosen = np.where(after.highest > before.highest, after.chosen, before.chosen)
+    largest, highest = (np.maximum(x, y) for x, y in zip(before[:2], after[:2], strict=True))
+    return _Ranks(largest, highest, chosen)

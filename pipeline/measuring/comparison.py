@@ -1,19 +1,20 @@
-"""What measured figures say: their spread, and which plan is faster beyond the noise. Pure."""
+"""Spread of measured figures, and which plan is faster beyond the noise. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median, quantiles
+from typing import TypeVar
 
-from pipeline.bundle.summary import Summary
+from pipeline.bundle.tuning_record import Summary
 
 AGREEMENT = 0.8
 """Share of rounds whose paired difference must have the same sign."""
 
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 """Fewer say nothing about a spread."""
 
 FROM_MAD = 1.4826
@@ -24,12 +25,11 @@ PRECISION = 1.05
 
 _TINY = 1e-12
 
+T = TypeVar("T")
+
 
 def summarise(values: Sequence[float]) -> Summary:
     """Returns the order statistics of `values`; quartiles interpolate between neighbours.
-
-    Args:
-        values: One figure per fresh process, at least one.
 
     Raises:
         ValueError: There are none.
@@ -41,28 +41,24 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def separated(below: Sequence[float], above: Sequence[float]) -> bool:
-    """Says whether `below` is smaller than `above` beyond the noise.
+    """Says whether `below` is smaller than `above` beyond the noise; both in the order of the same rounds.
 
-    Two conditions, because each alone is fooled by what the other sees:
+    Two conditions, because each alone can be fooled:
 
-    - The quartile ranges do not overlap. This weighs the gap against the spread of single processes; but
-      where the machine changed its speed half-way, both ranges are wide and it says nothing.
-    - In at least 80 % of the rounds the figure is the smaller of its pair. Rounds are interleaved, so a pair
-      saw the same machine; but a difference of a microsecond would do.
+    - The quartile ranges do not overlap. This weighs the gap against the spread of single processes, but says
+      nothing if the machine changed its speed half-way.
+    - In at least 80 % of the rounds the figure is the smaller of its pair. A pair saw the same machine, but a
+      difference of a microsecond would do.
 
-    Both tolerate an outlier: one process in five that another program disturbed turns nothing round. Of two
-    equal plans one is called faster in 10 % of comparisons at 3 rounds, 8 % at 5, 3 % at 7 and 1 % at 9
-    (100,000 random trials each). That is lenient on purpose: calling equal plans different costs nothing,
-    since either would do, whereas calling a much faster one equal loses what the build is for.
-
-    Args:
-        below: Figures of one plan, in the order of rounds.
-        above: Figures of the other plan, from the same rounds.
+    Both tolerate an outlier of one process in five. Of two equal plans one is called faster in 10 % of
+    comparisons at 3 rounds, 8 % at 5, 3 % at 7 and 1 % at 9 (100,000 random trials each). That is lenient on
+    purpose: calling equal plans different costs nothing, whereas calling a much faster one equal loses the
+    gain.
 
     Raises:
-        ValueError: There are fewer than three rounds, or not as many of one as of the other.
+        ValueError: There are fewer than three rounds, or the numbers of rounds differ.
     """
-    if len(below) < LEAST_ROUNDS:
+    if len(below) < MIN_ROUNDS:
         raise ValueError(f"three rounds are the least that show a spread, got {len(below)}")
     pairs = list(zip(below, above, strict=True))
     agreeing = sum(low < high for low, high in pairs)
@@ -78,26 +74,18 @@ def ratio_of_medians(numerator: Sequence[float], denominator: Sequence[float]) -
 def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
     """Returns how many times larger one plan's figure is than another's, estimated from pairs.
 
-    The Hodges-Lehmann estimate of the logarithm: the median of the means of all pairs of rounds. A machine
-    that changes its speed changes both figures of a round, so the ratio stands.
-
-    Args:
-        numerator: Figures of one plan, in the order of rounds; what is zero counts as next to nothing.
-        denominator: Figures of the other plan, from the same rounds, at least one.
+    This is the Hodges-Lehmann estimate of the logarithm: the median of the means of all pairs of rounds. A
+    machine that changes its speed changes both figures of a round. Zero counts as next to nothing.
 
     Raises:
-        ValueError: There are none, or not as many of one as of the other.
+        ValueError: There are no rounds, or the numbers of rounds differ.
     """
     pairs = zip(numerator, denominator, strict=True)
     return math.exp(centre([math.log(max(above, _TINY) / max(below, _TINY)) for above, below in pairs]))
 
 
 def standard_error(logarithms: Sequence[float]) -> float:
-    """Returns the standard error of the centre of paired ratios' logarithms, by their median deviation.
-
-    Args:
-        logarithms: One per round; of a single one nothing is known, so its error is infinite.
-    """
+    """Returns the standard error of the centre of paired ratios' logarithms, by their median deviation."""
     rounds = len(logarithms)
     if rounds < 2:
         return math.inf
@@ -109,18 +97,14 @@ def standard_error(logarithms: Sequence[float]) -> float:
 def is_below(below: Sequence[float], above: Sequence[float]) -> bool:
     """Says whether `below` is smaller than `above` beyond the noise, by pairs of the same round alone.
 
-    The centre of the ratios is two standard errors below 1, and 80 % of the rounds agree. Where the machine
-    changed its speed between rounds, `separated` says nothing and this does; of two equal plans it calls one
-    smaller in 9 % of comparisons at 3 rounds, 8 % at 5, 5 % at 7 and 2 % at 12 (20,000 random trials each).
-
-    Args:
-        below: Figures of one plan, in the order of rounds.
-        above: Figures of the other plan, from the same rounds.
+    The centre of the ratios is two standard errors below 1, and 80 % of the rounds agree. It works where the
+    machine changed its speed between rounds, unlike `separated`. Of two equal plans it calls one smaller in 9
+    % of comparisons at 3 rounds, 8 % at 5, 5 % at 7 and 2 % at 12 (20,000 random trials each).
 
     Raises:
-        ValueError: There are fewer than three rounds, or not as many of one as of the other.
+        ValueError: There are fewer than three rounds, or the numbers of rounds differ.
     """
-    if len(below) < LEAST_ROUNDS:
+    if len(below) < MIN_ROUNDS:
         raise ValueError(f"three rounds are the least that show a spread, got {len(below)}")
     pairs = [(max(low, _TINY), max(high, _TINY)) for low, high in zip(below, above, strict=True)]
     logarithms = [math.log(low / high) for low, high in pairs]
@@ -129,23 +113,17 @@ def is_below(below: Sequence[float], above: Sequence[float]) -> bool:
 
 
 def beats(below: Sequence[float], above: Sequence[float], *, least: float) -> bool:
-    """Says whether `below` is smaller than `above` beyond the noise, and by what is worth a change.
+    """Says whether `below` is smaller than `above` beyond the noise, by both tests and by a share of `least`.
 
-    Both tests of noise must agree: where several plans are compared with each other in few rounds, one alone
-    would call some pair different too often. Of two equal plans the first is called smaller in 7 % of
-    comparisons at 3 rounds, 5 % at 5, 2 % at 7 and 1 % at 9 with `least` 0; with 0.05 in 0.1 % or less where
-    single figures scatter by 2 %, and in 5 %, 3 %, 1 % and 1 % where they do by 5 % (20,000 random trials
+    Fewer than three rounds say nothing. Of two equal plans the first is called smaller in 7 % of comparisons
+    at 3 rounds, 5 % at 5, 2 % at 7 and 1 % at 9 with `least` 0; with 0.05 in 0.1 % or less where single
+    figures scatter by 2 %, and in 5 %, 3 %, 1 % and 1 % where they scatter by 5 % (20,000 random trials
     each).
 
-    Args:
-        below: Figures of one plan, in the order of rounds.
-        above: Figures of the other plan, from the same rounds; fewer than three rounds say nothing.
-        least: The smallest relative difference that counts: 0.05 for `above` to be 5 % more at least.
-
     Raises:
-        ValueError: There are not as many rounds of one as of the other.
+        ValueError: The numbers of rounds differ.
     """
-    if len(below) < LEAST_ROUNDS:
+    if len(below) < MIN_ROUNDS:
         return False
     noticed = separated(below, above) and is_below(below, above)
     return noticed and paired_ratio(above, below) >= 1 + least
@@ -160,3 +138,17 @@ def centre(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("no values to find the centre of")
     return median([(one + other) / 2 for one, other in itertools.combinations_with_replacement(values, 2)])
+
+
+def pareto_front(points: Iterable[T], read: Callable[[T], tuple[float, float, int]]) -> tuple[T, ...]:
+    """Returns the points that no other beats in both figures, smallest first figure first.
+
+    Args:
+        points: Candidates.
+        read: Reads both figures, less being better, and a number that orders equal points.
+    """
+    front: list[T] = []
+    for point in sorted(points, key=read):
+        if not front or read(point)[1] < read(front[-1])[1]:
+            front.append(point)
+    return tuple(front)

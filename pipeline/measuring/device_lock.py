@@ -1,14 +1,9 @@
-"""Keeps measurements alone on their device, so that builds running side by side cannot distort them.
+"""Device locks: a measurement holds its device exclusively, other heavy work shares it.
 
-A measurement holds its device exclusively; other heavy work shares it. The locks are `flock`s on files in a
-folder of the user's own, one file per device.
-
-Why `flock` and not filelock's `ReadWriteLock`: both end with the process that holds them, SIGKILL included.
-But filelock's is an SQLite transaction, 1,500 lines and a database for two system calls, and its waiters
-poll; a `flock` waiter sleeps until the kernel wakes it, which is what one wants beside a measurement. The one
-thing `flock` lacks is fairness: new shared holders overtake a waiting exclusive one for ever. So everyone
-passes a gate first, a second lock that is held only while waiting for the device: once a measurement waits at
-the device, later arrivals wait at the gate behind it.
+The locks are `flock`s on files in a folder of the user's own, one file per device; the kernel releases them
+when their process ends. `flock` is not fair: new shared holders overtake a waiting exclusive one. So everyone
+first passes a gate, a second lock that is held only while waiting for the device: once a measurement waits at
+the device, later arrivals wait at the gate.
 """
 
 from __future__ import annotations
@@ -33,15 +28,14 @@ _holding: ContextVar[bool] = ContextVar("_holding", default=False)
 def measuring(device: str, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds a device exclusively while the block runs; waits until it is free.
 
-    A measurement on a GPU holds the CPU as well: half of what it measures happens there.
+    A measurement on a GPU holds the CPU as well: half of the measured work happens there.
 
     Args:
         device: `cpu` or `cuda:<index>`.
         on_wait: Called once if the device is not free at once.
 
     Raises:
-        StageError: This thread already holds a device, so that waiting could never end; or the locks' folder
-            cannot be trusted.
+        StageError: This thread already holds a device, or the lock folder cannot be trusted.
     """
     if _holding.get():
         raise StageError(f"cannot measure on {device}: this thread already works on a device")
@@ -55,13 +49,10 @@ def measuring(device: str, *, on_wait: Callable[[], None] | None = None) -> Iter
 def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Shares the CPU with other heavy work, but with no measurement, while the block runs.
 
-    Within another such block, or within `measuring`, it does nothing: the device is held already.
-
-    Args:
-        on_wait: Called once if a measurement is under way or waiting.
+    Within another such block, or within `measuring`, it does nothing.
 
     Raises:
-        StageError: The locks' folder cannot be trusted.
+        StageError: The lock folder cannot be trusted.
     """
     if _holding.get():
         yield
@@ -71,10 +62,10 @@ def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
 
 
 def lock_folder() -> Path:
-    """Returns the folder of the lock files, made if need be: only this user can write to it.
+    """Returns the folder of the lock files, which only this user can write; makes it if needed.
 
     Raises:
-        StageError: Someone else made it, or it can be written by others, or it cannot be made.
+        StageError: Another user made it, others can write it, or it cannot be made.
     """
     # Containers and cron inherit the variable without the folder it names.
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)

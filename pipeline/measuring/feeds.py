@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.bundle.loader_config import TensorSpec
 from pipeline.errors import SpecError
-from pipeline.runtime.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
+from pipeline.runtime.tensors.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
 
 Span: TypeAlias = tuple[float, float]
 """Lowest and highest value."""
@@ -45,15 +45,7 @@ def draw_feed(
     values: Sequence[str | int | float | bool] | None = None,
     bound: int | None = None,
 ) -> Array:
-    """Makes one array that respects its element type, range or values, and index bound.
-
-    Args:
-        tensor: The input.
-        shape: Of the array.
-        rng: Where the values come from.
-        span: Lowest and highest value.
-        values: To choose from.
-        bound: Exclusive upper bound of an index.
+    """Makes one array that respects its element type, range or values, and index bound (exclusive).
 
     Raises:
         SpecError: The input holds strings and there are no values to choose from.
@@ -69,20 +61,13 @@ def draw_feed(
         )
     elif dtype.kind == "b":
         chosen = rng.integers(0, 2, shape)
-    elif _is_integer(dtype, kind):
+    elif dtype.kind in "iu" if kind is None else kind.is_integer:
         low, high = _integer_range(dtype, kind, span=span, bound=bound)
-        chosen = rng.integers(low, high, shape, dtype=_widest(dtype), endpoint=True)
+        widest = np.uint64 if dtype.kind == "u" else np.int64
+        chosen = rng.integers(low, high, shape, dtype=widest, endpoint=True)
     else:
         chosen = _draw_numbers(rng, shape, dtype, span)
     return narrow(np.asarray(chosen), kind) if kind is not None else np.asarray(chosen).astype(dtype)
-
-
-def _is_integer(dtype: np.dtype[Any], kind: ElementType | None) -> bool:
-    return dtype.kind in "iu" if kind is None else kind.is_integer
-
-
-def _widest(dtype: np.dtype[Any]) -> type[np.int64] | type[np.uint64]:
-    return np.uint64 if dtype.kind == "u" else np.int64
 
 
 def _integer_range(
@@ -94,7 +79,7 @@ def _integer_range(
         low, high = math.ceil(span[0]), math.floor(span[1])
     elif bound is not None:
         low, high = 0, bound - 1
-    elif _bits(dtype, kind) <= _FULL_RANGE_BITS:
+    elif (dtype.itemsize * 8 if kind is None else kind.bits) <= _FULL_RANGE_BITS:
         low, high = lowest, highest
     else:
         low, high = 0, 1
@@ -102,10 +87,6 @@ def _integer_range(
         high = min(high, bound - 1)
     high = max(min(high, highest), lowest)
     return min(max(low, lowest), high), high
-
-
-def _bits(dtype: np.dtype[Any], kind: ElementType | None) -> int:
-    return dtype.itemsize * 8 if kind is None else kind.bits
 
 
 def _limits(dtype: np.dtype[Any], kind: ElementType | None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Is a converted model accurate enough? Figures and bounds in, a verdict and its reasons out."""
+"""Is a converted model accurate enough? Figures and bounds in, failures out."""
 
 from __future__ import annotations
 
@@ -39,41 +39,23 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Gate:
-    """What every output has to meet.
+    """Bounds of every output.
 
     Attributes:
         default: Bounds of every output that `outputs` does not name.
-        outputs: Bounds by output name. The tensors of a sequence or map, `NAME[…]`, take those of `NAME`
-            unless they are named themselves.
+        outputs: Bounds by output name. Tensors of a sequence or map, `NAME[…]`, fall back to `NAME`.
     """
 
     default: Thresholds = Thresholds()
     outputs: Mapping[str, Thresholds] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a gate is passed.
+def find_gate_failures(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> tuple[str, ...]:
+    """Returns a line for each figure that misses its bound; none if the gate is passed.
 
-    Attributes:
-        ok: Whether it is.
-        failures: A line for everything that is not as it should be.
-    """
-
-    ok: bool
-    failures: tuple[str, ...] = ()
-
-
-def judge(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> Verdict:
-    """Compares the figures of all outputs with their bounds.
-
-    Outputs that could not be compared, and NaN or infinities that differ, fail whatever the bounds are. So
-    does an output that the gate names and nobody compared: a bound that is never looked at holds nothing. A
-    figure that an output does not have fails if its bound is set for that output, and not if by default.
-
-    Args:
-        gate: The bounds.
-        accuracies: The figures; without any, nothing was shown, and the gate is not passed.
+    Without any output the gate is not passed. Outputs that could not be compared, and NaN or infinities that
+    differ, always fail. So does a named output that was not compared. A missing figure fails if its bound is
+    set for that output, and passes if by default.
     """
     failures = [line for accuracy in accuracies for line in _find_failures(gate, accuracy)]
     if not accuracies:
@@ -85,7 +67,7 @@ def judge(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> Verdict:
         for name in gate.outputs
         if name not in met
     ]
-    return Verdict(not failures, tuple(failures))
+    return tuple(failures)
 
 
 def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:

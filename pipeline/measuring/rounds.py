@@ -1,98 +1,117 @@
-"""Rounds of measurements: which plan after which, and what became of each; no clock in here."""
+"""Interleaved rounds: which candidate is measured after which, and what became of each."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from pipeline.bundle.manifest import PlanFigures
 from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import summarise
-from pipeline.runtime.probe import ProbeResult
+from pipeline.measuring.comparison import MIN_ROUNDS
 
-P = TypeVar("P")
+C = TypeVar("C")
+K = TypeVar("K", bound=str)
+T = TypeVar("T")
 
 
-def order_of_round(plans: Sequence[P], index: int) -> tuple[P, ...]:
-    """Returns the order of the plans in one round, so that none always follows the same other one.
+def order_of_round(candidates: Sequence[C], index: int) -> tuple[C, ...]:
+    """Returns the order of the candidates in one round, so that none always follows the same other one.
 
-    A plan may leave the machine in a state that helps or hinders the next (caches, clock speed, memory to be
-    given back). The orders are those of a Williams design, a Latin square whose rows hold every pair of
-    neighbours equally often: over as many rounds as there are plans, or twice as many if they are odd in
+    A candidate may leave the machine in a state that helps or hinders the next (caches, clock speed, memory
+    to be given back). The orders are those of a Williams design, a Latin square whose rows hold every pair of
+    neighbours equally often: over as many rounds as there are candidates, or twice as many if they are odd in
     number.
-
-    Args:
-        plans: At least one.
-        index: Number of the round, from 0.
     """
-    count = len(plans)
+    count = len(candidates)
     zigzag = [(step + 1) // 2 if step % 2 else (count - step // 2) % count for step in range(count)]
-    order = tuple(plans[(position + index) % count] for position in zigzag)
+    order = tuple(candidates[(position + index) % count] for position in zigzag)
     is_mirrored = count % 2 == 1 and index // count % 2 == 1
     return order[::-1] if is_mirrored else order
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a number of rounds gave.
+class InterleavedRuns(Generic[K, T]):
+    """Results of a comparison.
 
     Attributes:
-        results: Per plan that answered in every round, one result a round.
-        failures: Per plan that did not, its first failure.
+        rounds: Per candidate that was measured in every round, the result of each round.
+        round_s: Mean time of a round, in seconds; the estimate if no round was started.
     """
 
-    results: Mapping[str, tuple[ProbeResult, ...]]
-    failures: Mapping[str, str]
+    rounds: Mapping[K, tuple[T, ...]]
+    failures: Mapping[K, str]
+    round_s: float
+
+    @property
+    def completed(self) -> int:
+        """Number of rounds that every remaining candidate completed."""
+        return min((len(results) for results in self.rounds.values()), default=0)
+
+    def followed_by(self, later: InterleavedRuns[K, T]) -> InterleavedRuns[K, T]:
+        """Returns both runs as one; a candidate that failed in either has failed."""
+        failures = {**later.failures, **self.failures}
+        rounds = {
+            candidate: results + later.rounds[candidate]
+            for candidate, results in self.rounds.items()
+            if candidate not in failures
+        }
+        return InterleavedRuns(rounds, failures, max(self.round_s, later.round_s))
 
 
-def run_rounds(
-    plans: Sequence[str], *, rounds: int, measure: Callable[[str], ProbeResult], first: int = 0
-) -> Outcome:
-    """Measures every plan once a round; one that fails is not tried again, and none of its figures count.
+def run_interleaved(
+    candidates: Sequence[K],
+    measure: Callable[[K], T],
+    *,
+    max_rounds: int = MIN_ROUNDS,
+    first: int = 0,
+    estimate_s: float = 0.0,
+    max_comparison_s: float = math.inf,
+    budget_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> InterleavedRuns[K, T]:
+    """Measures every candidate once a round; drops a candidate that fails, with all its results.
 
     Args:
-        plans: Names.
-        rounds: How many.
-        measure: Measures a plan in a fresh process; a `PipelineError` of it is that plan's failure.
-        first: Number of the first round, where others went before: their orders go on from there.
+        candidates: Names.
+        measure: Measures one candidate; a `PipelineError` is that candidate's failure.
+        max_rounds: Maximum number of rounds.
+        first: Number of the first round; the order continues that of earlier rounds.
+        estimate_s: Upper estimate of the time of a round, in seconds.
+        max_comparison_s: Seconds that the first `MIN_ROUNDS` rounds may take together.
+        budget_s: Seconds after which no round is started beyond the `MIN_ROUNDS` that show a spread.
+        clock: Seconds since any fixed instant.
     """
-    results: dict[str, list[ProbeResult]] = {plan: [] for plan in plans}
-    failures: dict[str, str] = {}
-    for index in range(first, first + rounds):
-        for plan in order_of_round(plans, index):
-            if plan in failures:
+    rounds: dict[K, list[T]] = {candidate: [] for candidate in candidates}
+    failures: dict[K, str] = {}
+    started_s, round_s = clock(), estimate_s
+    for index in range(max_rounds):
+        if not is_affordable(index, round_s, max_comparison_s=max_comparison_s, budget_s=budget_s):
+            break
+        for candidate in order_of_round(candidates, first + index):
+            if candidate in failures:
                 continue
             try:
-                results[plan].append(measure(plan))
+                rounds[candidate].append(measure(candidate))
             except PipelineError as error:
-                failures[plan] = error.message
-    return Outcome({p: tuple(r) for p, r in results.items() if p not in failures}, failures)
+                failures[candidate] = error.message
+        round_s = (clock() - started_s) / (index + 1)
+    complete = {each: tuple(of_each) for each, of_each in rounds.items() if of_each and each not in failures}
+    return InterleavedRuns(complete, failures, round_s)
 
 
-def join_outcomes(earlier: Outcome, later: Outcome) -> Outcome:
-    """Returns what both gave together; a plan that failed in either has failed."""
-    failures = {**later.failures, **earlier.failures}
-    results = {
-        plan: of_plan + later.results[plan]
-        for plan, of_plan in earlier.results.items()
-        if plan not in failures
-    }
-    return Outcome(results, failures)
+def is_affordable(done: int, round_s: float, *, max_comparison_s: float, budget_s: float) -> bool:
+    """Says whether another round may start. Pure.
 
+    The first round may take as long as all the required rounds together: if it does, it stays the only one.
 
-def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
-    """Returns the order statistics of one plan's results; GPU memory only if every process reported it."""
-    gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
-    return PlanFigures(
-        plan=plan,
-        ready_ms=summarise([result.ready_ms for result in results]),
-        import_ms=summarise([result.import_ms for result in results]),
-        init_ms=summarise([result.init_ms for result in results]),
-        first_ms=summarise([result.first_ms for result in results]),
-        first_result_ms=summarise([result.init_ms + result.first_ms for result in results]),
-        steady_ms=summarise([result.steady_ms for result in results]),
-        private_mb=summarise([result.private_mb for result in results]),
-        peak_mb=summarise([result.peak_mb for result in results]),
-        gpu_mb=summarise(gpu_mb) if len(gpu_mb) == len(results) else None,
-    )
+    Args:
+        done: Number of rounds before it.
+        round_s: Mean time of those rounds, in seconds; the estimate if there are none.
+        max_comparison_s: See `run_interleaved`.
+        budget_s: See `run_interleaved`.
+    """
+    if done >= MIN_ROUNDS:
+        return done * round_s <= budget_s
+    return round_s * (MIN_ROUNDS if done else 1) <= max_comparison_s

@@ -1,4 +1,4 @@
-"""What a manifest says of the plan that a variant ships: its figures, and its answers' errors. Pure."""
+"""The shipped plan of a variant in a manifest: its figures and the errors of its answers. Pure."""
 
 from __future__ import annotations
 

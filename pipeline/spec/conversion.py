@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from pipeline.spec.fields import Frozen, Glob, NotNegative, Number, Seconds, Section, Target, Text
-from pipeline.spec.frozen import FrozenDict
+from pipeline.spec.fields import (
+    Frozen,
+    FrozenDict,
+    Glob,
+    NotNegative,
+    Number,
+    Seconds,
+    SpecSection,
+    Target,
+    Text,
+)
 
 Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
 """What a variant can be converted to; `mixed` is fp16 with as few fp32 nodes as its accuracy needs."""
@@ -33,7 +42,7 @@ def _check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
 Precisions = Annotated[tuple[Precision, ...], AfterValidator(_check_each_once)]
 
 
-class Fusion(Section):
+class FusionSpec(SpecSection):
     """Fusion of transformer subgraphs by `onnxruntime.transformers.optimizer`."""
 
     model_type: Text = Field(description="Kind of model that the optimizer knows: bert, gpt2, vit, unet, ….")
@@ -46,7 +55,7 @@ class Fusion(Section):
     optional: bool = Field(default=False, description="Whether it is no error if nothing could be fused.")
 
 
-class Half(Section):
+class HalfSpec(SpecSection):
     """Conversion to fp16 or bf16."""
 
     keep_io: bool = Field(
@@ -63,7 +72,7 @@ class Half(Section):
     )
 
 
-class Calibration(Section):
+class CalibrationSpec(SpecSection):
     """Where the ranges of activations come from, for `mode: static`."""
 
     samples: Glob | None = Field(
@@ -74,7 +83,7 @@ class Calibration(Section):
     )
 
 
-class Quantize(Section):
+class QuantizeSpec(SpecSection):
     """Quantisation, for `int8` and `int4`."""
 
     mode: Literal["auto", "dynamic", "static", "weight_only"] = Field(
@@ -93,10 +102,10 @@ class Quantize(Section):
         default=32, description="Of weight_only: weights that share a scale."
     )
     symmetric: bool = Field(default=True, description="Of weight_only: whether zero is always exact.")
-    calibration: Calibration = Calibration()
+    calibration: CalibrationSpec = CalibrationSpec()
 
 
-class Thresholds(Section):
+class ThresholdsSpec(SpecSection):
     """How near an output must be to the unconverted source's; null asks nothing."""
 
     max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
@@ -112,10 +121,10 @@ class Thresholds(Section):
     )
 
 
-class Gate(Thresholds):
+class GateSpec(ThresholdsSpec):
     """What a converted model must reach; what does not is not shipped."""
 
-    outputs: Frozen[Thresholds] = Field(
+    outputs: Frozen[ThresholdsSpec] = Field(
         default_factory=FrozenDict, description="Thresholds by output name, in place of the common ones."
     )
     metric: Metric | None = Field(
@@ -125,23 +134,23 @@ class Gate(Thresholds):
     metric_at_least: Number | None = Field(default=None, description="What it must return at least.")
 
     @model_validator(mode="after")
-    def _metric_has_threshold(self) -> Gate:
+    def _metric_has_threshold(self) -> GateSpec:
         if (self.metric is None) != (self.metric_at_least is None):
             raise ValueError("expected metric and metric_at_least together")
         return self
 
 
-class Search(Section):
+class SearchSpec(SpecSection):
     """The search for nodes to leave unconverted when the gate does not hold."""
 
     max_trials: int = Field(default=200, ge=0, le=100_000, description="Most sets of nodes that are tried.")
     budget_s: Seconds = Field(default=1800.0, description="Seconds it takes; what has begun is finished.")
 
 
-class Convert(Section):
+class ConvertSpec(SpecSection):
     """Graph passes before the one-time optimisation, each gated by measured accuracy."""
 
-    fusion: Fusion | None = Field(default=None, description="Fuse transformer subgraphs.")
+    fusion: FusionSpec | None = Field(default=None, description="Fuse transformer subgraphs.")
     shapes: Binding | tuple[Binding, ...] = Field(
         default_factory=FrozenDict,
         description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one for each.",
@@ -149,15 +158,15 @@ class Convert(Section):
     precision: Precision | Precisions | Frozen[Precision | Precisions] = Field(
         default=(), description="Precisions that are variants beside fp32; by target if that matters."
     )
-    half: Half = Half()
-    quantize: Quantize = Quantize()
-    gate: Gate = Gate()
+    half: HalfSpec = HalfSpec()
+    quantize: QuantizeSpec = QuantizeSpec()
+    gate: GateSpec = GateSpec()
     ladder: Annotated[tuple[Step, ...], AfterValidator(_check_each_once)] = Field(
         default=(),
         description="What a precision whose gate does not hold becomes, from the left: "
         "[int8, mixed, fp16, fp32]; the build fails if there is none.",
     )
-    search: Search = Search()
+    search: SearchSpec = SearchSpec()
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one pass, in seconds.")
 
     @field_validator("ladder")

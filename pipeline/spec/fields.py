@@ -1,16 +1,38 @@
-"""What the sections of a spec are made of: their base, and the types of their fields."""
+"""Base class and field types of the sections of a spec."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pipeline.bundle.paths import NAME_PATTERN, is_safe_name
-from pipeline.spec.frozen import FrozenDict
 from pipeline.spec.redaction import has_credentials, last_link
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """A dict that refuses changes and can be hashed, so that a spec with one can be hashed.
+
+    A real dict, since pydantic, json and pickle support it.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a validated mapping cannot be changed; make a new spec instead")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
 
 T = TypeVar("T")
 
@@ -22,10 +44,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
 
 
 def check_text(text: str) -> str:
-    """Returns text that is not empty and has no NUL.
+    """Returns non-empty text without NUL.
 
     Raises:
-        ValueError: It is, or has.
+        ValueError: It is empty or has a NUL.
     """
     if not text or "\0" in text:
         raise ValueError("expected text that is not empty and has no NUL")
@@ -86,7 +108,7 @@ Frozen = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
 """A mapping that keeps its spec frozen and hashable."""
 
 
-class Section(BaseModel):
-    """A part of a spec: keys it does not know are an error, and it never changes."""
+class SpecSection(BaseModel):
+    """A part of a spec: unknown keys are an error, and it never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

@@ -18,18 +18,18 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from pipeline.bundle.regular_file import open_regular
+from pipeline.bundle.file_memory import open_regular
 from pipeline.errors import SpecError
-from pipeline.spec.fields import Frozen, Name, Positive, Section, Target
+from pipeline.spec.fields import Frozen, Name, Positive, SpecSection, Target
 from pipeline.spec.problems import Place, Problem, build_error
 from pipeline.spec.validation import shown
-from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
+from pipeline.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
 
 FLEET_FILE = "fleet.yaml"
-"""Where the kinds are told, beside the specs."""
+"""The fleet file, beside the specs."""
 
 ANYWHERE = "anywhere"
-"""No kind of hardware: where it does not matter."""
+"""Name for work that may run on any hardware."""
 
 _LABEL_KEY = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -62,7 +62,7 @@ def _check_resources(resources: Mapping[str, float]) -> Mapping[str, float]:
 Selector = Annotated[str, AfterValidator(_check_selector)]
 
 
-class Kind(Section):
+class HardwareKind(SpecSection):
     """One kind of hardware: what is prepared there, and which nodes are of it."""
 
     target: Target = Field(description="Execution provider that is prepared for on it.")
@@ -76,12 +76,7 @@ class Kind(Section):
     )
 
     def fits(self, labels: Mapping[str, str], resources: Mapping[str, float]) -> bool:
-        """Says whether a node is of this kind.
-
-        Args:
-            labels: The node's labels.
-            resources: All that the node has, taken or not: `CPU`, `GPU` and its own.
-        """
+        """Says whether a node with these labels and total resources (`CPU`, `GPU`, …) is of this kind."""
         devices = ("CPU", "GPU") if self.target == "cuda" else ("CPU",)
         if any(resources.get(device, 0) < 1 for device in devices):
             return False
@@ -90,28 +85,28 @@ class Kind(Section):
         return all(_is_selected(selector, labels.get(key)) for key, selector in self.labels.items())
 
 
-class Fleet(Section):
+class Fleet(SpecSection):
     """Every kind of hardware that bundles are prepared on."""
 
-    hardware: Annotated[Frozen[Kind], Field(min_length=1)] = Field(description="Kinds, by name.")
+    hardware: Annotated[Frozen[HardwareKind], Field(min_length=1)] = Field(description="Kinds, by name.")
 
     @field_validator("hardware")
     @classmethod
-    def _no_name_misleads(cls, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
+    def _no_name_misleads(cls, kinds: Mapping[str, HardwareKind]) -> Mapping[str, HardwareKind]:
         for name, kind in kinds.items():
             if name == ANYWHERE or (name in get_args(Target) and name != kind.target):
                 raise ValueError(f"expected another name: {name!r} means something else")
         return kinds
 
 
-class _Named(Section):
-    """Checks the names apart: they become parts of paths."""
+class _Named(SpecSection):
+    """Validates the names: they become parts of paths."""
 
     names: tuple[Name, ...]
 
 
-DEFAULT_FLEET = Fleet(hardware={target: Kind(target=target) for target in ("cpu", "cuda")})
-"""What holds without a file: any node is a `cpu`, any node with a GPU a `cuda`."""
+DEFAULT_FLEET = Fleet(hardware={target: HardwareKind(target=target) for target in ("cpu", "cuda")})
+"""The fleet without a file: any node is a `cpu`, any node with a GPU a `cuda`."""
 
 
 def _is_selected(selector: str, value: str | None) -> bool:
@@ -125,11 +120,11 @@ def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
     """Reads the kinds of hardware.
 
     Args:
-        path: The file; None for `fleet.yaml` beside the specs, or, where there is none, `DEFAULT_FLEET`.
+        path: The file; None for `fleet.yaml` beside the specs, or `DEFAULT_FLEET` if there is none.
         configs: Folder of the specs.
 
     Raises:
-        SpecError: The file cannot be read or is wrong; it tells every problem.
+        SpecError: The file cannot be read or is wrong; the message lists every problem.
     """
     file = path or configs / FLEET_FILE
     if path is None and not file.exists():
@@ -147,7 +142,7 @@ def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
     return _parse(document)
 
 
-def _parse(document: Document) -> Fleet:
+def _parse(document: YamlDocument) -> Fleet:
     try:
         data = json.dumps(document.data)
         fleet = Fleet.model_validate_json(data, strict=True)
@@ -157,7 +152,7 @@ def _parse(document: Document) -> Fleet:
     return fleet
 
 
-def _problem(document: Document, detail: Any) -> Problem:
+def _problem(document: YamlDocument, detail: Any) -> Problem:
     place: Place = tuple(step for step in detail["loc"] if step != "[key]")
     if place[:1] == ("names",):
         place = ("hardware", list(document.data["hardware"])[int(place[1])])

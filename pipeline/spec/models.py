@@ -1,4 +1,4 @@
-"""What a user writes about a model: `configs/NAME.yaml`, validated."""
+"""The spec that a user writes: `configs/NAME.yaml`, validated."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from pipeline.spec.conversion import Convert
+from pipeline.bundle.loader_config import Tolerance
+from pipeline.spec.conversion import ConvertSpec
 from pipeline.spec.fields import (
     Frozen,
+    FrozenDict,
     Glob,
     Name,
     NotNegative,
@@ -18,20 +20,19 @@ from pipeline.spec.fields import (
     Positive,
     ScalarOption,
     Seconds,
-    Section,
     Sha256,
     Shape,
+    SpecSection,
     Target,
     Text,
     Url,
     check_text,
 )
-from pipeline.spec.frozen import FrozenDict
-from pipeline.spec.redaction import has_credentials
+from pipeline.spec.redaction import has_credentials, redact_url
 from pipeline.spec.session_options import SessionAttributes
 
 
-class Source(Section):
+class SourceSpec(SpecSection):
     """Where the model comes from: exactly one of `path`, `url` and `demo`."""
 
     model_config = ConfigDict(
@@ -53,14 +54,14 @@ class Source(Section):
     )
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Source:
+    def _exactly_one(self) -> SourceSpec:
         given = [kind for kind in ("path", "url", "demo") if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"expected exactly one of path, url, demo; got {', '.join(given) or 'none'}")
         return self
 
 
-class Input(Section):
+class InputSpec(SpecSection):
     """What production sends for one input."""
 
     shapes: tuple[Shape, ...] = Field(
@@ -84,31 +85,41 @@ class Input(Section):
         return ends
 
     @model_validator(mode="after")
-    def _range_or_values(self) -> Input:
+    def _range_or_values(self) -> InputSpec:
         if self.range is not None and self.values is not None:
             raise ValueError("expected range or values, got both")
         return self
 
 
-class OutputTolerance(Section):
+class ToleranceSpec(SpecSection):
     """Tolerance of one output."""
 
     rtol: NotNegative = Field(description="Relative tolerance.")
     atol: NotNegative = Field(description="Absolute tolerance.")
 
 
-class Verify(Section):
+class VerifySpec(SpecSection):
     """How close a prepared model's answers must be: |got − expected| ≤ atol + rtol · |expected|."""
 
     rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
     atol: NotNegative = Field(default=1e-5, description="Absolute tolerance.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
-    outputs: Frozen[OutputTolerance] = Field(
+    outputs: Frozen[ToleranceSpec] = Field(
         default_factory=FrozenDict, description="Tolerances by output name."
     )
 
+    def tolerances(self) -> dict[str, Tolerance]:
+        """Returns the tolerances by output, "" for outputs without their own."""
+        own = {name: Tolerance(one.rtol, one.atol) for name, one in self.outputs.items()}
+        return {"": Tolerance(self.rtol, self.atol), **own}
 
-class Optimize(Section):
+    def tolerance_of(self, output: str) -> Tolerance:
+        """Returns an output's tolerance; tensors of a sequence or map, `NAME[…]`, have that of `NAME`."""
+        known = self.tolerances()
+        return known.get(output) or known.get(output.partition("[")[0]) or known[""]
+
+
+class OptimizeSpec(SpecSection):
     """The one-time graph optimisation."""
 
     level: Literal["all", "extended", "basic"] = Field(default="all", description="Where the ladder starts.")
@@ -118,7 +129,7 @@ class Optimize(Section):
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
 
 
-class Runtime(SessionAttributes):
+class RuntimeSpec(SessionAttributes):
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
     session_config: Frozen[ScalarOption] = Field(
@@ -129,7 +140,7 @@ class Runtime(SessionAttributes):
     )
 
 
-class Measure(Section):
+class MeasureSpec(SpecSection):
     """How default ONNX Runtime and the prepared model are compared."""
 
     rounds: int = Field(default=5, ge=3, le=99, description="Fresh processes per plan, page cache warm.")
@@ -140,7 +151,7 @@ class Measure(Section):
     timeout_s: Seconds = Field(default=600.0, description="Deadline of one process, in seconds.")
 
 
-class Tune(Section):
+class TuneSpec(SpecSection):
     """The search for the best way to store, load and run what was prepared."""
 
     runs_per_load: int = Field(
@@ -196,7 +207,7 @@ class Tune(Section):
 
     @property
     def needs_trials(self) -> bool:
-        """Whether plans are tried: to search, or to hold the one that `space` names against the default."""
+        """Whether plans are tried: to search, or to compare the plan of `space` with the default."""
         return self.max_trials > 0 or bool(self.space)
 
     @field_validator("shape_weights")
@@ -215,7 +226,7 @@ def _check_registry(registry: str) -> str:
     return check_text(registry)
 
 
-class Publish(Section):
+class PublishSpec(SpecSection):
     """Where `doit publish` publishes the bundle."""
 
     registry: Annotated[str, AfterValidator(_check_registry)] = Field(
@@ -235,17 +246,18 @@ class Publish(Section):
         description="Public key, relative to the spec, or KIND:option=value,…: what is not signed so is not "
         "published.",
     )
-    max_regression: Positive = Field(
-        default=1.10, description="How much longer init and steady runs may take than what alias names now."
+    max_regression: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=1.10,
+        description="How many times worse a figure may be, beyond the noise, than of what alias names now.",
     )
 
 
-class ModelSpec(Section):
+class ModelSpec(SpecSection):
     """One model and everything that is to be done with it."""
 
     name: Name = Field(description="Name of the bundle: one path component.")
-    source: Source
-    inputs: Frozen[Input] = Field(
+    source: SourceSpec
+    inputs: Frozen[InputSpec] = Field(
         default_factory=FrozenDict, description="What production sends, by input name."
     )
     samples: Glob | None = Field(
@@ -255,15 +267,15 @@ class ModelSpec(Section):
         default="auto",
         description="Execution providers to prepare for; auto: those this machine has.",
     )
-    convert: Convert | None = Field(
+    convert: ConvertSpec | None = Field(
         default=None, description="Graph passes before the optimisation; each precision is a variant."
     )
-    optimize: Optimize = Optimize()
-    runtime: Runtime = Runtime()
-    verify: Verify = Verify()
-    tune: Tune = Tune()
-    measure: Measure = Measure()
-    publish: Publish | None = Field(
+    optimize: OptimizeSpec = OptimizeSpec()
+    runtime: RuntimeSpec = RuntimeSpec()
+    verify: VerifySpec = VerifySpec()
+    tune: TuneSpec = TuneSpec()
+    measure: MeasureSpec = MeasureSpec()
+    publish: PublishSpec | None = Field(
         default=None, description="Where `doit publish` publishes it; nothing that is built depends on it."
     )
 
@@ -289,23 +301,36 @@ class ModelSpec(Section):
         return self
 
     def _count_shapes(self) -> int:
-        """Returns how many sets of shapes are declared: the k-th shapes of all inputs are one set."""
+        """Returns the number of declared sets of shapes: the k-th shapes of all inputs are one set."""
         columns = [wanted.shapes for wanted in self.inputs.values() if wanted.shapes]
         count = max((len(column) for column in columns), default=1)
         return len({tuple(column[index % len(column)] for column in columns) for index in range(count)})
 
     @property
     def folder(self) -> Path:
-        """The folder of the spec's file: what its relative paths are relative to."""
+        """Folder of the spec's file, which relative paths start from."""
         return self._folder
 
     @property
     def place(self) -> str:
-        """Where the user wrote it, for messages: the file, or the folder if that is all that is known."""
+        """The file for messages, or the folder if the file is not known."""
         return str(self._folder / (self._file or ""))
 
     def located_in(self, folder: Path, *, file: str | None = None) -> ModelSpec:
-        """Returns the same spec as if its file lay in `folder`, under the name `file`."""
+        """Returns the same spec as if its file were `folder/file`."""
         copy = self.model_copy()
         copy._folder, copy._file = folder, file
         return copy
+
+
+def resolved_spec(spec: ModelSpec) -> dict[str, Any]:
+    """Returns everything in a spec that decides what is built, defaults included, as JSON types.
+
+    Equal specs give equal results whatever the order, comments or folder of their files, so a digest can be
+    part of a key. Secrets of the source's URL are redacted: the result is published with the bundle.
+    """
+    # Where it is published makes no other bundle: the same model from two places is one version.
+    data = spec.model_dump(mode="json", exclude={"publish"})
+    if spec.source.url is not None:
+        data["source"]["url"] = redact_url(spec.source.url)
+    return data

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, and how it is told: every problem at once, one line each."""
+"""Problems of a spec, and the error that lists all of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from dataclasses import dataclass
 from pipeline.errors import SpecError
 
 Place = tuple[str | int, ...]
-"""Where a value stands in a file: keys and list indices from the top."""
+"""Position of a value in a file: keys and list indices from the top."""
 
 MAX_TOLD = 200
-"""Most problems that one error tells; more than this is not a spec with mistakes but another kind of file."""
+"""Maximum number of problems in one error."""
 
 SHOWN_CHARACTERS = 60
-"""Longest piece of a user's text that a message repeats."""
+"""Maximum length of a user's text in a message."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
-        file: The file, as the user named it.
-        line: Its line, from 1; None where no line can be named.
-        place: Where in the file's data; empty for the file as a whole.
-        text: What is wrong: expected …, got ….
+        line: Line, from 1; None where no line can be named.
+        place: Position in the file's data; empty for the file as a whole.
     """
 
     file: str
@@ -54,7 +52,7 @@ def dotted(place: Place) -> str:
 
 
 def build_error(problems: Iterable[Problem]) -> SpecError:
-    """Returns the error that tells `problems`, each once, in the order of files and lines."""
+    """Returns the error that lists `problems`, each once, in the order of files and lines."""
     unique = sorted(set(problems), key=lambda p: (p.file, p.line or 0, dotted(p.place), p.text))
     files = list(dict.fromkeys(problem.file for problem in unique))
     count = "1 problem" if len(unique) == 1 else f"{len(unique)} problems"

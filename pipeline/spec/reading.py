@@ -1,4 +1,4 @@
-"""Spec files: read, merged with `defaults.yaml`, validated, every problem of every file told at once."""
+"""Spec files: read, merged with `defaults.yaml`, validated; every problem of every file at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.regular_file import open_regular
+from pipeline.bundle.file_memory import open_regular
 from pipeline.errors import SpecError
 from pipeline.spec.fleet import FLEET_FILE
 from pipeline.spec.models import ModelSpec
 from pipeline.spec.problems import Problem, build_error
 from pipeline.spec.validation import locate, validate
-from pipeline.spec.yaml_text import MAX_BYTES, Document, parse_yaml
+from pipeline.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
 from pipeline.versions import installed_onnxruntime
 
 DEFAULTS_FILE = "defaults.yaml"
@@ -37,16 +37,12 @@ class _Outcome:
 
 
 def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Reads one spec.
-
-    Args:
-        path: The file; relative paths in it are relative to its folder.
-        defaults: Values for what it leaves out.
+    """Reads one spec over `defaults`; relative paths in it start from its folder.
 
     Raises:
-        SpecError: The file cannot be read or is wrong; it tells every problem.
+        SpecError: The file cannot be read or is wrong; the message lists every problem.
     """
-    outcome = _read(path, Document("defaults", defaults or {}))
+    outcome = _read(path, YamlDocument("defaults", defaults or {}))
     if outcome.spec is None:
         raise build_error(outcome.problems)
     return outcome.spec
@@ -56,15 +52,15 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
     """Reads every `*.yaml` and `*.yml` of a folder, over its `defaults.yaml` if it has one.
 
     Args:
-        folder: The folder; files below it and hidden files are not read.
-        names: Models to read; none means all. What is wrong with other models' files is then not told.
+        folder: The folder; subfolders and hidden files are ignored.
+        names: Models to read; none means all. Problems of other files are ignored.
 
     Returns:
         The specs in order of their files' names.
 
     Raises:
-        SpecError: The folder has no spec, a name is unknown, two specs have the same name, or files are
-            wrong; it tells every problem of every file.
+        SpecError: The folder has no spec, a name is unknown, two specs share a name, or files are wrong;
+            the message lists every problem of every file.
     """
     paths = _list_specs(folder)
     defaults = _read_defaults(folder / DEFAULTS_FILE)
@@ -97,7 +93,7 @@ def _list_specs(folder: Path) -> list[Path]:
     return paths
 
 
-def _read_document(path: Path) -> Document:
+def _read_document(path: Path) -> YamlDocument:
     """Reads a file into a document; if it cannot be read, the document's problems say why."""
     file = str(path)
     try:
@@ -105,11 +101,11 @@ def _read_document(path: Path) -> Document:
             text = stream.read(MAX_BYTES + 1)
     except OSError as error:
         problem = Problem(file, None, (), f"cannot be read: {error.strerror}")
-        return Document(file, problems=(problem,), readable=False)
+        return YamlDocument(file, problems=(problem,), readable=False)
     return parse_yaml(text, file=file)
 
 
-def _read(path: Path, defaults: Document) -> _Outcome:
+def _read(path: Path, defaults: YamlDocument) -> _Outcome:
     document = _read_document(path)
     name = document.data.get("name")
     outcome = _Outcome(path, name if isinstance(name, str) else None, document.lines.get(("name",)))
@@ -122,16 +118,16 @@ def _read(path: Path, defaults: Document) -> _Outcome:
     return replace(outcome, spec=spec.located_in(path.parent, file=path.name))
 
 
-def _combine(document: Document, found: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Joins a document's own problems with those of its data, without what only follows from the former."""
+def _combine(document: YamlDocument, found: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Joins a document's own problems with those of its data that do not follow from them."""
     told = {(problem.file, problem.line, problem.place) for problem in document.problems}
     return (*document.problems, *(p for p in found if (p.file, p.line, p.place) not in told))
 
 
-def _read_defaults(path: Path) -> Document:
-    """Reads the defaults and judges them alone, so that what is wrong with them is told of their own file."""
+def _read_defaults(path: Path) -> YamlDocument:
+    """Reads and validates the defaults alone, so that their problems name their own file."""
     if not path.exists():
-        return Document(str(path))
+        return YamlDocument(str(path))
     document = _read_document(path)
     if not document.readable:
         return document
@@ -148,7 +144,7 @@ def _read_defaults(path: Path) -> Document:
 
 
 def _merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `own` with what it leaves out taken from `beneath`, mapping by mapping; lists stay apart."""
+    """Returns `own` over `beneath`, mapping by mapping; lists are not merged."""
     merged = {**beneath, **own}
     for key, value in own.items():
         under = beneath.get(key)

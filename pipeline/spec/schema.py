@@ -1,4 +1,4 @@
-"""The spec's JSON Schema: what `ortprep schema` prints, and what error messages take their words from."""
+"""JSON Schema of a spec: `ortprep schema` prints it, and error messages take their words from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Schema = Mapping[str, Any]
 
 
 class _Untitled(GenerateJsonSchema):
-    """Leaves out the title that pydantic derives from every field's name; editors show the name anyway."""
+    """Leaves out the titles that pydantic derives from fields' names; editors show the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         return False

@@ -18,7 +18,7 @@ from pipeline.options import (
     check_session_config,
     known_attributes,
 )
-from pipeline.spec.fields import Section, Threads
+from pipeline.spec.fields import SpecSection, Threads
 from pipeline.spec.problems import Place
 
 _EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
@@ -34,7 +34,7 @@ def _check_printable(text: str) -> str:
     return text
 
 
-class SessionAttributes(Section):
+class SessionAttributes(SpecSection):
     """Attributes of `onnxruntime.SessionOptions`; ONNX Runtime's default holds where none is given."""
 
     intra_op_num_threads: Threads | None = _option("intra_op_num_threads")
@@ -59,12 +59,7 @@ class SessionAttributes(Section):
 
 
 def find_option_problems(runtime: object, *, version: str) -> Iterator[tuple[Place, str]]:
-    """Yields what is wrong with the options of a spec's `runtime` section, with the place of each.
-
-    Args:
-        runtime: The section's data, perhaps not valid in other ways; those are not told here.
-        version: ONNX Runtime version.
-    """
+    """Yields the option problems in a spec's `runtime` data, invalid or not, with their places."""
     for key, value in _scalars(runtime, "session_config"):
         for problem in check_session_config({key: value}, version=version):
             yield ("runtime", "session_config", key), problem

@@ -1,4 +1,4 @@
-"""Data to a `ModelSpec`, or everything that is wrong with it in words a user can act on. Pure."""
+"""From data to a `ModelSpec`, or to every problem in words a user can act on. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.spec.problems import MAX_TOLD, SHOWN_CHARACTERS, Place, Problem, b
 from pipeline.spec.redaction import redact_url
 from pipeline.spec.schema import describe, known_keys, schemas_at
 from pipeline.spec.session_options import find_option_problems
-from pipeline.spec.yaml_text import Document
+from pipeline.spec.yaml_text import YamlDocument
 
 _TELLING = ("value_error", "too_short", "too_long")
 """Kinds of error whose words say more than which type was expected."""
@@ -27,11 +27,7 @@ Verdict = tuple[ModelSpec | None, tuple[Fault, ...]]
 
 
 def parse_spec(data: Mapping[str, Any], *, onnxruntime: str | None = None) -> ModelSpec:
-    """Builds a spec from data as JSON or YAML gives it.
-
-    Args:
-        data: Strings, numbers, booleans, None, lists and mappings.
-        onnxruntime: ONNX Runtime version that session and provider options are checked against, if any.
+    """Builds a spec from JSON data; checks options against an ONNX Runtime version if given.
 
     Raises:
         SpecError: The data is no spec.
@@ -43,7 +39,7 @@ def parse_spec(data: Mapping[str, Any], *, onnxruntime: str | None = None) -> Mo
 
 
 def validate(data: Mapping[str, Any], *, onnxruntime: str | None) -> Verdict:
-    """Returns the spec, or None, and everything that is wrong with `data`; arguments as in `parse_spec`.
+    """Returns the spec, or None, and every problem of `data`; arguments as in `parse_spec`.
 
     Types are strict, as in JSON: "5" is no number, 1 is not true.
     """
@@ -60,7 +56,7 @@ def validate(data: Mapping[str, Any], *, onnxruntime: str | None) -> Verdict:
 
 
 def _tell(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Words pydantic's list anew: one fault per place, unions not told alternative by alternative."""
+    """Rewords pydantic's list: one fault per place, unions not alternative by alternative."""
     faults: dict[Fault, None] = {}
     doubtful: list[Fault] = []
     if len(details) >= MAX_TOLD:
@@ -82,7 +78,7 @@ def _tell(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def _place_in(data: Any, detail: Any) -> tuple[Place, bool]:
-    """Returns the error's place in the data, and whether it names no alternative of a union."""
+    """Returns the error's place in the data, and whether it is exact: names no alternative of a union."""
     place: list[Any] = []
     for step in detail["loc"]:
         if _has(data, step):
@@ -128,7 +124,7 @@ def _needs_quotes(place: Place, got: Any) -> bool:
 
 
 def _suggest(place: Place) -> str:
-    """Proposes the nearest key of the same mapping, or the section in which a key of that name stands."""
+    """Proposes the nearest key of the same mapping, or the section that has a key of that name."""
     *parents, key = place
     siblings = known_keys(tuple(parents))
     near = difflib.get_close_matches(str(key), siblings, n=1, cutoff=0.6)
@@ -141,7 +137,7 @@ def _suggest(place: Place) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as an error message may show it: short, and without a URL's secrets."""
+    """Returns a value for an error message: short, and without the secrets of a URL."""
     if value is None:
         return "nothing"
     if isinstance(value, str):
@@ -154,13 +150,13 @@ def shown(value: Any) -> str:
     return json.dumps(value)
 
 
-def locate(faults: Sequence[Fault], *documents: Document) -> Iterator[Problem]:
-    """Gives every fault its file and line.
+def locate(faults: Sequence[Fault], *documents: YamlDocument) -> Iterator[Problem]:
+    """Yields every fault with its file and line.
 
     Args:
-        faults: What is wrong with the documents' merged data.
-        documents: The model's own file first, then what lies beneath it. A place that none of them has (a
-            missing key) is told of the first that has what is around it.
+        faults: Faults of the documents' merged data.
+        documents: The model's own file first, then its defaults. A missing place belongs to the first
+            document that has its surroundings.
     """
     for place, text in faults:
         home = max(documents, key=lambda document: _depth_reached(document.data, place))

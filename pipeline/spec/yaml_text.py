@@ -1,9 +1,8 @@
-"""Strict YAML: text to plain data that JSON could hold, with the line of every value.
+"""Strict YAML: text to plain JSON data, with the line of every value.
 
-Scalars are read as YAML 1.2's core schema reads them, as editors with a schema do, so that `on`, `no`, `1:30`
-and `2026-01-01` are strings and `1e-3` is a number. What could surprise is refused: duplicate keys, keys that
-are not strings, tags, merge keys, numbers that are not finite, and aliases that expand to much more than was
-written.
+Scalars follow YAML 1.2's core schema, as in editors with a schema: `on`, `no`, `1:30` and `2026-01-01` are
+strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, merge keys,
+numbers that are not finite, and aliases that expand to much more than was written.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import yaml
 from pipeline.spec.problems import Place, Problem
 
 MAX_BYTES = 1024 * 1024
-"""Largest spec that is read, in bytes."""
+"""Maximum size of a spec, in bytes."""
 
 MAX_EXPANDED_BYTES = 4 * 1024 * 1024
-"""Largest size of a document with its aliases written out, counting `_NODE_BYTES` for every value."""
+"""Maximum size of a document with its aliases expanded, `_NODE_BYTES` for every value."""
 
 MAX_DEPTH = 40
-"""Deepest nesting that is read; a spec needs 6."""
+"""Maximum nesting; a spec needs 6."""
 
 _NODE_BYTES = 32
 _MAX_DIGITS = 100
@@ -39,15 +38,14 @@ _PLAIN, _QUOTED, _COLLECTION = "plain", "quoted", "collection"
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """One YAML file as data.
 
     Attributes:
-        file: The file, as the user named it.
         data: Its top-level mapping: dicts, lists, str, int, float, bool and None only.
-        lines: Line of every key's value and every list item, from 1, by place; the key's own line for a key.
-        problems: What is wrong with it; the parts concerned are left out of `data`, or stand as None.
-        readable: Whether anything could be made of the file; if not, `data` is empty and `problems` say why.
+        lines: Line of every key and every list item, from 1, by place.
+        problems: Its problems; `data` lacks the parts concerned, or has None there.
+        readable: Whether the file is YAML; if not, `data` is empty and `problems` say why.
     """
 
     file: str
@@ -57,7 +55,7 @@ class Document:
     readable: bool = True
 
     def line_of(self, place: Place) -> int | None:
-        """Returns the line of `place`, or of the nearest thing around it that has one."""
+        """Returns the line of `place`, or of the nearest place around it."""
         for length in range(len(place), -1, -1):
             if place[:length] in self.lines:
                 return self.lines[place[:length]]
@@ -69,7 +67,7 @@ class _TooDeepError(yaml.error.MarkedYAMLError):
 
 
 class _UnreadableError(Exception):
-    """Nothing can be made of a text."""
+    """The text is not readable."""
 
     def __init__(self, line: int | None, text: str) -> None:
         super().__init__(text)
@@ -78,7 +76,7 @@ class _UnreadableError(Exception):
 
 
 class _Strictness:
-    """Mixed into PyYAML's loaders: tells written tags from none, and bounds the depth while composing."""
+    """Mixed into PyYAML's loaders: marks written tags, and limits the depth while composing."""
 
     _depth = 0
 
@@ -110,22 +108,18 @@ def _fastest_loader() -> Any:
 _Loader = _fastest_loader()
 
 
-def parse_yaml(text: bytes, *, file: str) -> Document:
+def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
     """Reads one YAML document whose top level is a mapping.
 
-    Total: what is wrong with the text (too large, not UTF-8, not YAML, several documents, an alias bomb, no
-    mapping, …) is in the document's `problems`, to be told together with others.
-
-    Args:
-        text: The file's bytes.
-        file: Its name, for the messages.
+    Total: every problem of the text (too large, not UTF-8, not YAML, several documents, an alias bomb, no
+    mapping, …) is in the document's `problems`. `file` is the name for messages.
     """
     reading = _Reading(file)
     try:
         data = _read_top(text, reading)
     except _UnreadableError as error:
-        return Document(file, problems=(Problem(file, error.line, (), error.text),), readable=False)
-    return Document(file, data, {**reading.lines, (): 1}, tuple(reading.problems))
+        return YamlDocument(file, problems=(Problem(file, error.line, (), error.text),), readable=False)
+    return YamlDocument(file, data, {**reading.lines, (): 1}, tuple(reading.problems))
 
 
 def _read_top(text: bytes, reading: _Reading) -> dict[str, Any]:
@@ -193,7 +187,8 @@ class _Reading:
     def read(self, node: yaml.Node, place: Place) -> Any:
         self._bound(node, place)
         if node.tag not in (_PLAIN, _QUOTED, _COLLECTION):
-            self._complain(node, place, f"tags are not supported, got {_shown_tag(node.tag)}; remove it")
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            self._complain(node, place, f"tags are not supported, got {tag}; remove it")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, place)
@@ -273,7 +268,3 @@ class _Reading:
 
     def _complain(self, node: yaml.Node, place: Place, text: str) -> None:
         self.problems.append(Problem(self.file, _line(node), place, text))
-
-
-def _shown_tag(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")[:60]

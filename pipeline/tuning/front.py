@@ -1,48 +1,35 @@
-"""How plans compare at any number of runs per load: the front, and where one overtakes another. Pure."""
+"""How plans compare at any number of runs per load: the front, and break-even points. Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from pipeline.bundle.tuning_record import BreakEvenRecord, FrontRecord
+from pipeline.measuring.comparison import pareto_front
 from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import Choice
-
-
-@dataclass(frozen=True)
-class Point:
-    """A plan's place in the plane of first result, from the start of the process, and steady run, in ms."""
-
-    number: int
-    first_result_ms: float
-    steady_ms: float
+from pipeline.tuning.space import PlanChoice
 
 
 def points_of(
     trials: Sequence[Trial],
     objective: Objective,
     *,
-    finals: Mapping[Choice, Sequence[Figures]],
-    anchor: Choice,
-) -> tuple[Point, ...]:
-    """Returns where the plans are that keep the limits.
+    finals: Mapping[PlanChoice, Sequence[Figures]],
+    anchor: PlanChoice,
+) -> tuple[FrontRecord, ...]:
+    """Returns the points of the plans that keep the limits.
 
-    Plans were measured at different times, on a machine that may have been slower then: each is placed by its
-    ratio to the plan compared with, in the same rounds, times that plan's median.
-
-    Args:
-        trials: Every plan that was tried; those that failed have no place.
-        objective: What limits there are.
-        finals: Figures of the last comparison, which count before those of a trial.
-        anchor: The plan the others are compared with.
+    Plans were measured at different times, on a machine that may have been slower then. So each point is the
+    plan's ratio to the anchor, in the same rounds, times the anchor's median. Figures of the last comparison
+    take precedence.
     """
     good = [trial for trial in trials if trial.failure is None and trial.figures]
     found = {trial.number: _pairs(trial, finals, anchor) for trial in good}
     anchors = list(finals.get(anchor, ())) or [one for pairs in found.values() for _, one in pairs]
     return tuple(
-        Point(
+        FrontRecord(
             number,
             _ratio([(a.ready_ms, b.ready_ms) for a, b in pairs]) * median([one.ready_ms for one in anchors]),
             _ratio([(a.steady_ms, b.steady_ms) for a, b in pairs])
@@ -54,7 +41,7 @@ def points_of(
 
 
 def _pairs(
-    trial: Trial, finals: Mapping[Choice, Sequence[Figures]], anchor: Choice
+    trial: Trial, finals: Mapping[PlanChoice, Sequence[Figures]], anchor: PlanChoice
 ) -> list[tuple[Figures, Figures]]:
     own, other = finals.get(trial.choice, ()), finals.get(anchor, ())
     if own and other:
@@ -66,44 +53,25 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return median([value / max(anchor, 1e-6) for value, anchor in pairs])
 
 
-def find_front(points: Sequence[Point]) -> tuple[Point, ...]:
+def find_front(points: Sequence[FrontRecord]) -> tuple[FrontRecord, ...]:
     """Returns the plans that no other beats in both figures, soonest first result first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.first_result_ms, p.steady_ms, p.number)):
-        if not front or point.steady_ms < front[-1].steady_ms:
-            front.append(point)
-    return tuple(front)
+    return pareto_front(points, lambda point: (point.first_result_ms, point.steady_ms, point.trial))
 
 
-@dataclass(frozen=True)
-class BreakEven:
-    """From how many runs per load on one plan costs less than another.
-
-    Attributes:
-        sooner: Trial with the sooner first result.
-        steadier: Trial with the shorter run.
-        runs: Smallest number of runs per load at which `steadier` costs less.
-    """
-
-    sooner: int
-    steadier: int
-    runs: int
-
-
-def find_break_evens(front: Sequence[Point]) -> tuple[BreakEven, ...]:
+def find_break_evens(front: Sequence[FrontRecord]) -> tuple[BreakEvenRecord, ...]:
     """Returns where the cheapest plan of a front changes with the number of runs, fewest runs first."""
     found = []
     for sooner, steadier in itertools.pairwise(_cheapest_somewhere(front)):
         lead_ms = steadier.first_result_ms - sooner.first_result_ms
         gain_ms = sooner.steady_ms - steadier.steady_ms
         if gain_ms > 0:
-            found.append(BreakEven(sooner.number, steadier.number, 2 + int(lead_ms / gain_ms)))
+            found.append(BreakEvenRecord(sooner.trial, steadier.trial, 2 + int(lead_ms / gain_ms)))
     return tuple(found)
 
 
-def _cheapest_somewhere(front: Sequence[Point]) -> list[Point]:
+def _cheapest_somewhere(front: Sequence[FrontRecord]) -> list[FrontRecord]:
     """Returns the plans that cost least at some number of runs: the corners of the front's convex hull."""
-    corners: list[Point] = []
+    corners: list[FrontRecord] = []
     for point in front:
         while len(corners) > 1 and not _bends(corners[-2], corners[-1], point):
             corners.pop()
@@ -111,7 +79,7 @@ def _cheapest_somewhere(front: Sequence[Point]) -> list[Point]:
     return corners
 
 
-def _bends(left: Point, middle: Point, right: Point) -> bool:
+def _bends(left: FrontRecord, middle: FrontRecord, right: FrontRecord) -> bool:
     """Says whether the middle one lies below the line between its neighbours."""
     there = (middle.steady_ms - left.steady_ms) * (right.first_result_ms - left.first_result_ms)
     line = (right.steady_ms - left.steady_ms) * (middle.first_result_ms - left.first_result_ms)

@@ -1,8 +1,8 @@
 """Trials on disk and the sampler that learns from them: Optuna, kept to this module.
 
-Every trial that is over is an Optuna trial whose user attribute holds our record of it, in Optuna's journal
-file: a line per operation, appended, so that a process killed at any instant loses the batch it was at and
-nothing else. The last comparison is not kept: its rounds belong together.
+Every finished trial is an Optuna trial whose user attribute holds our record of it, in Optuna's journal file.
+A process killed at any instant loses its current batch only. The last comparison is not kept: its rounds
+belong together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.errors import BundleError, TuningError
 from pipeline.tuning.objective import Objective, Trial
-from pipeline.tuning.space import Choice, Space
+from pipeline.tuning.space import PlanChoice, Space
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,6 @@ class Journal:
 
     def __init__(self, path: Path, space: Space, objective: Objective, *, seed: int) -> None:
         """Opens the file, or makes it.
-
-        Args:
-            path: The journal.
-            space: What can be chosen; the file's trials must be of the same.
-            objective: What a trial's value is.
-            seed: Of the sampler.
 
         Raises:
             TuningError: The file cannot be read or written.
@@ -64,9 +58,9 @@ class Journal:
                 f"cannot open the journal of trials: {path}\n  {error}", hint=f"rm {path}"
             ) from error
 
-    def known(self) -> Mapping[Choice, Trial]:
-        """Returns the trials an earlier run finished; what cannot be read is left out and tried again."""
-        found: dict[Choice, Trial] = {}
+    def known(self) -> Mapping[PlanChoice, Trial]:
+        """Returns an earlier run's trials; one that cannot be read is tried again."""
+        found: dict[PlanChoice, Trial] = {}
         for kept in self._study.get_trials(deepcopy=False):
             try:
                 trial = decode(Trial, kept.user_attrs.get(_RECORD))
@@ -77,7 +71,7 @@ class Journal:
         return found
 
     def record(self, trial: Trial) -> None:
-        """Appends a trial that is over."""
+        """Appends a finished trial."""
         states = self._optuna.trial.TrialState
         own = {knob.name for knob in self._space.knobs} <= trial.choice.as_dict().keys()
         works = trial.failure is None and bool(trial.figures)
@@ -91,19 +85,19 @@ class Journal:
             )
         )
 
-    def suggest(self, _: Sequence[Trial]) -> Choice | None:
-        """Has the sampler name a plan; the trial it opens for that is closed again: the search may refuse."""
+    def suggest(self, _: Sequence[Trial]) -> PlanChoice | None:
+        """Asks the sampler for a plan, and closes the trial it opens: the search may refuse it."""
         asked = self._study.ask(self._distributions)
         values = tuple((knob.name, str(asked.params[knob.name])) for knob in self._space.knobs)
         self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
-        return Choice(values)
+        return PlanChoice(values)
 
 
 def _mend(path: Path) -> None:
-    """Removes what a run that was killed while it wrote has left: half a line, and Optuna's lock.
+    """Removes half a line and Optuna's lock, which a killed run may leave.
 
-    Optuna would take the half for the beginning of the next line, and wait 30 s for the lock. Nobody else
-    holds it: one process at a time works on a task.
+    Optuna would join the half with the next line, and wait 30 s for the lock. One process at a time works on
+    a task.
     """
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The space of plans of a model, a target and an ONNX Runtime; what cannot matter is not in it. Pure."""
+"""The search space of a model, a target and an ONNX Runtime; knobs without effect are left out. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.errors import TuningError
 from pipeline.options import NEWEST, known_provider_options, known_session_config
-from pipeline.tuning.space import CUDA, Choice, Knob, Rule, Setting, Space
+from pipeline.tuning.space import CUDA, Knob, PlanChoice, Rule, Setting, Space
 
 FORM, LEVEL, PREPACKING = "form", "level", "prepacking"
 THREADS, SPINNING, EXECUTION = "threads", "spinning", "execution"
@@ -32,16 +32,13 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True)
-class ModelTraits:
-    """What of a prepared graph decides which knobs matter.
+class ModelFeatures:
+    """Features of a prepared graph that decide which knobs matter.
 
     Attributes:
-        operators: Types of its nodes, without domain, subgraphs included.
-        initializer_bytes: Size of its weights.
-        width: Most nodes with real work that could run at the same time.
+        operators: Operator types without domain, subgraphs included.
+        width: Maximum number of nodes with real work that could run at the same time.
         layout_bound: Whether full optimisation wrote nodes laid out for this processor.
-        has_1d_convolutions: Whether a convolution works along a single axis.
-        fixed_shapes: Whether jobs send one set of shapes only.
     """
 
     operators: tuple[str, ...]
@@ -64,16 +61,13 @@ class ModelTraits:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where and under what terms the search happens.
+    """Machine and settings of a search.
 
     Attributes:
-        target: `cpu` or `cuda`.
-        onnxruntime: Version.
         cores: Processors the session may use.
-        levels: Ladder steps a graph can be written at, best first; the first is the one that is verified.
-        allowed: What the user lets be searched though it changes answers or asks something of jobs: `tf32`,
-            `cudnn_default`, `io_binding`.
-        fixed: Options the user has set, with their values: they are not searched.
+        levels: Ladder steps a graph can be written at, best first; the first one is verified.
+        allowed: Searches the user opted in to: `tf32`, `cudnn_default`, `io_binding`.
+        fixed: Options the user has set, with their values; these are not searched.
     """
 
     target: str
@@ -85,22 +79,17 @@ class Conditions:
 
     @property
     def has_helpers(self) -> bool:
-        """Whether one operator can be worked on by several threads."""
+        """Whether several threads can work on one operator."""
         return self.cores > 1 and self.fixed.get("intra_op_num_threads") != "1"
 
 
-def build_space(traits: ModelTraits, conditions: Conditions) -> Space:
-    """Returns every plan that could be better than another.
-
-    Args:
-        traits: Of the model.
-        conditions: Of the machine and the user.
-    """
+def build_space(features: ModelFeatures, conditions: Conditions) -> Space:
+    """Returns every plan that could be better than another."""
     builder = _on_cuda if conditions.target == "cuda" else _on_cpu
     known = _known_options(conditions)
     knobs = (
         without
-        for knob in builder(traits, conditions)
+        for knob in builder(features, conditions)
         if (without := _without_unknown(knob, known, conditions.fixed)) is not None
     )
     return Space(tuple(knob for knob in knobs if len(knob.settings) > 1 or knob.shapes_file), _RULES)
@@ -122,8 +111,10 @@ _RULES = (
 )
 
 
-def _on_cpu(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
-    others = [] if conditions.levels == (SOURCE,) else [*_inline_forms(traits), *_prepacked_form(conditions)]
+def _on_cpu(features: ModelFeatures, conditions: Conditions) -> Iterator[Knob]:
+    others = (
+        [] if conditions.levels == (SOURCE,) else [*_inline_forms(features), *_prepacked_form(conditions)]
+    )
     yield Knob(FORM, (Setting(MAPPED), *others), "How weights are stored.", shapes_file=True)
     yield Knob(
         PREPACKING,
@@ -138,19 +129,19 @@ def _on_cpu(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
     yield Knob(THREADS, tuple(_thread_counts(conditions)), "Threads that share the work of one operator.")
     if conditions.has_helpers:
         yield _switch(SPINNING, "session.intra_op.allow_spinning", "Whether idle threads spin.", first=ON)
-    if traits.width > 1 and conditions.cores > 1:
-        branches = tuple(_parallel_branches(min(traits.width, conditions.cores)))
+    if features.width > 1 and conditions.cores > 1:
+        branches = tuple(_parallel_branches(min(features.width, conditions.cores)))
         yield Knob(EXECUTION, (Setting("sequential"), *branches), "Whether branches run at the same time.")
     yield _attribute("memory_arena", "enable_cpu_mem_arena", "Whether freed memory is kept for later runs.")
-    if traits.fixed_shapes:
+    if features.fixed_shapes:
         yield _attribute(
             "memory_pattern", "enable_mem_pattern", "Whether a run's tensors are planned as one block."
         )
     yield _device_allocator()
 
 
-def _inline_forms(traits: ModelTraits) -> Iterator[Setting]:
-    if traits.initializer_bytes > MAX_INLINE_BYTES:
+def _inline_forms(features: ModelFeatures) -> Iterator[Setting]:
+    if features.initializer_bytes > MAX_INLINE_BYTES:
         return
     yield Setting(INLINE)
     entries = {
@@ -176,7 +167,7 @@ def _parallel_prepacking(conditions: Conditions) -> Iterator[Setting]:
 
 
 def _thread_counts(conditions: Conditions) -> Iterator[Setting]:
-    """All physical cores, as ONNX Runtime does by itself; half and a quarter of the processors; one."""
+    """ONNX Runtime's default (all physical cores), half and a quarter of the processors, and one."""
     yield Setting("all")
     for count in dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1)):
         if 1 <= count < conditions.cores:
@@ -184,7 +175,7 @@ def _thread_counts(conditions: Conditions) -> Iterator[Setting]:
 
 
 def _parallel_branches(most: int) -> Iterator[Setting]:
-    """As many branches at a time as there can be; two, which is often all that is worth its threads."""
+    """As many branches at a time as there can be; two, which is often enough."""
     for name, threads in (("parallel", most), ("parallel-2", 2)):
         if name == "parallel" or most > threads:
             yield Setting(
@@ -211,8 +202,8 @@ def _attribute(name: str, attribute: str, effect: str) -> Knob:
     return Knob(name, (Setting(ON), Setting(OFF, attributes={attribute: False})), effect)
 
 
-def _on_cuda(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
-    is_small = traits.initializer_bytes <= MAX_INLINE_BYTES and conditions.levels != (SOURCE,)
+def _on_cuda(features: ModelFeatures, conditions: Conditions) -> Iterator[Knob]:
+    is_small = features.initializer_bytes <= MAX_INLINE_BYTES and conditions.levels != (SOURCE,)
     others = [Setting(INLINE)] if is_small else []
     yield Knob(FORM, (Setting(MAPPED), *others), "How weights are stored.", shapes_file=True)
     yield _level(conditions)
@@ -222,7 +213,7 @@ def _on_cuda(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
         "Whether weights are rearranged for the kernels at every load.",
     )
     yield _device_allocator()
-    yield from _convolution_knobs(traits, conditions)
+    yield from _convolution_knobs(features, conditions)
     yield _cuda(
         "arena_growth", "arena_extend_strategy", "How the arena grows.", power="", same="kSameAsRequested"
     )
@@ -237,20 +228,20 @@ def _on_cuda(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
     yield _cuda(
         "unified_stream", "use_ep_level_unified_stream", "Whether all work is on one stream.", off="", on="1"
     )
-    if not traits.has_convolutions:
+    if not features.has_convolutions:
         yield _cuda("cudnn", "enable_cudnn", "Whether cuDNN is loaded.", on="", off="0")
     if "tf32" in conditions.allowed:
         yield _cuda("tf32", "use_tf32", "Whether float32 is multiplied in TF32.", on="", off="0")
     if IO_BINDING in conditions.allowed:
         yield Knob(IO_BINDING, (Setting(OFF), Setting(ON)), "Whether jobs bind inputs and outputs.")
-        if traits.fixed_shapes and not traits.has_control_flow:
+        if features.fixed_shapes and not features.has_control_flow:
             yield _cuda(
                 "cuda_graph", "enable_cuda_graph", "Whether a run is recorded and replayed.", off="", on="1"
             )
 
 
-def _convolution_knobs(traits: ModelTraits, conditions: Conditions) -> Iterator[Knob]:
-    if not traits.has_convolutions:
+def _convolution_knobs(features: ModelFeatures, conditions: Conditions) -> Iterator[Knob]:
+    if not features.has_convolutions:
         return
     slow = {"default": "DEFAULT"} if "cudnn_default" in conditions.allowed else {}
     yield _cuda(
@@ -266,7 +257,7 @@ def _convolution_knobs(traits: ModelTraits, conditions: Conditions) -> Iterator[
     yield _cuda(
         "bias_fusion", "fuse_conv_bias", "Whether convolution and bias are one kernel.", off="", on="1"
     )
-    if traits.has_1d_convolutions:
+    if features.has_1d_convolutions:
         yield _cuda("pad_1d", "cudnn_conv1d_pad_to_nc1d", "How 1-D convolutions are padded.", off="", on="1")
 
 
@@ -287,7 +278,7 @@ def _known_options(conditions: Conditions) -> frozenset[str]:
 def _without_unknown(knob: Knob, known: Collection[str], fixed: Collection[str]) -> Knob | None:
     """Returns the knob without values that this ONNX Runtime lacks, None if the user has decided it.
 
-    A knob of files only loses the values that would contradict the user: every plan has a form.
+    A knob of files only loses the values that contradict the user: every plan has a form.
     """
     settings = []
     for setting in knob.settings:
@@ -301,13 +292,13 @@ def _without_unknown(knob: Knob, known: Collection[str], fixed: Collection[str])
     return replace(knob, settings=tuple(settings))
 
 
-def needs_binding(choice: Choice) -> bool:
+def needs_binding(choice: PlanChoice) -> bool:
     """Says whether a plan is run with inputs and outputs bound."""
     return choice.as_dict().get(IO_BINDING) == ON
 
 
-def shares_files(first: Choice, second: Choice) -> bool:
-    """Says whether one plan can be loaded from the files of another, which has no need of its own then."""
+def shares_files(first: PlanChoice, second: PlanChoice) -> bool:
+    """Says whether the first plan can be loaded from the files of the second."""
     own, other = first.as_dict(), second.as_dict()
     if own.get(LEVEL) != other.get(LEVEL):
         return False
@@ -317,16 +308,12 @@ def shares_files(first: Choice, second: Choice) -> bool:
 
 
 def restrict(space: Space, wanted: Mapping[str, tuple[str, ...]]) -> Space:
-    """Returns the space with those values of some knobs only; the first one named becomes the base.
+    """Returns the space with only those values of some knobs; the first value becomes the base.
 
-    A knob that does not matter here is passed over: a spec is for several targets and versions.
-
-    Args:
-        space: As `build_space` returns it.
-        wanted: Values by knob; any number of threads is one.
+    A knob that does not exist here is ignored: a spec is for several targets and versions.
 
     Raises:
-        TuningError: None of a knob's values can be had here.
+        TuningError: None of a knob's values exists here.
     """
     knobs = []
     for knob in space.knobs:
@@ -351,7 +338,7 @@ def _find_setting(knob: Knob, value: str) -> Setting | None:
 
 
 def find_space_problems(wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns what is wrong with a user's restriction of the space on any target, one sentence each."""
+    """Returns the problems of a user's restriction of the space, on any target."""
     knobs = {knob.name: knob for target in ("cpu", "cuda") for knob in _everything(target).knobs}
     values = {name: dict.fromkeys(knob.values) for name, knob in knobs.items()}
     for knob in _everything("cpu").knobs:
@@ -361,22 +348,20 @@ def find_space_problems(wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...
         if name not in values:
             problems.append(f"unknown knob {name!r}; expected one of {', '.join(values)}")
             continue
-        unknown = [value for value in chosen if _is_unknown(knobs[name], value, values[name])]
+        unknown = [v for v in chosen if v not in values[name] and _find_setting(knobs[name], v) is None]
         if unknown:
             expected = "all or a number" if name == THREADS else f"one of {', '.join(values[name])}"
             problems.append(f"unknown value {unknown[0]!r} of knob {name!r}; expected {expected}")
     return tuple(problems)
 
 
-def _is_unknown(knob: Knob, value: str, values: Collection[str]) -> bool:
-    return value not in values and _find_setting(knob, value) is None
-
-
 def _everything(target: str) -> Space:
     """Returns the largest space there is on a target."""
-    traits = ModelTraits(("Conv",), 0, 64, layout_bound=True, has_1d_convolutions=True, fixed_shapes=True)
-    without = ModelTraits(("MatMul",), 0, 64, layout_bound=True, has_1d_convolutions=False, fixed_shapes=True)
+    features = ModelFeatures(("Conv",), 0, 64, layout_bound=True, has_1d_convolutions=True, fixed_shapes=True)
+    without = ModelFeatures(
+        ("MatMul",), 0, 64, layout_bound=True, has_1d_convolutions=False, fixed_shapes=True
+    )
     levels = ("all", "all-reduced", "extended", "basic", SOURCE)
     conditions = Conditions(target, NEWEST, 64, levels, allowed=("tf32", "cudnn_default", IO_BINDING))
-    spaces = [build_space(one, conditions) for one in (traits, without)]
+    spaces = [build_space(one, conditions) for one in (features, without)]
     return Space(tuple({knob.name: knob for space in spaces for knob in space.knobs}.values()))

@@ -1,20 +1,21 @@
-"""What a plan costs a job, and what it must not exceed. Pure."""
+"""Cost and limits of a plan. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pipeline.tuning.space import Choice
+from pipeline.runtime.probing.probe import ProbeResult
+from pipeline.tuning.space import PlanChoice
 
 if TYPE_CHECKING:
-    from pipeline.spec.models import Tune
+    from pipeline.spec.models import TuneSpec
 
 
 _SLACK = 1.03
-"""How far beyond a limit a trial may be to be measured again; what is chosen keeps it."""
+"""Factor by which a trial may exceed a limit and be measured again; the chosen plan keeps it."""
 
 MORE_MEMORY = 1.02
 """Private memory is the same figure within this factor."""
@@ -22,15 +23,15 @@ MORE_MEMORY = 1.02
 
 @dataclass(frozen=True)
 class Figures:
-    """What one process measured.
+    """Measurements of one process.
 
     Attributes:
         ready_ms: From the start of the process to its first result, primary shape.
-        init_ms: Making the session.
+        init_ms: Creating the session.
         first_ms: First run, primary shape.
         steady_ms: A later run, weighted over the declared shapes.
         private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, likewise.
+        peak_mb: Largest resident set, in MB of 2**20 bytes.
         gpu_mb: GPU memory, None without GPU.
     """
 
@@ -42,15 +43,40 @@ class Figures:
     peak_mb: float
     gpu_mb: float | None = None
 
+    @classmethod
+    def of(cls, result: ProbeResult) -> Figures:
+        """Returns what a probe measured on one sample."""
+        return cls(
+            result.ready_ms,
+            result.init_ms,
+            result.first_ms,
+            result.steady_ms,
+            result.private_mb,
+            result.peak_mb,
+            result.gpu_mb,
+        )
+
     @property
     def first_result_ms(self) -> float:
         """Session and first run together."""
         return self.init_ms + self.first_ms
 
+    @property
+    def start_ms(self) -> float:
+        """Time before the session: interpreter and imports."""
+        return self.ready_ms - self.first_result_ms
 
-Finals = Mapping[Choice, Sequence[Figures]]
-"""Figures by plan, the k-th of each from the same round; a plan that left has those of the rounds it was
-in."""
+    def with_start(self, start_ms: float) -> Figures:
+        """Returns the figures with `start_ms` for interpreter and imports.
+
+        These do not depend on the plan. On a busy machine they vary by more than a small model's whole
+        session takes.
+        """
+        return replace(self, ready_ms=start_ms + self.first_result_ms)
+
+
+Finals = Mapping[PlanChoice, Sequence[Figures]]
+"""Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +84,15 @@ class Trial:
     """One plan that was tried.
 
     Attributes:
-        number: In the order they were tried.
         kind: Why: `default`, `recipe`, `base`, `screening`, `combination`, `sampler` or `final`.
-        choice: The plan.
-        figures: One entry per process.
         anchors: Figures of the plan it is compared with, each from the same round as its own.
         failure: Why it gave no figures, None if it did.
-        elapsed_s: What trying it took, its share of the anchor's processes included.
+        elapsed_s: Time of the trial, its share of the anchor's processes included.
     """
 
     number: int
     kind: str
-    choice: Choice
+    choice: PlanChoice
     figures: tuple[Figures, ...]
     anchors: tuple[Figures, ...]
     failure: str | None = None
@@ -78,14 +101,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a job pays per session, and what it cannot pay.
+    """Cost of a job per session, and its limits.
 
     Attributes:
-        runs_per_load: Runs of a session before it is gone.
-        max_private_mb: Most private memory after the runs, in MB of 2**20 bytes.
-        max_gpu_mb: Most GPU memory, likewise.
-        max_steady_ratio: Longest later run, relative to default ONNX Runtime.
-        two_phases: Whether one plan may serve until the session of another is made.
+        runs_per_load: Runs of a session before it is closed.
+        max_private_mb: Maximum private memory after the runs, in MB of 2**20 bytes.
+        max_gpu_mb: Maximum GPU memory, in MB of 2**20 bytes.
+        max_steady_ratio: Maximum time of a later run, relative to default ONNX Runtime.
+        two_phases: Whether one plan may serve until the session of another is ready.
     """
 
     runs_per_load: int
@@ -95,13 +118,13 @@ class Objective:
     two_phases: bool = True
 
     def cost_ms(self, figures: Figures) -> float:
-        """Returns what a job costs from the start of its process to its last run."""
+        """Returns the cost of a job from the start of its process to its last run."""
         return self.pair_cost_ms(figures, figures)
 
     def pair_cost_ms(self, first: Figures, second: Figures) -> float:
-        """Returns what a job costs that begins on one plan and goes on with another.
+        """Returns the cost of a job that starts on one plan and continues on another.
 
-        The first plan serves while the second session is made; the runs after that are the second plan's.
+        The first plan serves while the second session is created; the later runs are the second plan's.
         """
         later = self.runs_per_load - 1
         meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
@@ -110,13 +133,7 @@ class Objective:
     def violations(
         self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
     ) -> tuple[str, ...]:
-        """Returns the limits that a plan's medians exceed, one phrase each.
-
-        Args:
-            figures: Of the plan.
-            anchors: Of the plan it is compared with; those of further rounds are passed over.
-            slack: What limits are multiplied by, where figures are too few to be exact.
-        """
+        """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
         anchors = anchors[: len(figures)]
         gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
         steady = median([one.steady_ms for one in figures]) / median([one.steady_ms for one in anchors])
@@ -155,19 +172,14 @@ class Objective:
 
 
 def describe_memory(figures: Sequence[Figures], anchors: Sequence[Figures]) -> str:
-    """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else "".
-
-    Args:
-        figures: Of the plan, at least one.
-        anchors: Of the default, with the same session options of the user; at least one.
-    """
+    """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
     own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, anchors))
     if own_mb <= MORE_MEMORY * other_mb:
         return ""
     return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"
 
 
-def objective_of(tune: Tune) -> Objective:
+def objective_of(tune: TuneSpec) -> Objective:
     """Returns what a spec asks for."""
     return Objective(
         runs_per_load=tune.runs_per_load,

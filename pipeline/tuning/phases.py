@@ -1,4 +1,4 @@
-"""Which plan serves until another is ready, and what both cost a job together. Pure."""
+"""First-phase plans: which plan serves until another is ready, and the cost of both. Pure."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from pipeline.measuring.comparison import LEAST_ROUNDS, is_below, paired_ratio
+from pipeline.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from pipeline.tuning.knobs import needs_binding, shares_files
 from pipeline.tuning.objective import Figures, Finals, Objective, Trial
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice
 
-AS_SOON = 1.03
-"""Plans that are ready within this factor, and not apart beyond the noise, are ready as soon."""
+SAME_READY_RATIO = 1.03
+"""Plans that are ready within this factor, and not apart beyond the noise, count as equally fast."""
 
-ALIKE = 1.01
+SAME_COST_RATIO = 1.01
 """Plans whose costs are this close cost the same."""
 
-WORTH_A_PHASE = 0.95
-"""A first plan is ready in this part of the second plan's time, or sooner; one that needs files of its own,
-in this part of the time of the best one that does not."""
+MAX_FIRST_PHASE_RATIO = 0.95
+"""A first-phase plan is ready within this part of the second plan's time. One with files of its own is ready
+within this part of the time of the best one without.
+"""
 
 Reader = Callable[[Figures], float]
 
 
-def find_first(finals: Finals, second: Choice, objective: Objective) -> Choice:
-    """Returns the plan that serves until `second` is ready: `second` itself where no other is worth it.
+def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> PlanChoice:
+    """Returns the plan that serves until `second` is ready: `second` itself if no other is worth it.
 
-    It is ready clearly sooner, beyond the noise; both sessions together keep the limits of memory; and the
-    two cost a job no more than either of them alone.
-
-    Args:
-        finals: Figures of every plan that may serve.
-        second: One of them, with three rounds at least.
-        objective: Runs of a session, and limits.
+    It is ready sooner beyond the noise, both sessions together keep the memory limits, and both cost a job no
+    more than either alone. `second` has `MIN_ROUNDS` rounds at least.
     """
     first = second
     if not objective.two_phases or needs_binding(second):
@@ -43,13 +39,13 @@ def find_first(finals: Finals, second: Choice, objective: Objective) -> Choice:
     for group in ([choice for choice in others if shares_files(choice, second)], others):
         for choice in find_soonest(finals, group)[:1]:
             sooner = is_less(finals[choice], finals[first], ready_ms)
-            if sooner and ratio(finals[choice], finals[first], ready_ms) <= WORTH_A_PHASE:
+            if sooner and ratio(finals[choice], finals[first], ready_ms) <= MAX_FIRST_PHASE_RATIO:
                 first = choice
     return first
 
 
-def _may_serve_before(finals: Finals, first: Choice, second: Choice, objective: Objective) -> bool:
-    if first in (second, DEFAULT, RECIPE) or needs_binding(first) or len(finals[first]) < LEAST_ROUNDS:
+def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> bool:
+    if first in (second, DEFAULT, RECIPE) or needs_binding(first) or len(finals[first]) < MIN_ROUNDS:
         return False
     gpu_mb = sum(_median(finals[choice], lambda one: one.gpu_mb or 0.0) for choice in (first, second))
     limits = (
@@ -60,18 +56,18 @@ def _may_serve_before(finals: Finals, first: Choice, second: Choice, objective: 
         return False
     both, alone = (median(pair_costs(finals, choice, second, objective)) for choice in (first, second))
     # Where a job is over before the second session is made, there is no use in one.
-    return both <= ALIKE * alone and both < median(pair_costs(finals, first, first, objective))
+    return both <= SAME_COST_RATIO * alone and both < median(pair_costs(finals, first, first, objective))
 
 
 def until_ready(objective: Objective) -> Objective:
-    """Returns what a plan pays that serves until another is ready: how long its runs take is no matter."""
+    """Returns the objective of a first-phase plan: the time of its runs does not matter."""
     return replace(objective, runs_per_load=1, max_steady_ratio=None)
 
 
-def rank_firsts(trials: Iterable[Trial], second: Choice, objective: Objective) -> tuple[Choice, ...]:
-    """Returns the plans to compare that may serve before `second`, of those that were tried.
+def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objective) -> tuple[PlanChoice, ...]:
+    """Returns the first-phase candidates to compare with `second`, of the plans that were tried.
 
-    The two that were ready soonest, and the one that was soonest of those that need no further files.
+    These are the two that were ready soonest, and the soonest one that needs no files of its own.
     """
     if not objective.two_phases:
         return ()
@@ -82,8 +78,8 @@ def rank_firsts(trials: Iterable[Trial], second: Choice, objective: Objective) -
     return tuple(dict.fromkeys([*ranked[:1], *alike[:1], *ranked[1:2]]))
 
 
-def find_soonest(finals: Finals, choices: Iterable[Choice]) -> tuple[Choice, ...]:
-    """Returns the plans that are ready soonest, or as soon, those with the shortest runs first."""
+def find_soonest(finals: Finals, choices: Iterable[PlanChoice]) -> tuple[PlanChoice, ...]:
+    """Returns the plans that are ready soonest within the noise, those with the shortest runs first."""
     ready = {choice: _median(finals[choice], ready_ms) for choice in choices}
     if not ready:
         return ()
@@ -92,18 +88,18 @@ def find_soonest(finals: Finals, choices: Iterable[Choice]) -> tuple[Choice, ...
         choice
         for choice in ready
         if not is_less(soonest, finals[choice], ready_ms)
-        and ratio(finals[choice], soonest, ready_ms) <= AS_SOON
+        and ratio(finals[choice], soonest, ready_ms) <= SAME_READY_RATIO
     ]
     return tuple(sorted(level, key=lambda choice: _median(finals[choice], steady_ms)))
 
 
-def pair_costs(finals: Finals, first: Choice, second: Choice, objective: Objective) -> list[float]:
-    """Returns what two plans cost together, in the rounds that both were in; a plan alone, given twice."""
+def pair_costs(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> list[float]:
+    """Returns the costs of two plans together in their common rounds; for one plan alone, pass it twice."""
     pairs = zip(finals[first], finals[second], strict=False)
     return [objective.pair_cost_ms(one, other) for one, other in pairs]
 
 
-def overlap_mb(finals: Finals, first: Choice, second: Choice) -> float:
+def overlap_mb(finals: Finals, first: PlanChoice, second: PlanChoice) -> float:
     """Returns the private memory of both sessions; interpreter and libraries count twice."""
     return sum(_median(finals[choice], lambda one: one.private_mb) for choice in (first, second))
 
@@ -119,12 +115,12 @@ def steady_ms(figures: Figures) -> float:
 
 
 def ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> float:
-    """Returns how many times larger a figure of one plan is, by the rounds that both were in."""
+    """Returns the ratio of a figure of two plans in their common rounds."""
     return paired_ratio(*_values(figures, others, read))
 
 
 def is_less(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
-    """Says whether a figure of one plan is smaller beyond the noise, by the rounds that both were in."""
+    """Says whether a figure of one plan is smaller beyond the noise, in their common rounds."""
     return is_below(*_values(figures, others, read))
 
 

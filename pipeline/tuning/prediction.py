@@ -1,8 +1,7 @@
-"""What a plan that was not tried would cost, from those that were. Pure.
+"""Predicted cost of a plan that was not tried. Pure.
 
-Every value of every knob is taken to multiply the time to the first result, the time of a run and the
-memories by a factor of its own. The factors are those that fit the trials best (ridge regression of
-logarithms).
+Every value of every knob multiplies the time to the first result, the time of a run and the memories by a
+factor of its own. Ridge regression of logarithms fits the factors to the trials.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import Choice, Space
+from pipeline.tuning.space import PlanChoice, Space
 
 _RIDGE = 0.05
 """Keeps a factor near 1 until trials say otherwise; small beside the one that a single trial brings."""
@@ -25,6 +24,14 @@ _RIDGE = 0.05
 _LEAST = 1e-3
 
 _NO_EFFECT = (0.0, 0.0, 0.0, 0.0)
+
+_READERS: tuple[Callable[[Figures], float], ...] = (
+    lambda figures: figures.ready_ms,
+    lambda figures: figures.steady_ms,
+    lambda figures: figures.private_mb,
+    lambda figures: figures.gpu_mb or 0.0,
+)
+"""The figures that have a factor, in the order of `Prediction`."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,9 @@ class Predictor:
     """Factors learnt from trials.
 
     Attributes:
-        features: (knob, value) that has a factor.
-        weights: Logarithms of the factors, one row per feature, the last one for all plans; one column per
-            figure.
-        anchor: The anchor's median figures.
-        hopeless: (knob, value) whose every trial failed.
+        features: (knob, value) pairs that have a factor.
+        weights: Logarithms of the factors, one row per feature, the last for all plans; one column a figure.
+        hopeless: (knob, value) pairs whose every trial failed.
     """
 
     features: tuple[tuple[str, str], ...]
@@ -56,7 +61,7 @@ class Predictor:
 
     @cached_property
     def _effects(self) -> Mapping[tuple[str, str], Sequence[float]]:
-        """Logarithms by value: as plain numbers, since a search predicts thousands of plans at a time."""
+        """Logarithms by value, as plain numbers: a search predicts thousands of plans at a time."""
         return dict(zip(self.features, self.weights[:-1].tolist(), strict=True))
 
     @cached_property
@@ -64,7 +69,7 @@ class Predictor:
         usual: list[float] = self.weights[-1].tolist()
         return usual
 
-    def predict(self, choice: Choice) -> Prediction:
+    def predict(self, choice: PlanChoice) -> Prediction:
         """Returns the ratios of a plan's figures to the anchor's."""
         first, steady, private, gpu = self._usual
         for value in choice.values:
@@ -72,8 +77,8 @@ class Predictor:
             first, steady, private, gpu = first + own[0], steady + own[1], private + own[2], gpu + own[3]
         return Prediction(*(math.exp(min(max(log, -50.0), 50.0)) for log in (first, steady, private, gpu)))
 
-    def cost(self, choice: Choice, objective: Objective) -> float:
-        """Returns a plan's cost relative to the anchor's; infinite where it cannot work or is not allowed."""
+    def cost(self, choice: PlanChoice, objective: Objective) -> float:
+        """Returns a plan's cost relative to the anchor's; infinite if it cannot work or exceeds a limit."""
         if self.hopeless & set(choice.values):
             return float("inf")
         ratios = self.predict(choice)
@@ -89,8 +94,8 @@ class Predictor:
         first, steady = self.anchor.ready_ms, self.anchor.steady_ms
         return (ratios.first_result * first + runs * ratios.steady * steady) / (first + runs * steady)
 
-    def simplify(self, space: Space, choice: Choice, objective: Objective, factor: float) -> Choice:
-        """Returns the plan without those changes of the base whose loss keeps its cost within a factor."""
+    def simplify(self, space: Space, choice: PlanChoice, objective: Objective, factor: float) -> PlanChoice:
+        """Returns the plan without the changes whose removal keeps its cost within a factor."""
         base, limit = space.base, self.cost(choice, objective) * factor
         for knob in space.knobs:
             plainer = space.canonical(choice.but(knob.name, base[knob.name]))
@@ -100,12 +105,7 @@ class Predictor:
 
 
 def fit(space: Space, trials: Iterable[Trial]) -> Predictor | None:
-    """Learns from trials; None as long as none of them gave figures.
-
-    Args:
-        space: The knobs.
-        trials: Those of other plans (default, recipe) are left out.
-    """
+    """Learns from the trials of a space; None if none of them gave figures."""
     known = [trial for trial in trials if _is_of(space, trial.choice)]
     good = [trial for trial in known if trial.figures and trial.failure is None]
     if not good:
@@ -123,12 +123,12 @@ def fit(space: Space, trials: Iterable[Trial]) -> Predictor | None:
     return Predictor(features, weights, _median_figures(anchors), _hopeless(base, known))
 
 
-def _is_of(space: Space, choice: Choice) -> bool:
+def _is_of(space: Space, choice: PlanChoice) -> bool:
     values = choice.as_dict()
     return all(knob.name in values for knob in space.knobs)
 
 
-def _row(choice: Choice, features: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+def _row(choice: PlanChoice, features: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
     chosen = set(choice.values)
     return np.array([*(1.0 if feature in chosen else 0.0 for feature in features), 1.0])
 
@@ -137,24 +137,8 @@ def _log_ratios(trial: Trial) -> list[float]:
     pairs = list(zip(trial.figures, trial.anchors, strict=True))
     return [
         median([math.log(max(read(one), _LEAST) / max(read(anchor), _LEAST)) for one, anchor in pairs])
-        for read in (_first_result, _steady, _private, _gpu)
+        for read in _READERS
     ]
-
-
-def _first_result(figures: Figures) -> float:
-    return figures.ready_ms
-
-
-def _steady(figures: Figures) -> float:
-    return figures.steady_ms
-
-
-def _private(figures: Figures) -> float:
-    return figures.private_mb
-
-
-def _gpu(figures: Figures) -> float:
-    return figures.gpu_mb or 0.0
 
 
 def _median_figures(figures: Sequence[Figures]) -> Figures:
@@ -170,8 +154,8 @@ def _median_figures(figures: Sequence[Figures]) -> Figures:
     )
 
 
-def _hopeless(base: Choice, trials: Sequence[Trial]) -> frozenset[tuple[str, str]]:
-    """Returns the values that were tried and never worked; the base's are never among them."""
+def _hopeless(base: PlanChoice, trials: Sequence[Trial]) -> frozenset[tuple[str, str]]:
+    """Returns the values that were tried and never worked, the base's excepted."""
     tried: dict[tuple[str, str], list[bool]] = {}
     for trial in trials:
         for value in set(trial.choice.values) - set(base.values):
@@ -179,9 +163,9 @@ def _hopeless(base: Choice, trials: Sequence[Trial]) -> frozenset[tuple[str, str
     return frozenset(value for value, worked in tried.items() if not any(worked))
 
 
-def descend(space: Space, start: Choice, cost: Callable[[Choice], float]) -> tuple[Choice, ...]:
+def descend(space: Space, start: PlanChoice, cost: Callable[[PlanChoice], float]) -> tuple[PlanChoice, ...]:
     """Returns plans near the predicted optimum: the neighbours of every step of a descent."""
-    found: dict[Choice, None] = {start: None}
+    found: dict[PlanChoice, None] = {start: None}
     here = start
     for _ in range(len(space.knobs)):
         around = space.neighbours(here)

@@ -1,4 +1,4 @@
-"""What can be chosen: knobs, their values, and which combinations differ at all. Pure."""
+"""Knobs, their values, and which combinations differ. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlanChoice:
     """One value for every knob.
 
     Attributes:
@@ -29,31 +29,29 @@ class Choice:
     def __str__(self) -> str:
         return " ".join(f"{knob}={value}" for knob, value in self.values)
 
-    def but(self, knob: str, value: str) -> Choice:
+    def but(self, knob: str, value: str) -> PlanChoice:
         """Returns the choice with another value of one knob."""
-        return Choice(tuple((name, value if name == knob else old) for name, old in self.values))
+        return PlanChoice(tuple((name, value if name == knob else old) for name, old in self.values))
 
     def as_dict(self) -> dict[str, str]:
         """Returns value by knob."""
         return dict(self.values)
 
 
-DEFAULT = Choice((("plan", "default"),))
-"""The source in plain ONNX Runtime, `ORT_ENABLE_ALL`: what every other plan is compared with."""
+DEFAULT = PlanChoice((("plan", "default"),))
+"""The source in plain ONNX Runtime, `ORT_ENABLE_ALL`: the plan that every other one is compared with."""
 
-RECIPE = Choice((("plan", "recipe"),))
+RECIPE = PlanChoice((("plan", "recipe"),))
 """The plain recipe: optimised graph, weights inline, optimisation off."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a knob, and what it does to a session.
+    """One value of a knob, and its effect on a session.
 
     Attributes:
-        name: As choices have it.
-        attributes: Attributes of the session options it sets.
-        config_entries: Session config entries it sets.
-        provider_options: Options of the CUDA execution provider it sets.
+        name: The value's name in a choice.
+        provider_options: Options of the CUDA execution provider.
     """
 
     name: str
@@ -64,11 +62,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that can be chosen.
+    """One setting that can be chosen.
 
     Attributes:
-        name: Of the knob.
-        settings: Its values; the first is what is done without a search.
+        settings: Its values; the first is used without a search.
         effect: What it decides, in a sentence.
         shapes_file: Whether it decides what is written, not only how that is loaded.
     """
@@ -99,7 +96,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Rule:
-    """Two choices that are one: where all of `when` holds, `then` is the case whatever is chosen."""
+    """Makes two choices equal: where all of `when` holds, `then` replaces the value."""
 
     when: Mapping[str, str]
     then: tuple[str, str]
@@ -110,20 +107,19 @@ class Space:
     """Every plan that differs from every other.
 
     Attributes:
-        knobs: What can be chosen.
-        rules: Which choices are the same as others, applied in order.
+        rules: Which choices are equal, applied in order.
     """
 
     knobs: tuple[Knob, ...]
     rules: tuple[Rule, ...] = ()
 
     @property
-    def base(self) -> Choice:
-        """The first value of every knob: what is done without a search."""
-        return self.canonical(Choice(tuple((knob.name, knob.values[0]) for knob in self.knobs)))
+    def base(self) -> PlanChoice:
+        """The first value of every knob: the plan without a search."""
+        return self.canonical(PlanChoice(tuple((knob.name, knob.values[0]) for knob in self.knobs)))
 
-    def canonical(self, choice: Choice) -> Choice:
-        """Returns the one choice that stands for all that come to the same."""
+    def canonical(self, choice: PlanChoice) -> PlanChoice:
+        """Returns the one choice that stands for all equal ones."""
         names = {knob.name for knob in self.knobs}
         for rule in self.rules:
             knob, value = rule.then
@@ -147,33 +143,33 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """How many combinations of values there are, equal ones counted each."""
+        """Number of combinations of values, equal ones counted each."""
         return math.prod(len(knob.settings) for knob in self.knobs)
 
-    def choices(self) -> Iterator[Choice]:
+    def choices(self) -> Iterator[PlanChoice]:
         """Yields every choice that differs from the others, once."""
-        seen: set[Choice] = set()
+        seen: set[PlanChoice] = set()
         names = [knob.name for knob in self.knobs]
         for values in itertools.product(*(knob.values for knob in self.knobs)):
-            choice = self.canonical(Choice(tuple(zip(names, values, strict=True))))
+            choice = self.canonical(PlanChoice(tuple(zip(names, values, strict=True))))
             if choice not in seen:
                 seen.add(choice)
                 yield choice
 
-    def neighbours(self, choice: Choice) -> tuple[Choice, ...]:
+    def neighbours(self, choice: PlanChoice) -> tuple[PlanChoice, ...]:
         """Returns every choice that differs from this one in a single knob."""
         changed = (
             self.canonical(choice.but(knob.name, value)) for knob in self.knobs for value in knob.values
         )
         return tuple(other for other in dict.fromkeys(changed) if other != choice)
 
-    def describe(self, choice: Choice) -> str:
-        """Returns what a choice changes of the base plan, in words for a message."""
+    def describe(self, choice: PlanChoice) -> str:
+        """Returns the changes of a choice from the base plan, for a message."""
         base = set(self.base.values)
         changed = [f"{knob}={value}" for knob, value in choice.values if (knob, value) not in base]
         return " ".join(changed) or "the base plan"
 
-    def settings(self, choice: Choice) -> tuple[Setting, ...]:
+    def settings(self, choice: PlanChoice) -> tuple[Setting, ...]:
         """Returns the chosen value of every knob.
 
         Raises:
@@ -189,13 +185,7 @@ class Space:
 def apply_settings(
     settings: tuple[Setting, ...], options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
 ) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]]:
-    """Returns a plan's options with those of a choice set on top.
-
-    Args:
-        settings: As `Space.settings` returns them.
-        options: What the plan's session is made with besides.
-        providers: Its execution providers.
-    """
+    """Returns a plan's options and providers with the settings of a choice on top."""
     attributes, entries, cuda = dict(options.attributes), dict(options.config_entries), dict[str, str]()
     for setting in settings:
         attributes |= setting.attributes

@@ -1,9 +1,9 @@
-"""One trial: a plan in a fresh process, through the runtime's probe, and its answers compared."""
+"""One trial: a plan in a fresh process, through the runtime probe, and its answers compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
@@ -11,10 +11,10 @@ from pipeline.bundle.loader_config import Tolerance
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import VerificationError
 from pipeline.measuring.accuracy import AccuracyMeter
-from pipeline.measuring.gate import Gate, judge
-from pipeline.runtime.answers import Answer, read_answer
-from pipeline.runtime.element_types import Array
-from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.measuring.gate import Gate, find_gate_failures
+from pipeline.runtime.probing.probe import ProbeRequest, measure_plan
+from pipeline.runtime.tensors.element_types import Array
+from pipeline.runtime.verification.answers import Answer, read_answer
 from pipeline.tuning.objective import Figures
 
 TRIAL_FUNCTION = "pipeline.tuning.trial:measure_and_check"
@@ -22,12 +22,11 @@ TRIAL_FUNCTION = "pipeline.tuning.trial:measure_and_check"
 
 @dataclass(frozen=True)
 class CheckedSample:
-    """An input, and what the source answers to it.
+    """An input, and the source's answers to it.
 
     Attributes:
         file: `.npz` of arrays by input name.
-        answers: The outputs' files.
-        weight: Of this input's runs in the steady figure.
+        weight: Weight of this input's runs in the steady figure.
     """
 
     file: str
@@ -37,16 +36,14 @@ class CheckedSample:
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What is measured and compared.
+    """A plan to measure, and the answers to compare with.
 
     Attributes:
-        plan: How the session is made.
-        samples: One per declared shape; the first is of the primary shapes. At least one.
+        samples: One per declared shape, the primary shapes first. At least one.
         tolerances: By output name; "" for those it does not name.
         steady_s: Seconds of repeated runs per sample.
-        io_binding: Whether inputs and outputs are bound.
         bundle: Folder of a bundle that records the plan; None for plain ONNX Runtime.
-        gate: What judges the answers of a converted model, in place of tolerances.
+        gate: Judges the answers of a converted model, in place of tolerances.
     """
 
     plan: SessionPlan
@@ -61,17 +58,11 @@ class TrialRequest:
 def measure_trial(
     request: TrialRequest, *, timeout_s: float, memory_bytes: int | None, function: str = TRIAL_FUNCTION
 ) -> Figures:
-    """Measures a plan once, in a process of its own.
-
-    Args:
-        request: The plan and the inputs.
-        timeout_s: Deadline of the process.
-        memory_bytes: Most private memory it may take; None for no limit.
-        function: What the process does; as `measure_and_check`.
+    """Measures a plan once, in a process of its own, with at most `memory_bytes` of private memory.
 
     Raises:
         VerificationError: An answer is outside its tolerance.
-        LoadError: The session could not be made.
+        LoadError: The session could not be created.
         ChildError: The process died, hung, or ran out of memory.
     """
     probe = ProbeRequest(
@@ -88,19 +79,10 @@ def measure_trial(
         "gate": encode(request.gate),
     }
     result = measure_plan(probe, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function, more=more)
-    return _figures_of(result, [sample.weight for sample in request.samples])
-
-
-def _figures_of(result: ProbeResult, weights: Sequence[float]) -> Figures:
-    return Figures(
-        ready_ms=result.ready_ms,
-        init_ms=result.init_ms,
-        first_ms=result.first_ms,
-        steady_ms=weighted_mean((result.steady_ms, *result.more_steady_ms), weights),
-        private_mb=result.private_mb,
-        peak_mb=result.peak_mb,
-        gpu_mb=result.gpu_mb,
+    steady_ms = weighted_mean(
+        (result.steady_ms, *result.more_steady_ms), [sample.weight for sample in request.samples]
     )
+    return replace(Figures.of(result), steady_ms=steady_ms)
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -109,19 +91,16 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `measure_trial`: measures, then has every sample answered once more and compares.
+    """Child function of `measure_trial`: measures, then runs every sample once more and compares the answers.
 
     Args:
         request: The fields of a `ProbeRequest`, `gpu`, `samples`, `tolerances` and `gate`.
 
-    Returns:
-        What `probe_process.measure` returns.
-
     Raises:
         VerificationError: An answer is outside its tolerance.
-        PipelineError: Anything else that keeps the session from answering.
+        PipelineError: The session could not answer.
     """
-    from pipeline.runtime.probe_process import measure_runs
+    from pipeline.runtime.probing.probe_process import measure_runs
 
     figures, runs = measure_runs(request)
     samples = decode(tuple[CheckedSample, ...], request["samples"])
@@ -144,16 +123,15 @@ def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[Checke
                 meter.add(read_answer(answer), outputs[answer.output])
             else:
                 meter.refuse("the session did not give it")
-    verdict = judge(gate, [meter.result() for meter in meters.values()])
-    if not verdict.ok:
-        lines = "\n  ".join(verdict.failures)
+    if failures := find_gate_failures(gate, [meter.result() for meter in meters.values()]):
+        lines = "\n  ".join(failures)
         raise VerificationError(f"answers less accurately than its gate asks\n  {lines}")
 
 
 def _check_answers(
     outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
 ) -> None:
-    from pipeline.runtime.compare import compare_output
+    from pipeline.runtime.verification.compare import compare_output
 
     for answer in sample.answers:
         if answer.output not in outputs:

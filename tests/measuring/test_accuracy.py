@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
-from pipeline.runtime.answers import Answer
-from pipeline.runtime.element_types import ELEMENT_TYPES, Array, narrow
+from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
+from pipeline.runtime.verification.answers import Answer
 
 NAN, INF = float("nan"), float("inf")
 BLOCKS = st.integers(1, 40)

@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.diagnose.interleaved_runs import MAX_COMPARISON_S
 from pipeline.errors import ChildError
+from pipeline.measuring.comparison import MIN_ROUNDS
 from pipeline.measuring.rounds import (
-    Outcome,
-    figures_of,
-    join_outcomes,
+    InterleavedRuns,
+    is_affordable,
     order_of_round,
-    run_rounds,
+    run_interleaved,
 )
-from pipeline.runtime.probe import ProbeResult
-from pipeline.stages.measure.decision import samples_of
+from pipeline.runtime.probing.probe import ProbeResult
+from pipeline.stages.measure.decision import figures_of
+from pipeline.tuning.objective import Figures
 
 PLANS = ("default", "recipe", "prepared", "portable")
 
@@ -63,7 +68,7 @@ def test_plans_are_interleaved() -> None:
         measured.append(plan)
         return result(1.0)
 
-    run_rounds(PLANS, rounds=5, measure=measure)
+    run_interleaved(PLANS, measure, max_rounds=5)
     for start in range(0, 20, 4):
         assert sorted(measured[start : start + 4]) == sorted(PLANS)
 
@@ -75,8 +80,8 @@ def test_rounds_that_go_on_take_the_orders_that_come_next() -> None:
         measured.append(plan)
         return result(1.0)
 
-    run_rounds(PLANS, rounds=3, measure=measure)
-    run_rounds(PLANS, rounds=3, measure=measure, first=3)
+    run_interleaved(PLANS, measure)
+    run_interleaved(PLANS, measure, first=3)
     assert measured == [plan for index in range(6) for plan in order_of_round(PLANS, index)]
 
 
@@ -89,27 +94,26 @@ def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on() -> 
             raise ChildError("child process died: SIGSEGV")
         return result(float(attempts[plan]))
 
-    outcome = run_rounds(PLANS, rounds=4, measure=measure)
-    assert outcome.failures == {"recipe": "child process died: SIGSEGV"}
-    assert list(outcome.results) == ["default", "prepared", "portable"]
-    assert all(len(results) == 4 for results in outcome.results.values())
+    runs = run_interleaved(PLANS, measure, max_rounds=4)
+    assert runs.failures == {"recipe": "child process died: SIGSEGV"}
+    assert list(runs.rounds) == ["default", "prepared", "portable"]
+    assert all(len(results) == 4 for results in runs.rounds.values())
     assert attempts["recipe"] == 2
 
 
 def test_rounds_add_up_for_plans_that_never_failed() -> None:
     one, two = (result(1.0),), (result(2.0),)
-    joined = join_outcomes(
-        Outcome({"default": one, "prepared": one, "portable": one}, {"recipe": "early"}),
-        Outcome({"default": two, "prepared": two}, {"recipe": "again", "portable": "late"}),
-    )
-    assert joined.results == {"default": one + two, "prepared": one + two}
+    earlier = InterleavedRuns({"default": one, "prepared": one, "portable": one}, {"recipe": "early"}, 1.0)
+    later = InterleavedRuns({"default": two, "prepared": two}, {"recipe": "again", "portable": "late"}, 2.0)
+    joined = earlier.followed_by(later)
+    assert joined.rounds == {"default": one + two, "prepared": one + two}
     assert joined.failures == {"recipe": "early", "portable": "late"}
 
 
 def test_time_to_first_result_is_summed_within_a_process() -> None:
     figures = figures_of("prepared", [result(1.0), result(5.0), result(9.0)])
     assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
-    assert [one.first_result_ms for one in samples_of([result(1.0), result(5.0)])] == [11.0, 15.0]
+    assert [Figures.of(result(init_ms)).first_result_ms for init_ms in (1.0, 5.0)] == [11.0, 15.0]
 
 
 def test_gpu_memory_is_told_only_where_every_process_told_it() -> None:
@@ -117,3 +121,69 @@ def test_gpu_memory_is_told_only_where_every_process_told_it() -> None:
     told = figures_of("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
     assert told is not None
     assert told.median == 513.0
+
+
+NAMES = ("a", "b", "c")
+
+
+def took(
+    seconds: Callable[[str], float], *, estimate_s: float, max_rounds: int = 7, budget_s: float = 7.0
+) -> tuple[InterleavedRuns[str, str], float]:
+    """Returns the runs, and how long all of them took."""
+    now_s = [100.0]
+
+    def measure(name: str) -> str:
+        now_s[0] += seconds(name)
+        return name.upper()
+
+    runs = run_interleaved(
+        NAMES,
+        measure,
+        estimate_s=estimate_s,
+        max_comparison_s=MAX_COMPARISON_S,
+        max_rounds=max_rounds,
+        budget_s=budget_s,
+        clock=lambda: now_s[0],
+    )
+    return runs, now_s[0] - 100
+
+
+def test_what_is_quick_is_measured_often() -> None:
+    runs, _ = took(lambda name: 0.01, estimate_s=1)
+    assert runs.rounds == {name: (name.upper(),) * 7 for name in NAMES}
+    assert runs.round_s == pytest.approx(0.03)
+
+
+def test_what_takes_a_while_is_measured_as_often_as_shows_a_spread() -> None:
+    runs, _ = took(lambda name: 10.0, estimate_s=60)
+    assert {len(of_each) for of_each in runs.rounds.values()} == {MIN_ROUNDS}
+
+
+def test_what_takes_hours_is_not_begun() -> None:
+    runs, took_s = took(lambda name: 3600.0, estimate_s=3 * 3600.0)
+    assert (runs.rounds, runs.failures, took_s) == ({}, {}, 0)
+    assert runs.round_s == 3 * 3600.0
+
+
+def test_what_takes_longer_than_was_thought_is_not_gone_on_with() -> None:
+    runs, _ = took(lambda name: 600.0, estimate_s=60)
+    assert {len(of_each) for of_each in runs.rounds.values()} == {1}
+
+
+def test_what_takes_less_than_was_feared_is_gone_on_with() -> None:
+    runs, _ = took(lambda name: 60.0, estimate_s=MAX_COMPARISON_S)
+    assert {len(of_each) for of_each in runs.rounds.values()} == {MIN_ROUNDS}
+
+
+@given(st.integers(0, 6), st.floats(0, 1e5), st.floats(0, 1e5))
+def test_the_longer_a_round_the_sooner_it_ends(done: int, one_s: float, other_s: float) -> None:
+    short_s, long_s = sorted((one_s, other_s))
+    limits = {"max_comparison_s": MAX_COMPARISON_S, "budget_s": 7.0}
+    assert is_affordable(done, short_s, **limits) or not is_affordable(done, long_s, **limits)
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1))
+def test_no_comparison_takes_much_longer_than_its_limit(estimate_s: float, share: float) -> None:
+    """Where the estimate is no less than what a round takes, as it is made to be."""
+    _, took_s = took(lambda name: estimate_s * share / len(NAMES), estimate_s=estimate_s)
+    assert took_s <= MAX_COMPARISON_S * 1.001

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prepare.project import Outcome, Project, new_project
+from tests.prepare.builders import Outcome, Project, new_project
 
 
 @pytest.fixture(scope="session")

@@ -12,27 +12,18 @@ import numpy as np
 import onnx
 import pytest
 
-from tests import models
-from tests.prepare.project import SHAPES, Project, folding_net, untouched
+from tests import builders as models
+from tests.prepare.builders import SHAPES, Project, folding_net, untouched
 
 USUAL = "name: net\nsource: {path: ../models/net.onnx}\n"
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
-    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
+# One case of each place that refuses: what each place refuses is in the tests of specs and of agreement.
 WRONG: dict[str, tuple[str | bytes, str]] = {
-    "an unknown key": (USUAL + "banana: 1\n", r"net\.yaml:3: banana: unknown key"),
     "a misspelt key": (
         USUAL + "verifi: {rtol: 1}\n",
         r"net\.yaml:3: verifi: unknown key; did you mean 'verify'\?",
     ),
-    "a duplicate key": (USUAL + "targets: [cpu]\ntargets: [cpu]\n", r"net\.yaml:4: .*targets"),
-    "an ill-typed value": (USUAL + "verify: {rtol: tiny}\n", r"net\.yaml:3: verify\.rtol: .*got 'tiny'"),
     "no UTF-8": (USUAL.encode() + b"# caf\xe9\n", r"UTF-8"),
-    "an alias bomb": (USUAL + BOMB, r"net\.yaml"),
-    "a name with a slash": ("name: a/b\nsource: {demo: resnet50}\n", r"net\.yaml:1: name: .*got 'a/b'"),
-    "a name that climbs": ("name: ..\nsource: {demo: resnet50}\n", r"net\.yaml:1: name: "),
     "no YAML": (USUAL + "verify: {rtol: 1\n", r"net\.yaml"),
     "nothing": (b"", r"net\.yaml"),
     "an option ONNX Runtime does not know": (
@@ -40,8 +31,6 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
         r"net\.yaml:3: runtime\.session_config\.'session\.use_env_allocator': .*session\.use_env_allocators",
     ),
     "an unknown demo": ("name: net\nsource: {demo: resnet5000}\n", r"resnet5000"),
-    "an unknown target": (USUAL + "targets: [tpu]\n", r"net\.yaml:3: targets\[0\]: .*got 'tpu'"),
-    "two sources": ("name: net\nsource: {path: m.onnx, demo: resnet50}\n", r"net\.yaml:2: source: "),
 }
 
 
@@ -73,23 +62,6 @@ Sections = dict[str, Any]
 
 CONTRADICTING: dict[str, tuple[Callable[[], onnx.ModelProto], Sections, str]] = {
     "a shape that is missing": (folding_net, {"inputs": {}}, r"inputs\.x\.shapes: missing"),
-    "a wrong rank": (folding_net, {"inputs": {"x": {"shapes": [[1, 64, 1]]}}}, r"inputs\.x.*\[1, 64, 1\]"),
-    "a wrong size": (folding_net, {"inputs": {"x": {"shapes": [[1, 65]]}}}, r"inputs\.x.*\[1, 65\]"),
-    "an unknown input": (
-        folding_net,
-        {"inputs": {**SHAPES, "xs": {"shapes": [[1]]}}},
-        r"inputs\.xs: .*'x'",
-    ),
-    "an unknown output": (
-        folding_net,
-        {"inputs": SHAPES, "verify": {"outputs": {"z": {"rtol": 1, "atol": 1}}}},
-        r"verify\.outputs\.z",
-    ),
-    "values of another type": (
-        folding_net,
-        {"inputs": {"x": {**SHAPES["x"], "values": ["high"]}}},
-        r"inputs\.x",
-    ),
     "sizes that contradict each other": (
         models.two_inputs,
         {"inputs": {"left": {"shapes": [[1, 4]]}, "right": {"shapes": [[2, 4]]}}},
@@ -101,7 +73,6 @@ CONTRADICTING: dict[str, tuple[Callable[[], onnx.ModelProto], Sections, str]] = 
         r"inputs\.words",
     ),
     "a sequence": (models.sequence_input, {}, r"items.*sequence"),
-    "an optional": (models.optional_input, {}, r"maybe.*optional"),
     "samples that are not there": (folding_net, {"inputs": SHAPES, "samples": "none/*.npz"}, r"none/\*\.npz"),
 }
 
@@ -124,11 +95,9 @@ def test_a_spec_that_contradicts_its_model_is_refused_before_long_work(
     ("arrays", "pattern"),
     [
         ({"x": np.zeros((1, 64), np.float64)}, r"float64"),
-        ({"x": np.zeros((1, 63), np.float32)}, r"63"),
-        ({"z": np.zeros((1, 64), np.float32)}, r"'?z'?"),
         ({"x": np.array([None])}, r"pickle|object"),
     ],
-    ids=["dtype", "shape", "name", "objects"],
+    ids=["dtype", "objects"],
 )
 def test_samples_that_do_not_fit_are_refused_by_file(
     built: Project, arrays: dict[str, np.ndarray[Any, Any]], pattern: str
@@ -156,6 +125,7 @@ def random_net() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_answers_at_random_fails_the_build_with_the_worst_element(built: Project) -> None:
     built.add(random_net(), inputs={"x": {"shapes": [[2, 4]]}})
     with untouched(built):
@@ -166,6 +136,7 @@ def test_a_model_that_answers_at_random_fails_the_build_with_the_worst_element(b
     assert "not tried" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_tolerance_below_what_optimising_changes_fails_with_the_worst_element_and_an_honest_one(
     built: Project,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bench.big_model import prepare_big_model
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_a_model_of_2_5_gib_is_prepared_and_loaded_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

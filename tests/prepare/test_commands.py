@@ -19,8 +19,8 @@ import pytest
 from pipeline.bundle.codec import read_json
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
-from pipeline.runtime.availability import unavailable_reason
-from tests.prepare.project import (
+from pipeline.runtime.probing.availability import unavailable_reason
+from tests.prepare.builders import (
     SHAPES,
     Outcome,
     Project,
@@ -29,8 +29,7 @@ from tests.prepare.project import (
     preferred_model,
     stamps,
 )
-from tests.runtime.bundles import CPU_ONLY, UNMET, rewrite_digests, write_bundle
-from tests.runtime.tiny_models import write_linear
+from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundle, write_linear
 
 Built = tuple[Project, Outcome]
 
@@ -97,6 +96,7 @@ def test_check_passes_an_intact_bundle_and_writes_no_data(first_build: Built) ->
     assert outcome.err.splitlines()[1:] == lines
 
 
+@pytest.mark.slow
 def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_path: Path) -> None:
     project, needs = Project(tmp_path), {"cpu": UNMET, "spare": CPU_ONLY, "portable": CPU_ONLY}
     bundle = write_bundle(tmp_path / "linear", requirements=needs)
@@ -135,14 +135,19 @@ def _replace_by_link(path: Path) -> None:
     path.symlink_to(outside)
 
 
-@pytest.mark.parametrize("damage", [_flip, _truncate, Path.unlink, _replace_by_link])
-@pytest.mark.parametrize("file", ["MODEL", "golden.npz", "loader.json", "manifest.json"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *(("MODEL", damage) for damage in (_flip, _truncate, Path.unlink, _replace_by_link)),
+        *((file, _flip) for file in ("golden.npz", "loader.json", "manifest.json")),
+    ],
+)
 def test_check_names_what_is_not_as_it_was_written(
     built: Project, file: str, damage: Callable[[Path], None]
 ) -> None:
     name = preferred_model(built.bundle()) if file == "MODEL" else file
     damage(built.bundle() / name)
-    outcome = built.run("check", "artifacts/net", "--no-golden")
+    outcome = built.call("check", "artifacts/net", "--no-golden")
     assert (outcome.code, outcome.out) == (3, "")
     assert outcome.err.startswith("error: ")
     assert Path(name).name in outcome.err
@@ -151,7 +156,7 @@ def test_check_names_what_is_not_as_it_was_written(
 def test_check_names_a_file_that_was_added(built: Project) -> None:
     # The one variant that every bundle has, whatever was measured.
     (built.bundle() / "portable" / "stray").write_text("?")
-    outcome = built.run("check", "artifacts/net")
+    outcome = built.call("check", "artifacts/net")
     assert outcome.code == 3
     assert "portable/stray: added" in outcome.err
 
@@ -159,7 +164,7 @@ def test_check_names_a_file_that_was_added(built: Project) -> None:
 def test_check_refuses_a_bundle_of_a_newer_format(built: Project) -> None:
     path = built.bundle() / MANIFEST_FILE
     path.write_text(path.read_text().replace('"schema_version": "1.', '"schema_version": "9.', 1))
-    outcome = built.run("check", "artifacts/net")
+    outcome = built.call("check", "artifacts/net")
     assert outcome.code == 3
     assert "9." in outcome.err
 
@@ -178,7 +183,7 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(
     first_build: Built, arguments: tuple[str, ...]
 ) -> None:
     project, _ = first_build
-    outcome = project.run(*arguments)
+    outcome = project.call(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
 
@@ -208,6 +213,7 @@ def test_the_hint_for_a_missing_bundle_can_be_run(first_build: Built, name: str,
     assert (outcome.code, outcome.err.splitlines()[-1]) == (3, f"hint: {hint}")
 
 
+@pytest.mark.slow
 def test_a_target_of_the_specs_is_built_alone(built: Project) -> None:
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
     assert built.run("prepare", "net", "--target", "cpu").code == 0
@@ -228,6 +234,7 @@ def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(bu
     assert stamps(built.artifacts) == before
 
 
+@pytest.mark.slow
 @WITHOUT_GPU
 def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built: Project) -> None:
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
@@ -239,6 +246,7 @@ def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(b
     assert "missing target cuda: " in built.run("show", "net").out
 
 
+@pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_takes_what_is_there_without_a_word(built: Project) -> None:
     built.write_spec(inputs=SHAPES, targets="auto")
@@ -276,6 +284,7 @@ NOBODY_LISTENS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
 @pytest.mark.parametrize("command", ["ortprep", "doit"])
 def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, command: str, shell: str) -> None:
@@ -299,6 +308,7 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, comman
     assert prepare() == Outcome(1, "", "")
 
 
+@pytest.mark.slow
 def test_a_stdout_that_cannot_show_every_character_shows_the_others(
     built: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +323,7 @@ def test_a_stdout_that_cannot_show_every_character_shows_the_others(
     assert json.loads(built.run("schema").out) == json.loads(schema)
 
 
+@pytest.mark.slow
 def test_whoever_reads_the_data_only_in_part_is_served(first_build: Built) -> None:
     for command in ("show", "explain"):
         process = first_build[0].start("-m", "pipeline", command, "net")

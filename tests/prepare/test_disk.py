@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import matmul_net, write_model
-from tests.prepare.project import SHAPES, Project, done, folding_net, is_intact, stamps, untouched
-from tests.runtime.bundles import write_bundle
+from tests.builders import matmul_net, write_model
+from tests.prepare.builders import SHAPES, Project, done, folding_net, is_intact, stamps, untouched
+from tests.runtime.builders import write_bundle
 
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
 MNT_DETACH = 2
@@ -58,6 +58,7 @@ def read_only(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built: Project) -> None:
     write_model(folding_net(seed=1), built.models / "net.onnx")
     with read_only(built.artifacts), untouched(built):
@@ -68,6 +69,7 @@ def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built: Projec
     assert done(built.doit("fetch")) == {"fetch:net"}
 
 
+@pytest.mark.slow
 def test_a_bundle_on_a_read_only_disk_loads_is_checked_and_is_up_to_date(built: Project) -> None:
     with read_only(built.root):
         outcome = built.python(
@@ -83,6 +85,7 @@ def free_kb(folder: Path) -> int:
     return status.f_bavail * status.f_frsize // 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare_kb", [0, 40, 400], ids="{} kB left".format)
 def test_a_full_disk_is_told_and_the_old_bundle_stays(built: Project, spare_kb: int) -> None:
     with small_disk(built.artifacts, size_kb=4096):
@@ -107,6 +110,7 @@ def fill(folder: Path, *, spare_kb: int) -> None:
     (folder / "ballast").write_bytes(bytes(1024 * max(0, free_kb(folder) - spare_kb)))
 
 
+@pytest.mark.manual
 def test_temporary_files_without_room_are_never_the_models_fault(project: Project) -> None:
     """With a page for a request and none for its answer, all that a child has left is its exit code."""
     with small_disk(project.root / "tmp", size_kb=64):
@@ -118,6 +122,7 @@ def test_temporary_files_without_room_are_never_the_models_fault(project: Projec
     assert f"hint: df -h {project.artifacts} {project.root / 'tmp'}" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_command_without_room_for_temporary_files_says_so(project: Project) -> None:
     write_bundle(project.root / "linear")
     with small_disk(project.root / "tmp", size_kb=64):
@@ -128,6 +133,7 @@ def test_a_command_without_room_for_temporary_files_says_so(project: Project) ->
     assert "hint: df -h . " in outcome.err
 
 
+@pytest.mark.manual
 def test_answers_without_room_are_never_the_models_fault(project: Project) -> None:
     project.write_spec(inputs={"x": {"shapes": [[4096, 64]]}})
     with small_disk(project.artifacts, size_kb=4096):
@@ -140,7 +146,7 @@ def test_answers_without_room_are_never_the_models_fault(project: Project) -> No
         assert "does not run" not in outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_a_disk_that_fills_up_at_any_point_of_a_build_leaves_the_old_bundle(built: Project) -> None:
     """Leaves a little more room each time, so that stage after stage cannot write, until a build ends."""
     failed = set()
@@ -162,6 +168,7 @@ def test_a_disk_that_fills_up_at_any_point_of_a_build_leaves_the_old_bundle(buil
         assert built.run("check", "artifacts/net").code == 0
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_is_told_and_the_old_bundle_stays(built: Project) -> None:
     write_model(matmul_net(size=128, layers=4), built.models / "net.onnx")
     built.write_spec(inputs={"x": {"shapes": [[1, 128]]}})

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipeline.runtime import load
-from tests.models import two_inputs, write_external_model
-from tests.prepare.project import (
+from tests.builders import two_inputs, write_external_model
+from tests.prepare.builders import (
     SHAPES,
     Project,
     all_tasks,
@@ -61,6 +62,7 @@ def test_explain_reads_the_same_through_doit(built: Project) -> None:
     assert (outcome.code, outcome.out) == (0, expected)
 
 
+@pytest.mark.manual
 def test_a_single_task_brings_what_it_needs_and_no_more(project: Project) -> None:
     assert done(project.doit("optimize:net/portable")) == {"fetch:net", "optimize:net/portable"}
     assert not project.bundle().exists()
@@ -78,12 +80,14 @@ def test_clean_shows_what_it_would_remove_and_removes_it(built: Project) -> None
     assert [path for path in built.work().rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
 
+@pytest.mark.slow
 def test_clean_of_one_stage_makes_only_that_stage_new(built: Project) -> None:
     assert built.doit("clean", "optimize:net/portable").code == 0
     assert built.explain()["optimize/portable"] == ["never done"]
     assert done(built.doit("optimize")) == {"optimize:net/portable"}
 
 
+@pytest.mark.slow
 def test_clean_of_everything_leaves_what_doit_did_not_make(built: Project) -> None:
     own = built.artifacts / "README.md"
     own.write_text("mine")
@@ -93,6 +97,7 @@ def test_clean_of_everything_leaves_what_doit_did_not_make(built: Project) -> No
     assert (built.models / "net.onnx").exists()
 
 
+@pytest.mark.manual
 def test_several_models_built_at_once_are_each_right(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.add(folding_net(), "fold", inputs=SHAPES)
@@ -115,6 +120,7 @@ def test_several_models_built_at_once_are_each_right(tmp_path: Path) -> None:
     assert project.explain() == {}
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_does_not_keep_the_others_from_being_built(built: Project) -> None:
     built.add(folding_net(seed=3), "bad", source={"path": "../models/none.onnx"})
     built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.errors import BundleError
 from pipeline.runtime import load
-from tests.models import write_model
-from tests.prepare.project import (
+from tests.builders import write_model
+from tests.prepare.builders import (
     STAGES,
     Project,
     answers,
@@ -27,6 +27,7 @@ from tests.prepare.project import (
 )
 
 
+@pytest.mark.slow
 def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_is_whole(
     built: Project,
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_i
     assert built.explain() == {}
 
 
+@pytest.mark.manual
 def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project) -> None:
     for stage in ("fetch", "optimize", "verify", "measure"):
         kill(pause_in(project, stage))
@@ -59,6 +61,7 @@ def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project
             load(project.bundle())
 
 
+@pytest.mark.manual
 def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built: Project) -> None:
     assert built.doit("clean", "package:net").code == 0
     kill(pause_in(built, "package"))
@@ -68,6 +71,7 @@ def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(bui
     assert built.run("check", "artifacts/net").code == 0
 
 
+@pytest.mark.manual
 def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -> None:
     kill(pause_in(project, "verify"))
     finished = {"fetch:net", "optimize:net/cpu"}
@@ -77,6 +81,7 @@ def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -
     assert [path for path in project.leftovers() if "verify" in path] == []
 
 
+@pytest.mark.manual
 @pytest.mark.parametrize("with_doit", [False, True], ids=["ortprep", "doit"])
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in parallel"])
 def test_an_interrupted_build_says_so_and_goes_on_later(
@@ -93,13 +98,14 @@ def test_an_interrupted_build_says_so_and_goes_on_later(
     assert project.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_terminated_build_leaves_no_child(project: Project) -> None:
     outcome = kill(pause_in(project, "optimize"), with_signal=signal.SIGTERM)
     assert outcome.code == -signal.SIGTERM
     assert not project.bundle().exists()
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_a_build_killed_at_any_instant_is_ended_by_the_next_run(tmp_path: Path) -> None:
     """Kills after 0.2 s, 0.4 s, …, wherever that is, until a build gets through."""
     project = new_project(tmp_path / "project")

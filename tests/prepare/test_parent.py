@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.file_server import FileServer, serve
-from tests.models import write_external_model
-from tests.prepare.project import SHAPES, Outcome, Project, all_tasks, done, folding_net
+from tests.builders import write_external_model
+from tests.fakes import FileServer, serve
+from tests.prepare.builders import SHAPES, Outcome, Project, all_tasks, done, folding_net
+
+pytestmark = pytest.mark.slow
 
 PREPARE = """
 import json, sys

@@ -11,8 +11,8 @@ from pipeline.bundle.digest import digest_file
 from pipeline.bundle.loader_config import find_variant, read_loader_config
 from pipeline.bundle.manifest import read_manifest
 from pipeline.runtime import load
-from tests.models import write_external_model, write_model
-from tests.prepare.project import (
+from tests.builders import write_external_model, write_model
+from tests.prepare.builders import (
     QUICK,
     SHAPES,
     Outcome,
@@ -77,6 +77,7 @@ def test_a_second_run_writes_nothing(built: Project) -> None:
     assert built.explain() == {}
 
 
+@pytest.mark.manual
 def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -> None:
     built.write_spec(inputs=SHAPES, measure={**QUICK, "steady_s": 0.02})
     reasons = built.explain()
@@ -89,6 +90,7 @@ def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -
     assert stamps(built.work() / "optimize-cpu") == kept
 
 
+@pytest.mark.manual
 def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) -> None:
     built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
     reasons = built.explain()
@@ -97,6 +99,7 @@ def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) 
     assert done(built.doit("verify")) == {"verify:net/cpu", "verify:net/portable"}
 
 
+@pytest.mark.slow
 def test_a_replaced_model_is_built_anew_and_answered_anew(built: Project) -> None:
     old = stamps(built.bundle())
     write_model(folding_net(seed=1), built.models / "net.onnx")
@@ -117,6 +120,7 @@ def test_a_model_that_was_only_touched_is_not_built_again(built: Project) -> Non
     assert done(built.run("prepare")) == set()
 
 
+@pytest.mark.manual
 def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project) -> None:
     model = built.models / "net.onnx"
     built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
@@ -124,6 +128,7 @@ def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project
     assert done(built.run("prepare")) == {"fetch:net", "package:net"}
 
 
+@pytest.mark.slow
 def test_an_option_for_jobs_reaches_their_session(built: Project) -> None:
     built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
     assert built.explain()["optimize/cpu"] == ["runtime.intra_op_num_threads: was None, is 1"]
@@ -131,6 +136,7 @@ def test_an_option_for_jobs_reaches_their_session(built: Project) -> None:
     assert load(built.bundle()).get_session_options().intra_op_num_threads == 1
 
 
+@pytest.mark.manual
 @pytest.mark.parametrize("damage", ["changed", "missing", "added"])
 def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Project, damage: str) -> None:
     model = built.bundle() / preferred_model(built.bundle())
@@ -148,6 +154,7 @@ def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Projec
     assert is_intact(built.bundle())
 
 
+@pytest.mark.slow
 def test_external_weights_count_as_part_of_the_model(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.write_spec(inputs=SHAPES)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.prepare.project import REPOSITORY, SHAPES, Project, folding_net
+from tests.prepare.builders import REPOSITORY, SHAPES, Project, folding_net
 
 DOIT = ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), "configs={configs}", "artifacts={artifacts}"]
 COMMANDS = {
@@ -15,6 +15,7 @@ COMMANDS = {
     "doit": [*DOIT, "prepare"],
     "doit, two at once": [*DOIT, "-n", "2", "prepare"],
 }
+LIKE_ANOTHER = ("ortprep", "doit, two at once")  # the other two differ most
 
 
 def run_on_terminal(project: Project, arguments: list[str]) -> tuple[int, str]:
@@ -24,14 +25,11 @@ def run_on_terminal(project: Project, arguments: list[str]) -> tuple[int, str]:
     return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
 
 
-# doit alone, and two at once by our command, differ most.
-SLOW = ("ortprep", "doit, two at once")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(command, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        pytest.param(command, id=name, marks=pytest.mark.manual if name in LIKE_ANOTHER else ())
         for name, command in COMMANDS.items()
     ],
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import write_model
-from tests.prepare.project import (
+from tests.builders import write_model
+from tests.fakes import wait_for
+from tests.prepare.builders import (
     SHAPES,
     Outcome,
     Project,
@@ -22,7 +23,6 @@ from tests.prepare.project import (
     is_intact,
     kill,
     pause_in,
-    wait_for,
 )
 
 JOB = """
@@ -87,10 +87,11 @@ def job_loading(project: Project) -> Iterator[Job]:
     job.loads, job.answers = map(int, outcome.out.split())
 
 
-@pytest.mark.parametrize("builds", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.manual
 def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_again(
-    built: Project, builds: int
+    built: Project,
 ) -> None:
+    builds = 5
     with job_loading(built) as job:
         for timeout_s in range(100, 100 + builds):
             # Changes the record of the spec and nothing that was built from it.
@@ -101,7 +102,7 @@ def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_ag
     assert job.answers == 1
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(built: Project) -> None:
     with job_loading(built) as job:
         for seed in (1, 2, 3, 4):
@@ -115,6 +116,7 @@ def count_said(outcomes: tuple[Outcome, ...], line: str) -> int:
     return sum(outcome.err.count(line) for outcome in outcomes)
 
 
+@pytest.mark.manual
 def test_of_two_builds_at_once_each_task_is_done_by_one(project: Project) -> None:
     processes = [project.start("-m", "pipeline", "prepare") for _ in range(2)]
     outcomes = finish(processes[0]), finish(processes[1])
@@ -129,6 +131,7 @@ def test_of_two_builds_at_once_each_task_is_done_by_one(project: Project) -> Non
     assert project.explain() == {}
 
 
+@pytest.mark.slow
 def test_a_build_goes_on_where_one_that_held_the_lock_was_killed(project: Project) -> None:
     first = pause_in(project, "optimize")
     second = project.start("-m", "doit", *doit_arguments(project), "optimize")

@@ -19,9 +19,10 @@ from pipeline.bundle.manifest import VariantRecord, read_manifest
 from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.graph.receipts import KEPT_PREFIX
 from pipeline.runtime import load, load_progressive
-from pipeline.runtime.probe import ProbeRequest, ProbeResult
-from tests.models import build_model, tensor, value
-from tests.prepare.project import (
+from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult
+from tests.builders import build_model, tensor, value
+from tests.fakes import wait_for
+from tests.prepare.builders import (
     Outcome,
     Project,
     all_tasks,
@@ -35,11 +36,12 @@ from tests.prepare.project import (
     preferred_model,
     source_answers,
     stamps,
-    wait_for,
 )
 
+pytestmark = pytest.mark.manual
+
 SHAPES = {"image": {"shapes": [[1, 3, 16, 16], [2, 3, 16, 16]]}}
-TUNE = {"max_trials": 6, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+TUNE = {"max_trials": 6, "budget_s": 900, "rounds": 3, "steady_s": 0.01}
 FEEDS = {"image": np.random.default_rng(3).random((2, 3, 16, 16), np.float32)}
 
 
@@ -120,7 +122,7 @@ def first_search(tmp_path_factory: pytest.TempPathFactory) -> Search:
         journals = [folder / "journal.log" for folder in kept(project)]
         return any('"kind":"base"' in log.read_text() for log in journals if log.exists())
 
-    wait_for(base_is_recorded, what="a trial is over", timeout_s=120)
+    wait_for(base_is_recorded, what="a trial is over")
     children = wait_for(lambda: children_of(process.pid), what="the next trial is under way")
     first = kill(process)
     left = [folder.name for folder in kept(project)]
@@ -307,7 +309,7 @@ def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tun
     assert tuned.run("check", "artifacts/net").code == 0
     with load_progressive(tuned.bundle(), check="golden") as session:
         early = answers(session, FEEDS)["y"]
-        session.wait_steady(60)
+        session.wait_steady(600)
         late = answers(session, FEEDS)["y"]
     expected = source_answers(tuned.models / "net.onnx", FEEDS)["y"]
     for got in (early, late):
@@ -324,7 +326,7 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned: Proj
     assert tuned.run("check", "artifacts/net").code == 0
     with load_progressive(tuned.bundle(), check="golden") as session:
         assert session.phase == "first"
-        session.wait_steady(60)
+        session.wait_steady(600)
     assert_answers_as_the_source(tuned)
 
 

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from pipeline.bundle.codec import canonical_json
 from pipeline.errors import SpecError
 from pipeline.options import known_attributes
-from pipeline.spec.models import ModelSpec, Source
-from pipeline.spec.resolution import resolved_spec
+from pipeline.spec.models import ModelSpec, SourceSpec, resolved_spec
 from pipeline.spec.schema import known_keys
 from pipeline.spec.validation import parse_spec
 
@@ -59,7 +58,7 @@ def test_element_and_option_values_keep_their_type() -> None:
 
 def test_a_digest_reads_the_same_however_it_was_written() -> None:
     written = ["ab" * 32, "AB" * 32, "sha256:" + "ab" * 32]
-    assert {Source(demo="x", sha256=digest).sha256 for digest in written} == {"sha256:" + "ab" * 32}
+    assert {SourceSpec(demo="x", sha256=digest).sha256 for digest in written} == {"sha256:" + "ab" * 32}
 
 
 def test_equal_specs_are_recorded_equally_in_whatever_order_they_were_written() -> None:

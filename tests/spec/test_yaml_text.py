@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.spec import yaml_text
-from pipeline.spec.yaml_text import MAX_BYTES, MAX_DEPTH, Document, parse_yaml
+from pipeline.spec.yaml_text import MAX_BYTES, MAX_DEPTH, YamlDocument, parse_yaml
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)
@@ -23,7 +23,7 @@ def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def parse(text: str | bytes) -> Document:
+def parse(text: str | bytes) -> YamlDocument:
     return parse_yaml(text if isinstance(text, bytes) else text.encode(), file="x.yaml")
 
 

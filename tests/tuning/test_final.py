@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import LoadError
-from pipeline.measuring.comparison import LEAST_ROUNDS, centre, paired_ratio
-from pipeline.tuning.final import Lanes, compare_afresh, pick_lanes, rank
+from pipeline.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
+from pipeline.tuning.final import FinalEntrants, compare_finalists, pick_entrants, rank
 from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.space import DEFAULT, Choice
-from tests.tuning.spaces import cpu_space
+from pipeline.tuning.space import DEFAULT, PlanChoice
+from tests.tuning.builders import cpu_space
 
 SPACE = cpu_space()
 PLANS = tuple(itertools.islice(SPACE.choices(), 6))
@@ -29,12 +29,12 @@ positive = st.floats(0.01, 1e6)
 class Track:
     """Measures plans whose true cost is known, with noise and drift."""
 
-    def __init__(self, costs: dict[Choice, float], *, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, costs: dict[PlanChoice, float], *, noise: float = 0.0, seed: int = 0) -> None:
         self.costs, self.noise, self.chance = costs, noise, random.Random(seed)
-        self.measured: Counter[Choice] = Counter()
-        self.fails: dict[Choice, set[int]] = {}
+        self.measured: Counter[PlanChoice] = Counter()
+        self.fails: dict[PlanChoice, set[int]] = {}
 
-    def measure(self, choice: Choice) -> Figures:
+    def measure(self, choice: PlanChoice) -> Figures:
         number = self.measured[choice]
         self.measured[choice] += 1
         if number in self.fails.get(choice, ()):
@@ -42,11 +42,11 @@ class Track:
         cost = self.costs[choice] * math.exp(self.chance.gauss(0, self.noise))
         return Figures(cost, 0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
 
-    def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[Choice, int]:
+    def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[PlanChoice, int]:
         """Returns how many rounds each plan was in."""
         contenders = tuple(choice for choice in self.costs if choice != DEFAULT)
-        finals = compare_afresh(
-            Lanes(DEFAULT, contenders),
+        finals = compare_finalists(
+            FinalEntrants(DEFAULT, contenders),
             OBJECTIVE,
             most_rounds=rounds,
             measure=self.measure,
@@ -55,18 +55,18 @@ class Track:
         return {choice: len(figures) for choice, figures in finals.items()}
 
 
-def costs(*values: float) -> dict[Choice, float]:
+def costs(*values: float) -> dict[PlanChoice, float]:
     return {DEFAULT: 100.0, **dict(zip(PLANS, values, strict=False))}
 
 
 def test_plans_far_behind_leave_after_the_least_rounds() -> None:
     rounds = Track(costs(10, 30, 10.1), noise=0.02).compare()
-    assert rounds[PLANS[1]] == LEAST_ROUNDS
+    assert rounds[PLANS[1]] == MIN_ROUNDS
     assert rounds[DEFAULT] == max(rounds.values())
 
 
 def test_a_clear_winner_ends_it_at_once() -> None:
-    assert set(Track(costs(10, 30, 40), noise=0.02).compare().values()) == {LEAST_ROUNDS}
+    assert set(Track(costs(10, 30, 40), noise=0.02).compare().values()) == {MIN_ROUNDS}
 
 
 def test_plans_that_are_close_are_measured_until_the_rounds_are_over() -> None:
@@ -76,10 +76,10 @@ def test_plans_that_are_close_are_measured_until_the_rounds_are_over() -> None:
 
 def test_it_ends_with_the_time_but_never_before_the_least_rounds() -> None:
     track = Track(costs(10, 10.3, 10.2), noise=0.1)
-    assert set(track.compare(time=0).values()) == {LEAST_ROUNDS}
+    assert set(track.compare(time=0).values()) == {MIN_ROUNDS}
     track = Track(costs(10, 10.3, 10.2), noise=0.1)
     track.compare(time=18)
-    assert LEAST_ROUNDS * 4 < track.measured.total() <= 18
+    assert MIN_ROUNDS * 4 < track.measured.total() <= 18
 
 
 def test_a_plan_that_fails_once_is_out_and_the_default_may_once() -> None:
@@ -87,25 +87,25 @@ def test_a_plan_that_fails_once_is_out_and_the_default_may_once() -> None:
     track.fails = {PLANS[0]: {1}, DEFAULT: {1}}
     rounds = track.compare()
     assert PLANS[0] not in rounds
-    assert rounds[DEFAULT] == rounds[PLANS[1]] == LEAST_ROUNDS
+    assert rounds[DEFAULT] == rounds[PLANS[1]] == MIN_ROUNDS
 
 
 def test_a_default_that_fails_twice_keeps_its_rounds_and_the_others_have_the_least() -> None:
     track = Track(costs(10, 10.1), noise=0.1)
     track.fails = {DEFAULT: {1, 2}}
-    assert track.compare() == {DEFAULT: 1, PLANS[0]: LEAST_ROUNDS, PLANS[1]: LEAST_ROUNDS}
+    assert track.compare() == {DEFAULT: 1, PLANS[0]: MIN_ROUNDS, PLANS[1]: MIN_ROUNDS}
 
 
 def test_a_plan_beyond_a_limit_leads_nobody() -> None:
     track = Track(costs(10, 30, 30.2), noise=0.05)
     heavy = PLANS[0]
 
-    def measure(choice: Choice) -> Figures:
+    def measure(choice: PlanChoice) -> Figures:
         figures = track.measure(choice)
         return figures if choice != heavy else dataclasses.replace(figures, private_mb=900.0)
 
-    finals = compare_afresh(
-        Lanes(DEFAULT, PLANS[:3]),
+    finals = compare_finalists(
+        FinalEntrants(DEFAULT, PLANS[:3]),
         Objective(1, max_private_mb=500.0),
         most_rounds=7,
         measure=measure,
@@ -113,7 +113,7 @@ def test_a_plan_beyond_a_limit_leads_nobody() -> None:
     )
     assert {choice: len(figures) for choice, figures in finals.items()} == {
         DEFAULT: 7,
-        heavy: LEAST_ROUNDS,
+        heavy: MIN_ROUNDS,
         PLANS[1]: 7,
         PLANS[2]: 7,
     }
@@ -128,11 +128,11 @@ def test_the_best_plan_hardly_ever_leaves(noise: float) -> None:
 
 def test_there_is_always_room_for_two_contenders_and_a_first() -> None:
     for most in range(8):
-        lanes = pick_lanes(DEFAULT, PLANS[:3], PLANS[2:], most=most)
-        assert (lanes.anchor, lanes.contenders[:2]) == (DEFAULT, PLANS[:2])
-        assert len(lanes.firsts) >= 1
-        assert len(lanes.all) <= max(most, len((DEFAULT, *PLANS[:2])) + 1) or len(lanes.firsts) == 1
-        assert len(lanes.all) == len({*lanes.contenders, *lanes.firsts}) + 1
+        entrants = pick_entrants(DEFAULT, PLANS[:3], PLANS[2:], most=most)
+        assert (entrants.anchor, entrants.contenders[:2]) == (DEFAULT, PLANS[:2])
+        assert len(entrants.firsts) >= 1
+        assert len(entrants.all) <= max(most, len((DEFAULT, *PLANS[:2])) + 1) or len(entrants.firsts) == 1
+        assert len(entrants.all) == len({*entrants.contenders, *entrants.firsts}) + 1
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0.1, 10))
@@ -162,11 +162,11 @@ def test_nothing_has_no_centre() -> None:
 
 def test_a_drift_that_all_plans_saw_is_no_noise() -> None:
     drift = (1.0, 3.0, 2.0)
-    standing = rank({PLANS[0]: [10 * d for d in drift], PLANS[1]: [10.2 * d for d in drift]})
-    assert standing.leader == PLANS[0]
-    assert standing.behind[PLANS[1]] == pytest.approx(math.log(1.02))
-    assert standing.error < 1e-9
-    assert standing.contenders() == (PLANS[0],)
+    ranking = rank({PLANS[0]: [10 * d for d in drift], PLANS[1]: [10.2 * d for d in drift]})
+    assert ranking.leader == PLANS[0]
+    assert ranking.behind[PLANS[1]] == pytest.approx(math.log(1.02))
+    assert ranking.error < 1e-9
+    assert ranking.contenders() == (PLANS[0],)
 
 
 def test_the_error_is_about_what_differences_of_noise_come_to() -> None:
@@ -174,8 +174,8 @@ def test_the_error_is_about_what_differences_of_noise_come_to() -> None:
     errors, differences = [], []
     for _ in range(300):
         noisy = {plan: [math.exp(chance.gauss(0, 0.05)) for _ in range(5)] for plan in PLANS[:4]}
-        standing = rank(noisy)
-        errors.append(standing.error)
+        ranking = rank(noisy)
+        errors.append(ranking.error)
         differences.append(math.log(paired_ratio(noisy[PLANS[0]], noisy[PLANS[1]])))
     true = math.sqrt(sum(one * one for one in differences) / len(differences))
     assert sum(errors) / len(errors) == pytest.approx(true, rel=0.2)

@@ -5,10 +5,11 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.tuning.front import Point, find_break_evens, find_front, points_of
+from pipeline.bundle.tuning_record import FrontRecord
+from pipeline.tuning.front import find_break_evens, find_front, points_of
 from pipeline.tuning.objective import Figures, Objective, Trial
 from pipeline.tuning.space import DEFAULT
-from tests.tuning.spaces import cpu_space
+from tests.tuning.builders import cpu_space
 from tests.tuning.test_objective import ANCHOR, SOON, STEADY
 
 SPACE = cpu_space()
@@ -17,7 +18,7 @@ eighths = st.integers(1, 8_000).map(lambda number: number / 8)
 """Milliseconds that floating-point numbers add and multiply without rounding."""
 
 points = st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30).map(
-    lambda pairs: [Point(number, first, steady) for number, (first, steady) in enumerate(pairs)]
+    lambda pairs: [FrontRecord(number, first, steady) for number, (first, steady) in enumerate(pairs)]
 )
 
 
@@ -25,23 +26,23 @@ def trial(*figures: Figures) -> Trial:
     return Trial(0, "screening", SPACE.base, figures, (ANCHOR,) * len(figures))
 
 
-def cost_at(runs: int, point: Point) -> float:
+def cost_at(runs: int, point: FrontRecord) -> float:
     return point.first_result_ms + (runs - 1) * point.steady_ms
 
 
-def dominates(one: Point, other: Point) -> bool:
+def dominates(one: FrontRecord, other: FrontRecord) -> bool:
     return one.first_result_ms <= other.first_result_ms and one.steady_ms <= other.steady_ms
 
 
 @given(points)
-def test_no_plan_of_a_front_is_beaten_in_both_figures_and_every_other_is(plans: list[Point]) -> None:
+def test_no_plan_of_a_front_is_beaten_in_both_figures_and_every_other_is(plans: list[FrontRecord]) -> None:
     front = find_front(plans)
     assert not any(dominates(one, other) and not dominates(other, one) for one in plans for other in front)
     assert all(any(dominates(one, other) for one in front) for other in plans)
 
 
 @given(points)
-def test_a_front_goes_from_the_soonest_first_result_to_the_shortest_run(plans: list[Point]) -> None:
+def test_a_front_goes_from_the_soonest_first_result_to_the_shortest_run(plans: list[FrontRecord]) -> None:
     front = find_front(plans)
     assert front[0].first_result_ms == min(plan.first_result_ms for plan in plans)
     assert front[-1].steady_ms == min(plan.steady_ms for plan in plans)
@@ -51,12 +52,14 @@ def test_a_front_goes_from_the_soonest_first_result_to_the_shortest_run(plans: l
 
 
 @given(points, st.integers(1, 10_000))
-def test_the_break_evens_name_the_cheapest_plan_at_any_number_of_runs(plans: list[Point], runs: int) -> None:
+def test_the_break_evens_name_the_cheapest_plan_at_any_number_of_runs(
+    plans: list[FrontRecord], runs: int
+) -> None:
     front = find_front(plans)
-    by_number = {plan.number: plan for plan in plans}
+    by_number = {plan.trial: plan for plan in plans}
     current = front[0]
     for one in find_break_evens(front):
-        assert one.sooner == current.number
+        assert one.sooner == current.trial
         if one.runs > runs:
             break
         current = by_number[one.steadier]
@@ -64,8 +67,8 @@ def test_the_break_evens_name_the_cheapest_plan_at_any_number_of_runs(plans: lis
 
 
 @given(points)
-def test_one_run_before_a_break_even_the_sooner_plan_still_costs_no_more(plans: list[Point]) -> None:
-    by_number = {plan.number: plan for plan in plans}
+def test_one_run_before_a_break_even_the_sooner_plan_still_costs_no_more(plans: list[FrontRecord]) -> None:
+    by_number = {plan.trial: plan for plan in plans}
     for one in find_break_evens(find_front(plans)):
         sooner, steadier = by_number[one.sooner], by_number[one.steadier]
         assert cost_at(one.runs, steadier) < cost_at(one.runs, sooner)
@@ -73,26 +76,26 @@ def test_one_run_before_a_break_even_the_sooner_plan_still_costs_no_more(plans: 
 
 
 def test_prepacking_a_transformer_is_worth_it_from_the_twenty_sixth_run_on() -> None:
-    front = find_front([Point(1, 86.0, 31.0), Point(2, 304.0, 22.0), Point(0, 623.0, 22.0)])
-    assert [point.number for point in front] == [1, 2]
+    front = find_front([FrontRecord(1, 86.0, 31.0), FrontRecord(2, 304.0, 22.0), FrontRecord(0, 623.0, 22.0)])
+    assert [point.trial for point in front] == [1, 2]
     (one,) = find_break_evens(front)
     assert (one.sooner, one.steadier, one.runs) == (1, 2, 26)
 
 
 def test_a_plan_alone_has_no_break_even() -> None:
-    assert find_break_evens(find_front([Point(0, 1.0, 1.0)])) == ()
+    assert find_break_evens(find_front([FrontRecord(0, 1.0, 1.0)])) == ()
 
 
 def test_a_point_is_the_medians_of_a_trial() -> None:
     (point,) = points_of([trial(SOON, SOON, STEADY)], Objective(1), finals={}, anchor=DEFAULT)
-    assert point == Point(0, 86.0, 31.0)
+    assert point == FrontRecord(0, 86.0, 31.0)
 
 
 def test_figures_of_the_last_comparison_count_before_those_of_a_trial() -> None:
     slower = dataclasses.replace(SOON, ready_ms=186.0)
     finals = {SPACE.base: (slower,) * 3, DEFAULT: (ANCHOR,) * 5}
     (point,) = points_of([trial(SOON)], Objective(1), finals=finals, anchor=DEFAULT)
-    assert point == Point(0, 186.0, 31.0)
+    assert point == FrontRecord(0, 186.0, 31.0)
 
 
 def test_a_plan_beyond_a_limit_has_no_place() -> None:

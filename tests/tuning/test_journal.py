@@ -9,8 +9,8 @@ import pytest
 from pipeline.errors import TuningError
 from pipeline.tuning.journal import Journal
 from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
-from tests.tuning.spaces import TRANSFORMER, cpu_space, plan
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from tests.tuning.builders import TRANSFORMER, cpu_space, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
 OBJECTIVE = Objective(100)
@@ -78,7 +78,7 @@ def test_a_sampler_that_knows_of_failures_only_still_suggests(path: Path) -> Non
 
 
 def test_equal_seeds_suggest_the_same(tmp_path: Path) -> None:
-    def suggest(name: str, seed: int) -> list[Choice | None]:
+    def suggest(name: str, seed: int) -> list[PlanChoice | None]:
         journal = open_journal(tmp_path / name, seed=seed)
         for trial in TRIALS:
             journal.record(trial)

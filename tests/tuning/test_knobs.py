@@ -17,9 +17,9 @@ from pipeline.options import (
     known_provider_options,
     known_session_config,
 )
-from pipeline.tuning.knobs import MAX_INLINE_BYTES, ModelTraits, find_space_problems
+from pipeline.tuning.knobs import MAX_INLINE_BYTES, ModelFeatures, find_space_problems
 from pipeline.tuning.space import Space
-from tests.tuning.spaces import (
+from tests.tuning.builders import (
     CONVOLUTIONS,
     EVERYTHING_ALLOWED,
     LEVELS,
@@ -34,8 +34,8 @@ from tests.tuning.spaces import (
 CONVOLUTION_KNOBS = {"convolution_search", "workspace", "channels_last", "bias_fusion", "pad_1d"}
 
 
-def but(traits: ModelTraits, **changes: object) -> ModelTraits:
-    return dataclasses.replace(traits, **changes)  # type: ignore[arg-type]
+def but(features: ModelFeatures, **changes: object) -> ModelFeatures:
+    return dataclasses.replace(features, **changes)  # type: ignore[arg-type]
 
 
 def free_space() -> Space:
@@ -44,11 +44,11 @@ def free_space() -> Space:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
-@pytest.mark.parametrize("traits", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
+@pytest.mark.parametrize("features", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
 def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
-    version: str, build: Callable[..., Space], traits: ModelTraits
+    version: str, build: Callable[..., Space], features: ModelFeatures
 ) -> None:
-    space = build(traits, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
+    space = build(features, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
     for knob in space.knobs:
         for setting in knob.settings:
             assert check_session_config(setting.config_entries, version=version) == ()
@@ -108,7 +108,7 @@ def test_padding_needs_a_1d_convolution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("traits", "allowed", "recorded"),
+    ("features", "allowed", "recorded"),
     [
         (CONVOLUTIONS, ("io_binding",), True),
         (CONVOLUTIONS, (), False),
@@ -119,9 +119,9 @@ def test_padding_needs_a_1d_convolution() -> None:
     ],
 )
 def test_a_run_is_recorded_only_with_bound_inputs_fixed_shapes_and_no_control_flow(
-    traits: ModelTraits, allowed: tuple[str, ...], recorded: bool
+    features: ModelFeatures, allowed: tuple[str, ...], recorded: bool
 ) -> None:
-    assert ("cuda_graph" in names(cuda_space(traits, allowed=allowed))) == recorded
+    assert ("cuda_graph" in names(cuda_space(features, allowed=allowed))) == recorded
 
 
 @pytest.mark.parametrize("permission", ["tf32", "io_binding"])
@@ -195,12 +195,12 @@ def test_an_option_that_the_user_has_set_is_not_searched(build: Callable[..., Sp
                 )
 
 
-@pytest.mark.parametrize("option", sorted(OPTIONS))
-def test_whatever_the_user_has_set_every_plan_has_its_files(option: str) -> None:
-    for build in (cpu_space, cuda_space):
+@pytest.mark.parametrize("build", [cpu_space, cuda_space])
+def test_whatever_the_user_has_set_every_plan_has_its_files(build: Callable[..., Space]) -> None:
+    for option in OPTIONS:
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
-        assert {"form", "level"} <= names(space)
-        assert "mapped" in space.knob("form").values
+        assert {"form", "level"} <= names(space), option
+        assert "mapped" in space.knob("form").values, option
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])

@@ -27,6 +27,12 @@ def test_a_session_costs_its_load_its_first_run_and_the_others() -> None:
     assert Objective(1000).cost_ms(STEADY) == 304.0 + 999 * 22.0
 
 
+def test_another_start_changes_when_a_plan_is_ready_and_nothing_else() -> None:
+    later = SOON.with_start(SOON.start_ms + 7.0)
+    assert later == dataclasses.replace(SOON, ready_ms=SOON.ready_ms + 7.0)
+    assert STEADY.with_start(later.start_ms).start_ms == later.start_ms
+
+
 def test_the_plan_that_costs_least_depends_on_the_number_of_runs() -> None:
     assert Objective(10).cost_ms(SOON) < Objective(10).cost_ms(STEADY)
     assert Objective(100).cost_ms(SOON) > Objective(100).cost_ms(STEADY)

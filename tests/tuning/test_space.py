@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import TuningError
 from pipeline.tuning.knobs import restrict
-from pipeline.tuning.space import CUDA, Choice, Setting, Space, apply_settings
-from tests.tuning.spaces import (
+from pipeline.tuning.space import CUDA, PlanChoice, Setting, Space, apply_settings
+from tests.tuning.builders import (
     cpu_space,
     cuda_space,
     plan,
@@ -20,10 +20,10 @@ from tests.tuning.spaces import (
     spaces,
 )
 
-MOST_ENUMERATED = 200
+MAX_ENUMERATED = 200
 
 
-def changes(one: Choice, other: Choice) -> set[str]:
+def changes(one: PlanChoice, other: PlanChoice) -> set[str]:
     return {name for (name, value), (_, was) in zip(one.values, other.values, strict=True) if value != was}
 
 
@@ -44,7 +44,7 @@ def test_a_canonical_choice_is_of_the_space(data: st.DataObject) -> None:
 @settings(max_examples=30)
 @given(restricted_spaces())
 def test_no_plan_is_named_twice_and_the_base_comes_first(space: Space) -> None:
-    some = list(itertools.islice(space.choices(), MOST_ENUMERATED))
+    some = list(itertools.islice(space.choices(), MAX_ENUMERATED))
     assert len(set(some)) == len(some) <= space.combinations
     assert some[0] == space.base
 
@@ -52,7 +52,7 @@ def test_no_plan_is_named_twice_and_the_base_comes_first(space: Space) -> None:
 def test_every_combination_is_one_of_the_choices() -> None:
     space = small_space()
     combinations = itertools.product(*(knob.values for knob in space.knobs))
-    raw = [Choice((("engine", engine), ("speed", speed))) for engine, speed in combinations]
+    raw = [PlanChoice((("engine", engine), ("speed", speed))) for engine, speed in combinations]
     assert len(raw) == space.combinations == 6
     assert {space.canonical(choice) for choice in raw} == set(space.choices())
     assert len(list(space.choices())) == 4
@@ -111,7 +111,7 @@ def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is() -> None:
 
 def test_a_choice_of_another_space_is_told_with_what_it_lacks() -> None:
     with pytest.raises(TuningError, match="choice without speed"):
-        small_space().settings(Choice((("engine", "on"),)))
+        small_space().settings(PlanChoice((("engine", "on"),)))
 
 
 def test_one_thread_never_spins_and_prepacks_alone() -> None:

@@ -21,13 +21,14 @@ from pipeline.errors import (
     PipelineError,
     VerificationError,
 )
-from pipeline.runtime.answers import write_answers
 from pipeline.runtime.loading.session import CPU, CUDA, default_plan
-from pipeline.runtime.tensors import write_tensors
-from pipeline.tuning.choosing import choose
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.verification.answers import write_answers
+from pipeline.tuning.budget import SearchLimits
 from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.search import Effects, Limits, search
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice, Knob, Setting, Space, apply_settings
+from pipeline.tuning.plan_selection import choose
+from pipeline.tuning.search import SearchEffects, search
+from pipeline.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space, apply_settings
 from pipeline.tuning.trial import (
     TRIAL_FUNCTION,
     CheckedSample,
@@ -35,9 +36,9 @@ from pipeline.tuning.trial import (
     measure_trial,
     weighted_mean,
 )
-from tests.runtime.tiny_models import write_linear
+from tests.runtime.builders import write_linear
 
-BAD = "tests.tuning.bad_trials"
+BAD = "tests.tuning.fakes"
 TIMEOUT_S = 300.0
 GENEROUS_BYTES = 16 * 2**30
 
@@ -202,7 +203,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
     def usual() -> Figures:
         return measured(request_of_all)
 
-    def measure(choice: Choice, _: float) -> Figures:
+    def measure(choice: PlanChoice, _: float) -> Figures:
         if choice in (DEFAULT, RECIPE) or choice["way"] in ("plain", "unpacked"):
             return usual()
         way = choice["way"]
@@ -219,10 +220,10 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             memory_bytes=2**30 if way == "greedy" else GENEROUS_BYTES,
         )
 
-    suggest: Callable[[object], Choice | None] = lambda _: None  # noqa: E731
+    suggest: Callable[[object], PlanChoice | None] = lambda _: None  # noqa: E731
     ticks = iter(range(10_000))
-    effects = Effects(measure, suggest, clock=lambda: float(next(ticks)))
-    found = search(SPACE, Objective(1), Limits(math.inf, 100, repeats=1, rounds=3), effects)
+    effects = SearchEffects(measure, suggest, clock=lambda: float(next(ticks)))
+    found = search(SPACE, Objective(1), SearchLimits(math.inf, 100, repeats=1, rounds=3), effects)
     failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
     assert failures.keys() == {"crashing", "hanging", "greedy", "wrong", "unknown"}
     for way, told in {

@@ -1,6 +1,6 @@
-"""Is a calibration set one that static quantisation can learn ranges from?
+"""Checks of a calibration set.
 
-Checked before anything long is started: a range that a NaN or a wrong unit went into spoils a model quietly.
+They run before anything long starts: a NaN in a range spoils a model silently.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ import numpy as np
 
 from pipeline.bundle.loader_config import TensorSpec
 from pipeline.errors import BundleError, StageError
-from pipeline.runtime.element_types import Array, dtype_name, find_element_type
-from pipeline.runtime.tensors import read_tensors
-from pipeline.stages.results import ModelInterface
+from pipeline.runtime.tensors.arrays import read_tensors
+from pipeline.runtime.tensors.element_types import Array, dtype_name, find_element_type
+from pipeline.stages.core.results import ModelInterface
 
 
 def check_calibration(samples: Sequence[Path], interface: ModelInterface) -> None:
     """Reads every sample, one at a time, and compares it with the model's inputs.
 
-    Args:
-        samples: `.npz` files, each with one array by the name of each input.
-        interface: Of the model.
-
     Raises:
-        StageError: There is no sample; one cannot be read, lacks an input, has an array that is none, or one
-            of another type or shape, or without values, or with a NaN or an infinity; or the model takes what
-            calibration cannot feed.
+        StageError: There is no sample; one cannot be read, lacks an input, has an unknown array, or an array
+            of another type or shape, or without values, or with a NaN or infinity; or calibration cannot feed
+            an input of the model.
     """
     for spec in interface.inputs:
         _require_feedable(spec)

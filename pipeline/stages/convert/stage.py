@@ -1,7 +1,7 @@
-"""`convert`: graph passes before the one-time optimisation, what they make judged by the spec's gate.
+"""`convert`: graph passes before the one-time optimisation, each gated by measured accuracy.
 
-A target's own variant is the source with its transformer subgraphs fused and its dimensions bound, as far as
-the spec asks for that. Its precisions are made from it, and buckets from those, so that no pass is run twice.
+A target's own variant is the source with fused transformer subgraphs and bound dimensions, if the spec asks
+for them. Its precisions are made from it, and buckets from those, so no pass runs twice.
 """
 
 from __future__ import annotations
@@ -17,39 +17,47 @@ from typing import Any
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import ConversionRecord, PrecisionStep
 from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.linking import share_model
+from pipeline.bundle.file_links import share_model
 from pipeline.errors import SpecError, StageError
-from pipeline.runtime.hardware import hardware_fingerprint
-from pipeline.spec.conversion import Convert as Section
-from pipeline.stages.accuracy import gate_key, gate_of, per_sample, thresholds_of
-from pipeline.stages.contract import LEFT_OUT, Context, Plan, TaskId, target_of
-from pipeline.stages.convert.attempts import TAKEN, PrecisionAttempts
+from pipeline.runtime.machine.hardware import hardware_fingerprint
+from pipeline.spec.conversion import ConvertSpec
 from pipeline.stages.convert.calibration import check_calibration
-from pipeline.stages.convert.calls import PassCall, bind_call, choose_mode, fusion_call
-from pipeline.stages.convert.precision_ladder import SEARCHED, plan_steps, why_not_needed
-from pipeline.stages.convert.running import PassOutcome, describe_converted, run_pass
-from pipeline.stages.inputs.fitting import calibration_key, inputs_key, samples_key
-from pipeline.stages.inputs.sample_files import find_calibration_files
+from pipeline.stages.convert.pass_calls import PassCall, bind_call, choose_mode, fusion_call
+from pipeline.stages.convert.pass_requests import FusionReply
+from pipeline.stages.convert.pass_runner import PassResult, describe_converted, run_pass
+from pipeline.stages.convert.precision.attempts import TAKEN, PrecisionAttempts
+from pipeline.stages.convert.precision.ladder import SEARCHED, plan_steps, why_not_needed
+from pipeline.stages.core.accuracy import gate_key, gate_of, per_sample, thresholds_of
+from pipeline.stages.core.contract import (
+    LEFT_OUT,
+    SOURCE_PRECISION,
+    Context,
+    Plan,
+    TaskId,
+    VariantPlan,
+    target_of,
+)
+from pipeline.stages.core.inputs.sample_files import find_calibration_files
+from pipeline.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
+from pipeline.stages.core.provenance import installed_versions, runtime_versions
+from pipeline.stages.core.results import ConvertResult
+from pipeline.stages.core.sources import FETCH, Graph, read_graph, source_task
 from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.results import ConvertResult
-from pipeline.stages.sources import FETCH, Graph, read_graph, source_task
-from pipeline.stages.tools import installed_versions, runtime_versions
-from pipeline.stages.variants import SOURCE_PRECISION, VariantPlan
-from pipeline.stages.verify.reference import Reference, fitting, read_reference, reference_variant
+from pipeline.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
 
 _FUSED, _BOUND = ".fused", ".bound"
 _HALVES, _INTEGERS = {"fp16", "bf16", "mixed"}, {"int8", "int4"}
 _LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
 
-class Convert:
+class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
     version = 1
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
-        """Returns the variants whose graph is another than their parent's."""
+        """Returns the variants whose graph differs from their parent's."""
         return tuple(variant.name for variant in plan.variant_plans.values() if variant.is_converted)
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
@@ -113,10 +121,10 @@ class Convert:
         return _result(context, parent, record)
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that the model and its weights are there, and nothing else.
+        """Checks that the folder has the model and its weights, and nothing else.
 
         Raises:
-            StageError: They are not.
+            StageError: A file is missing or unexpected.
         """
         converted = decode(ConvertResult, result).converted
         expected = {entry.path for entry in converted.source.files}
@@ -138,7 +146,7 @@ def _variant(plan: Plan, variant: str | None) -> VariantPlan:
     return plan.variant_plans[variant]
 
 
-def _section(plan: Plan) -> Section:
+def _section(plan: Plan) -> ConvertSpec:
     if plan.spec.convert is None:
         raise StageError(f"spec of {plan.spec.name} converts nothing")
     return plan.spec.convert
@@ -148,13 +156,13 @@ def _changes_precision(variant: VariantPlan) -> bool:
     return variant.has_own_precision and not variant.is_bucket
 
 
-def _other_precisions(context: Context, convert: Section) -> tuple[str, ...]:
+def _other_precisions(context: Context, convert: ConvertSpec) -> tuple[str, ...]:
     own = context.variant_plan.precision
     return tuple(name for name in convert.precisions(context.target) if name != own)
 
 
-def _options_key(convert: Section, steps: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the options of those passes that may be run."""
+def _options_key(convert: ConvertSpec, steps: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the options of the passes that may run."""
     used = {"half": _HALVES, "quantize": _INTEGERS, "search": set(SEARCHED)}
     return {
         name: getattr(convert, name).model_dump(mode="json")
@@ -164,7 +172,7 @@ def _options_key(convert: Section, steps: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _record_of_parent(context: Context) -> ConversionRecord:
-    """Returns what was done before: a variant's record tells of all passes that its graph went through."""
+    """Returns the record of the passes before: a variant's record lists all passes of its graph."""
     variant = context.variant_plan
     task = source_task(context.plan, variant.parent)
     if task == FETCH:
@@ -173,7 +181,7 @@ def _record_of_parent(context: Context) -> ConversionRecord:
 
 
 def _bind_and_fuse(
-    context: Context, convert: Section, parent: Graph, record: ConversionRecord
+    context: Context, convert: ConvertSpec, parent: Graph, record: ConversionRecord
 ) -> Mapping[str, Any]:
     variant = context.variant_plan
     name = f"{context.spec.name}.onnx"
@@ -193,7 +201,7 @@ def _bind_and_fuse(
             record,
             binding=dict(variant.binding),
             passes=(*record.passes, outcome.record),
-            # Of the few samples that fit a bucket nothing is asked that is meant for all.
+            # Thresholds over all samples do not apply to the few that fit a bucket.
             gate=thresholds_of(per_sample(gate_of(context.spec))) if record.gate else {},
         )
         current = written
@@ -202,23 +210,23 @@ def _bind_and_fuse(
 
 def _run(
     context: Context, call: PassCall, parent: Graph, written: Path, *, source: Path | None = None
-) -> PassOutcome:
+) -> PassResult:
     context.say(f"running {call.name}")
     return run_pass(context, call, parent=parent, written=written, source=source)
 
 
-def _with_fusion(record: ConversionRecord, outcome: PassOutcome) -> ConversionRecord:
-    reply = outcome.reply
+def _with_fusion(record: ConversionRecord, outcome: PassResult) -> ConversionRecord:
+    reply = decode(FusionReply, outcome.reply)
     return dataclasses.replace(
         record,
-        fused=dict(reply["fused"]),
-        fused_by=reply["library"],
+        fused=reply.fused,
+        fused_by=reply.library,
         passes=(*record.passes, outcome.record),
     )
 
 
-def _descend(context: Context, convert: Section, parent: Graph) -> tuple[PrecisionStep, ...]:
-    """Tries precisions from the one asked for down the ladder; the last step is the one that was taken."""
+def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[PrecisionStep, ...]:
+    """Tries precisions down the ladder, from the requested one; the last step returned is the taken one."""
     variant = context.variant_plan
     others = _other_precisions(context, convert)
     tried: list[PrecisionStep] = []
@@ -235,7 +243,7 @@ def _descend(context: Context, convert: Section, parent: Graph) -> tuple[Precisi
     raise _nothing_holds(context, convert, tried, hint=attempts.hint)
 
 
-def _attempts(context: Context, convert: Section, parent: Graph) -> PrecisionAttempts:
+def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> PrecisionAttempts:
     reference = _reference(context, parent)
     calibration: Sequence[Path] = ()
     mode = choose_mode(convert, context.target, parent.description.source.operators)
@@ -252,11 +260,11 @@ def _require_calibration(calibration: Sequence[Path], parent: Graph) -> None:
     try:
         check_calibration(calibration, parent.description.interface)
     except StageError as error:
-        # It is the user's to mend: no ladder may hide it.
+        # Only the user can fix it: no step of the ladder may hide it.
         raise SpecError(error.message, hint=error.hint) from error
 
 
-def _reference(context: Context, parent: Graph) -> Reference:
+def _reference(context: Context, parent: Graph) -> ReferenceAnswers:
     upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
     subject = f"{context.spec.name}/{context.variant}"
     return fitting(read_reference(upstream.folder), parent.description.interface, subject)
@@ -284,7 +292,7 @@ def _result(
 
 
 def _nothing_holds(
-    context: Context, convert: Section, tried: Sequence[PrecisionStep], *, hint: str | None
+    context: Context, convert: ConvertSpec, tried: Sequence[PrecisionStep], *, hint: str | None
 ) -> StageError:
     reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)
     if hint is None:

@@ -27,10 +27,10 @@ import numpy as np
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.digest import digest_file, digest_json
 from pipeline.errors import ChildError, ChildKilledError, ChildTimeoutError, StageError
-from pipeline.runtime.answers import Answer
-from pipeline.runtime.child import run_child
-from pipeline.runtime.element_types import Array, element_type_of, widen
-from pipeline.runtime.tensors import read_tensors
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.tensors.arrays import read_tensors
+from pipeline.runtime.tensors.element_types import Array, element_type_of, widen
+from pipeline.runtime.verification.answers import Answer
 
 _FIELD = "convert.gate.metric"
 _SIGNATURE = "def {name}(inputs: list[dict], expected: list[dict], got: list[dict]) -> float"
@@ -39,7 +39,7 @@ _MAPPED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class _Request:
+class _MetricRequest:
     metric: str
     folder: str
     samples: tuple[str, ...]
@@ -58,14 +58,6 @@ def run_user_metric(
 ) -> float:
     """Calls the user's function in a fresh process.
 
-    Args:
-        metric: `module:function`.
-        folder: The spec's; modules are looked for there first.
-        samples: `.npz` files of arrays by input name.
-        expected: What the source answered, sample by sample.
-        got: What the converted model answered.
-        timeout_s: Seconds for all of it; None waits for ever.
-
     Returns:
         What the function returned: a finite number.
 
@@ -76,7 +68,7 @@ def run_user_metric(
         BundleError: A sample cannot be read.
     """
     _split(metric)
-    request = _Request(
+    request = _MetricRequest(
         metric,
         str(folder.resolve()),
         samples=tuple(str(sample.resolve()) for sample in samples),
@@ -94,7 +86,7 @@ def run_user_metric(
         raise
     except ChildError as error:
         raise StageError(
-            f"{_FIELD} ended its process: {metric}\n  {error.message}", hint=_mend(metric)
+            f"{_FIELD} ended its process: {metric}\n  {error.message}", hint=_fix_hint(metric)
         ) from error
     return float(reply.value["value"])
 
@@ -137,17 +129,17 @@ def call_metric(request: Mapping[str, Any]) -> dict[str, float]:
         StageError: The function cannot be found, raised, or returned no finite number.
         BundleError: A sample cannot be read.
     """
-    wanted = decode(_Request, request)
+    wanted = decode(_MetricRequest, request)
     _allow_many_maps()
     function = _import_metric(wanted.metric, Path(wanted.folder))
     inputs = [_to_common(read_tensors(Path(sample))) for sample in wanted.samples]
     expected, got = ([_read_arrays(answers) for answers in side] for side in (wanted.expected, wanted.got))
-    with _told_by_line(wanted.metric, "failed", Path(wanted.folder)):
+    with _name_failing_line(wanted.metric, "failed", Path(wanted.folder)):
         value = function(inputs, expected, got)
     return {"value": _to_number(wanted.metric, value)}
 
 
-def _mend(metric: str) -> str:
+def _fix_hint(metric: str) -> str:
     return f"mend {metric.partition(':')[0]}, or take {_FIELD} out of the spec"
 
 
@@ -185,7 +177,7 @@ def _import_metric(metric: str, folder: Path) -> Callable[[Any, Any, Any], objec
 
 def _import_module(metric: str, name: str, folder: Path) -> ModuleType:
     try:
-        with _told_by_line(metric, "cannot be imported", folder):
+        with _name_failing_line(metric, "cannot be imported", folder):
             module = importlib.import_module(name)
     except StageError as error:
         missing = error.__cause__
@@ -206,8 +198,8 @@ def _import_module(metric: str, name: str, folder: Path) -> ModuleType:
 
 
 @contextmanager
-def _told_by_line(metric: str, what: str, folder: Path) -> Iterator[None]:
-    """Border: whatever the user's code raises leaves here as a StageError that names the line it is from."""
+def _name_failing_line(metric: str, what: str, folder: Path) -> Iterator[None]:
+    """Turns whatever the user's code raises into a `StageError` that names the line."""
     try:
         yield
     except MemoryError:
@@ -216,12 +208,12 @@ def _told_by_line(metric: str, what: str, folder: Path) -> Iterator[None]:
         said = str(error).strip().replace("\n", "\n  ")
         raise StageError(
             f"{_FIELD} {what}: {metric}\n  {type(error).__name__}: {said}{_place(error, folder)}",
-            hint=_mend(metric),
+            hint=_fix_hint(metric),
         ) from error
 
 
 def _place(error: BaseException, folder: Path) -> str:
-    """Returns the innermost line below the user's folder that an exception passed; "" without any."""
+    """Returns the innermost line of the user's code in a traceback; "" without one."""
     if isinstance(error, SyntaxError):
         return ""  # it says so itself
     frames = traceback.extract_tb(error.__traceback__)
@@ -267,6 +259,6 @@ def _to_common(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _allow_many_maps() -> None:
-    """Raises the limit of open files as far as it may go: every map takes one."""
+    """Raises the limit of open files: every map takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

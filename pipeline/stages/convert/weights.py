@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from pipeline.bundle.onnx_wire import WireError, read_skeleton
 from pipeline.errors import StageError
-from pipeline.stages.graphs.graph_walk import values_bytes
+from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_graphs, walk_nodes
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""
@@ -36,10 +38,7 @@ _VALUE_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """Reads a model of any size, its large tensors as references to where their bytes are.
-
-    Args:
-        path: The model file.
+    """Reads a model of any size; its large tensors refer to where their bytes are.
 
     Returns:
         The model; what it refers to is relative to the model's folder, and is the model file itself for
@@ -74,11 +73,7 @@ def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None
 
 
 class WeightReader:
-    """Reads tensors of a model that `read_graph` gave.
-
-    Args:
-        folder: The model's folder.
-    """
+    """Reads tensors of a model that `read_graph` gave."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -143,7 +138,7 @@ class WeightWriter:
         """Bytes of all tensors so far, those that stay inside the model included."""
 
     def write(self, tensor: TensorProto, pieces: Iterable[bytes | memoryview]) -> None:
-        """Gives a tensor its bytes, in the file or, below `EXTERNAL_BYTES`, in the message.
+        """Writes a tensor's bytes to the file or, below `EXTERNAL_BYTES`, into the message.
 
         Args:
             tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
@@ -160,7 +155,7 @@ class WeightWriter:
             tensor.raw_data, length = raw, len(raw)
         else:
             offset = self._align(expected)
-            # Of what `pieces` reads the tensor itself may be the source, so it is changed last.
+            # `pieces` may read from the tensor itself, so the tensor is changed last.
             length = sum(self._file.write(piece) for piece in pieces)
             _clear(tensor)
             _point(tensor, self._path.name, offset, length)
@@ -197,3 +192,54 @@ def keep_inside(tensor: TensorProto, raw: bytes) -> None:
 def _clear(tensor: TensorProto) -> None:
     for field in (*_VALUE_FIELDS, "external_data", "data_location"):
         tensor.ClearField(field)
+
+
+def move_weights(model: onnx.ModelProto, folder: Path, weights: WeightWriter) -> None:
+    """Copies every large initializer into a data file, and every other external tensor into the model.
+
+    `onnx.save` wants the whole model in memory before it writes the first byte.
+
+    Raises:
+        StageError: Data is missing, or of another size than its tensor.
+        OSError: The disk is full.
+    """
+    reader = WeightReader(folder)
+    for graph in walk_graphs(model):
+        for tensor in graph.initializer:
+            if values_bytes(tensor) >= EXTERNAL_BYTES or tensor.data_location == TensorProto.EXTERNAL:
+                weights.write(tensor, reader.pieces(tensor))
+    keep_others_inside(model, reader)
+
+
+def keep_others_inside(model: onnx.ModelProto, reader: WeightReader) -> None:
+    """Moves external tensors of sparse initializers and attributes into the model."""
+    tensors = [
+        part
+        for graph in walk_graphs(model)
+        for sparse in graph.sparse_initializer
+        for part in (sparse.values, sparse.indices)
+    ]
+    for node in walk_nodes(model):
+        for attribute in node.attribute:
+            tensors += (attribute.t, *attribute.tensors)
+    for tensor in tensors:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            keep_inside(tensor, reader.read(tensor))
+
+
+def read_array(tensor: TensorProto, reader: WeightReader) -> NDArray[np.generic]:
+    """Returns the values of a tensor whose type numpy has, wherever they are.
+
+    Raises:
+        StageError: Data is missing, or of another size than its tensor.
+    """
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    array: NDArray[np.generic] = np.frombuffer(reader.read(tensor), dtype).reshape(tuple(tensor.dims))
+    return array
+
+
+def write_array(name: str, array: NDArray[np.generic], weights: WeightWriter) -> TensorProto:
+    """Returns a tensor of these values, external if they are large enough."""
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    weights.write(tensor, (array.tobytes(),))
+    return tensor

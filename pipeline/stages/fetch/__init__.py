@@ -1,1 +1,1 @@
-"""First stage: the source model and its external data, copied, inspected and checked against the spec."""
+"""`fetch`: the source model and its external data, copied, inspected and checked against the spec."""

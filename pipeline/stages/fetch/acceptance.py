@@ -1,4 +1,4 @@
-"""Does the installed ONNX Runtime take a model? Asked in a child process, since some models crash it."""
+"""Checks in a child process that the installed ONNX Runtime accepts a model: some models crash it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import ChildError, ChildTimeoutError, LoadError, SourceError
-from pipeline.runtime.child import run_child
 from pipeline.runtime.loading.session import CPU, build_session
+from pipeline.runtime.probing.child import run_child
 
 _REFUSALS = (
     (r"No Op registered for (\S+) with domain_version of (\d+)", "unknown operator {0} in opset {1}", None),
@@ -32,11 +32,6 @@ _REFUSALS = (
 def check_accepted(model: Path, *, name: str, timeout_s: float | None = None) -> None:
     """Checks in a child process that the installed ONNX Runtime makes a session of a model.
 
-    Args:
-        model: The file, its external data beside it.
-        name: The model as the user knows it, for messages.
-        timeout_s: Deadline of the child.
-
     Raises:
         SourceError: ONNX Runtime refuses it, or crashes on it.
         ChildTimeoutError: The deadline passed.
@@ -55,9 +50,6 @@ def check_accepted(model: Path, *, name: str, timeout_s: float | None = None) ->
 
 def accept_model(request: Mapping[str, Any]) -> dict[str, Any]:
     """Makes a session on CPU, unoptimised and without prepacking, so that mapped weights stay unread (child).
-
-    Args:
-        request: `model`, a path.
 
     Raises:
         LoadError: ONNX Runtime refuses the model.

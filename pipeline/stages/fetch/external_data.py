@@ -25,10 +25,6 @@ _CACHE_FORMAT = "1"
 def check_location(location: str, *, model: str) -> str:
     """Returns an external data location as a plain relative path.
 
-    Args:
-        location: As the model gives it.
-        model: The model, for the message.
-
     Raises:
         SourceError: The path is absolute, climbs out, or is no path.
     """
@@ -45,10 +41,6 @@ def check_location(location: str, *, model: str) -> str:
 
 def find_beside(model: Path, location: str) -> Path:
     """Returns the external data file of a local model.
-
-    Args:
-        model: The model file.
-        location: A location that `check_location` returned.
 
     Raises:
         SourceError: There is no such file, or a link leads out of the model's folder.
@@ -86,11 +78,6 @@ def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, 
     """Returns the digest of every external data file of a local model, by location.
 
     What cannot be read has a word in place of its digest; fetching it will say what is wrong.
-
-    Args:
-        model: The model file.
-        sha256: Its digest.
-        cache: Spares hashing files that did not change.
     """
     digests = {}
     for location in _known_locations(model, sha256):

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from pipeline.errors import MissingExtraError, SourceError
 from pipeline.spec.redaction import redact_url
-from pipeline.stages.fetch.transfer import CutError, Guarded, Opened, first_line
+from pipeline.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
 
 _VERSION_KEYS = (
     "ETag",
@@ -45,13 +45,13 @@ class FsspecFile:
         return redact_url(self.url)
 
     @contextmanager
-    def open(self, offset: int, version: str | None) -> Iterator[Opened]:
+    def open(self, offset: int, version: str | None) -> Iterator[Download]:
         """Opens the file, at `offset` if size and version are what they were.
 
         Raises:
             SourceError: There is no such file, no such protocol, or no permission.
             MissingExtraError: The filesystem's package is not installed.
-            CutError: The filesystem failed in another way.
+            TransferError: The filesystem failed in another way.
         """
         filesystem, path = self._resolve()
         file, (size_bytes, current) = self._open(filesystem, path)
@@ -59,9 +59,9 @@ class FsspecFile:
             start = offset if version is not None and current == version else 0
             if start:
                 file.seek(start)
-            yield Opened(Guarded(file, _FAILURES), start, size_bytes, current)
+            yield Download(guard_reads(file.read, _FAILURES), start, size_bytes, current)
         if self._describe(filesystem, path)[1] != current:
-            raise CutError("the file changed while it was read", start_again=True)
+            raise TransferError("the file changed while it was read", start_again=True)
 
     def _open(self, filesystem: Any, path: str) -> tuple[IO[bytes], tuple[int | None, str | None]]:
         described = self._describe(filesystem, path)
@@ -83,10 +83,10 @@ class FsspecFile:
         known = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
         return (size if isinstance(size, int) else None), (repr((size, known)) if known else None)
 
-    def _failure(self, error: Exception) -> SourceError | CutError:
+    def _failure(self, error: Exception) -> SourceError | TransferError:
         what = next((text for kind, text in _FINAL if isinstance(error, kind)), None)
         if what is None:
-            return CutError(f"no answer: {first_line(error)}")
+            return TransferError(f"no answer: {first_line(error)}")
         return SourceError(f"cannot fetch: {self.name}\n  expected a file, got {what}")
 
     def _resolve(self) -> tuple[Any, str]:

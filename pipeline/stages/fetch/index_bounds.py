@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import TensorProto
 
-from pipeline.stages.graphs.graph_walk import subgraphs
+from pipeline.stages.core.graphs.graph_walk import subgraphs
 
 _INTEGERS = frozenset(
     {
@@ -81,9 +81,6 @@ def find_index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
 
     Follows an input through operators that only move or convert values, into subgraphs too, to the `indices`
     of Gather and its relatives. Where an input indexes several tables the smallest counts.
-
-    Args:
-        graph: The main graph.
     """
     held = {tensor.name for tensor in graph.initializer}
     names = [

@@ -15,8 +15,8 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec
 from pipeline.bundle.onnx_wire import WireError, read_skeleton
 from pipeline.errors import SourceError
-from pipeline.runtime.child import run_child
-from pipeline.stages.results import ModelInterface
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.core.results import ModelInterface
 
 if TYPE_CHECKING:
     import onnx
@@ -50,11 +50,6 @@ class Inspection:
 def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> Inspection:
     """Reads a model file in a child process; its external data need not be there.
 
-    Args:
-        model: The file.
-        name: The model as the user knows it, for messages.
-        timeout_s: Deadline of the child.
-
     Raises:
         SourceError: It is not an ONNX model.
     """
@@ -64,13 +59,7 @@ def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> I
 
 
 def inspect_model(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a model's facts without its weights (child).
-
-    Args:
-        request: `model`, a path, and `name`, as the user knows it.
-
-    Returns:
-        An `Inspection` as JSON types.
+    """Child function, `model` (a path) and `name` to `Inspection`: reads a model without its weights.
 
     Raises:
         SourceError: It is not an ONNX model.
@@ -104,13 +93,13 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _describe(model: onnx.ModelProto) -> Inspection:
-    from pipeline.stages.fetch.index_bounds import find_index_bounds
-    from pipeline.stages.graphs.graph_walk import (
+    from pipeline.stages.core.graphs.graph_walk import (
         external_extents,
         values_bytes,
         walk_initializers,
         walk_nodes,
     )
+    from pipeline.stages.fetch.index_bounds import find_index_bounds
 
     graph = model.graph
     external = external_extents(model)
@@ -158,7 +147,7 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 def _type_name(kind: onnx.TypeProto) -> str:
     """Returns `float32`, …; for what is no tensor `sequence(…)`, `map(int64, …)`, `optional(…)`."""
-    from pipeline.stages.graphs.graph_walk import element_type_name
+    from pipeline.stages.core.graphs.graph_walk import element_type_name
 
     which = kind.WhichOneof("value")
     if which == "tensor_type":

@@ -1,4 +1,4 @@
-"""fetch: a local copy of the model and its external data, checked and described."""
+"""`fetch`: a local copy of the model and its external data, checked and described."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.manifest import SourceRecord
 from pipeline.bundle.paths import resolve_inside
 from pipeline.errors import SourceError, StageError
-from pipeline.spec.models import ModelSpec, Source
+from pipeline.spec.models import ModelSpec, SourceSpec
 from pipeline.spec.redaction import redact_url
-from pipeline.stages.contract import Context, Plan, TaskId
-from pipeline.stages.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
+from pipeline.stages.core.contract import Context, Plan, TaskId
+from pipeline.stages.core.inputs.spec_fit import calibration_key, inputs_key, require_fit, samples_key
+from pipeline.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
+from pipeline.stages.core.results import FetchResult
 from pipeline.stages.fetch.acceptance import check_accepted
+from pipeline.stages.fetch.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
 from pipeline.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
 from pipeline.stages.fetch.inspection import Inspection, inspect_file
 from pipeline.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
-from pipeline.stages.fetch.transfer import Origin, Received, RetryPolicy, fetch_file
-from pipeline.stages.inputs.fitting import calibration_key, inputs_key, require_fit, samples_key
-from pipeline.stages.results import FetchResult
-from pipeline.stages.tools import ONNXRUNTIME, installed_version, installed_versions
+from pipeline.stages.fetch.transfer import Origin, RetryPolicy, TransferResult, fetch_file
 
 _NOT_A_MODEL = (
     (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
     (b"<", "a web page or XML", None),
     (b"{", "JSON", None),
 )
-"""What is often found in a model's place. No ONNX file begins so: these bytes begin no field of a message."""
+"""Common contents of a file that is not a model. No ONNX file begins with these bytes."""
 
 
 @dataclass(frozen=True)
-class Fetch:
+class FetchStage:
     """Brings a model into the build and refuses what cannot be prepared, before any long work.
 
     Attributes:
@@ -76,7 +76,7 @@ class Fetch:
         """Copies the model and its external data into the stage's folder and describes them.
 
         Raises:
-            SourceError: The model cannot be had, or is none that ONNX Runtime takes.
+            SourceError: The model cannot be fetched, or ONNX Runtime does not accept it.
             SpecError: The spec contradicts it.
         """
         spec = context.spec
@@ -108,7 +108,7 @@ class Fetch:
             if not path.is_file() or path.stat().st_size != entry.size_bytes:
                 raise StageError(f"fetch left no complete {entry.path}\n  expected {entry.size_bytes} bytes")
 
-    def _fetch_model(self, spec: ModelSpec, destination: Path) -> Received:
+    def _fetch_model(self, spec: ModelSpec, destination: Path) -> TransferResult:
         if spec.source.demo is not None:
             return write_demo_model(spec.source.demo, destination)
         if spec.source.url is not None and _is_remote(spec.source):
@@ -174,7 +174,7 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
     }
 
 
-def _is_remote(source: Source) -> bool:
+def _is_remote(source: SourceSpec) -> bool:
     return source.url is not None and not is_file_url(source.url)
 
 
@@ -222,7 +222,7 @@ def _shown(spec: ModelSpec) -> str:
     return f"demo:{source.demo}" if source.demo is not None else str(_local_path(spec))
 
 
-def _file_name(source: Source) -> str:
+def _file_name(source: SourceSpec) -> str:
     """Returns the model's name in the stage's folder: the one it has, as far as that is a plain one."""
     if source.demo is not None:
         return f"{source.demo}.onnx"
@@ -252,7 +252,7 @@ def _refuse_what_is_no_model(path: Path, name: str) -> None:
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
 
 
-def _check_digest(received: Received, source: Source, name: str) -> None:
+def _check_digest(received: TransferResult, source: SourceSpec, name: str) -> None:
     if source.sha256 is None:
         return
     expected = PREFIX + source.sha256.removeprefix(PREFIX).lower()

@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 20
 
 
-class CutError(Exception):
-    """The transfer was interrupted in a way that trying again may mend; never leaves `fetch_file`.
+class TransferError(Exception):
+    """The transfer was interrupted, and a retry may succeed; never leaves `fetch_file`.
 
     Args:
         message: What happened.
-        start_again: Whether what was received so far is of no use.
+        start_again: Whether the bytes received so far are useless.
     """
 
     def __init__(self, message: str, *, start_again: bool = False) -> None:
@@ -36,40 +36,18 @@ class CutError(Exception):
         self.start_again = start_again
 
 
-class Stream(Protocol):
-    """What can be read in blocks."""
+def guard_reads(
+    read: Callable[[int], bytes], failures: tuple[type[Exception], ...]
+) -> Callable[[int], bytes]:
+    """Returns a reader that raises `TransferError` for these failures; those of the local disk stay."""
 
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes, nothing at the end.
-
-        Raises:
-            CutError: The origin failed.
-        """
-        ...
-
-
-class Guarded:
-    """A stream whose own failures read as cuts; those of the disk that is written to stay what they are.
-
-    Args:
-        stream: What is read.
-        failures: The exceptions that mean that it broke.
-    """
-
-    def __init__(self, stream: Stream, failures: tuple[type[Exception], ...]) -> None:
-        self._stream = stream
-        self._failures = failures
-
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes, nothing at the end.
-
-        Raises:
-            CutError: The stream broke.
-        """
+    def guarded(size: int) -> bytes:
         try:
-            return self._stream.read(size)
-        except self._failures as error:
-            raise CutError(f"the connection broke: {first_line(error)}") from error
+            return read(size)
+        except failures as error:
+            raise TransferError(f"the connection broke: {first_line(error)}") from error
+
+    return guarded
 
 
 def first_line(error: BaseException) -> str:
@@ -78,17 +56,17 @@ def first_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A file as it stands open at its origin.
+class Download:
+    """An open file of an origin.
 
     Attributes:
-        stream: Gives the file's bytes from `start` on.
-        start: Offset of the first byte that `stream` gives.
+        read: Returns up to so many of the next bytes, nothing at the end.
+        start: Offset of the first byte that `read` returns.
         size_bytes: Size of the whole file, None if the origin does not say.
         version: Changes when the file does (an ETag, say), None if the origin gives no such thing.
     """
 
-    stream: Stream
+    read: Callable[[int], bytes]
     start: int
     size_bytes: int | None
     version: str | None
@@ -102,44 +80,44 @@ class Origin(Protocol):
         """The file as it may be shown: without credentials."""
         ...
 
-    def open(self, offset: int, version: str | None) -> AbstractContextManager[Opened]:
+    def open(self, offset: int, version: str | None) -> AbstractContextManager[Download]:
         """Opens the file, at `offset` if the origin can and the file still has that version.
 
         Raises:
             SourceError: There is no such file, or it may not be read; trying again is useless.
-            CutError: The origin does not answer right now.
+            TransferError: The origin does not answer right now.
         """
         ...
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a transfer that makes no headway is tried.
+    """Limits of a transfer and of its retries.
 
     Attributes:
-        attempts: Tries in a row of which none brings a block.
-        first_wait_s: Pause before the second; it doubles each time.
-        longest_wait_s: The longest pause.
+        attempts: Tries in a row that may bring no block.
+        retry_delay_s: Pause before the second try, in seconds; it doubles each time.
+        max_retry_delay_s: Longest pause, in seconds.
+        max_bytes: Largest file, in bytes.
+        timeout_s: Longest time for the whole file, in seconds.
     """
 
     attempts: int = 6
-    first_wait_s: float = 0.5
-    longest_wait_s: float = 30.0
-
-    def wait_s(self, failures: int) -> float:
-        """Returns the pause after that many failures in a row."""
-        return float(min(self.first_wait_s * 2 ** (failures - 1), self.longest_wait_s))
+    retry_delay_s: float = 0.5
+    max_retry_delay_s: float = 30.0
+    max_bytes: int = 2**40
+    timeout_s: float = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Received:
+class TransferResult:
     """A file that was copied: what was written, not what was announced."""
 
     size_bytes: int
     sha256: str
 
 
-class _Partial:
+class _PartialFile:
     """The beginning of a file, on disk, with its running digest."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -163,20 +141,8 @@ class _Partial:
         return PREFIX + self._hash.hexdigest()
 
 
-def fetch_file(
-    origin: Origin,
-    destination: Path,
-    *,
-    retry: RetryPolicy | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Received:
+def fetch_file(origin: Origin, destination: Path, *, retry: RetryPolicy | None = None) -> TransferResult:
     """Copies a file, going on where it was cut as long as the origin still has the same file.
-
-    Args:
-        origin: Where it comes from.
-        destination: The new file; its folder is made.
-        retry: How patient to be.
-        sleep: Waits that many seconds.
 
     Raises:
         SourceError: It is not there, or could not be had in full.
@@ -185,48 +151,46 @@ def fetch_file(
     retry = retry or RetryPolicy()
     destination.parent.mkdir(parents=True, exist_ok=True)
     failures = 0
+    deadline_s = time.monotonic() + retry.timeout_s
     version: str | None = None
     with destination.open("wb") as file:
-        partial = _Partial(file)
+        partial = _PartialFile(file)
         while True:
             before = partial.size_bytes
             try:
-                with origin.open(partial.size_bytes, version) as opened:
-                    version = opened.version
-                    _receive(opened, partial)
+                with origin.open(partial.size_bytes, version) as download:
+                    version = download.version
+                    _receive(origin, download, partial, retry.max_bytes, deadline_s)
                 break
-            except CutError as cut:
-                version = None if cut.start_again else version
+            except TransferError as error:
+                version = None if error.start_again else version
                 failures = 1 if partial.size_bytes - before >= BLOCK_BYTES else failures + 1
-                _give_up_or_wait(origin, cut, failures=failures, partial=partial, retry=retry, sleep=sleep)
+                if failures >= retry.attempts:
+                    raise SourceError(
+                        f"cannot fetch in full: {origin.name}\n  {error}; gave up after {failures} tries"
+                        f" in a row, with {partial.size_bytes} bytes received",
+                        hint="run the command again later, or download the file by hand and use "
+                        "source: {path: …}",
+                    ) from error
+                log.info("%s: %s; trying again", origin.name, error)
+                time.sleep(min(retry.retry_delay_s * 2 ** (failures - 1), retry.max_retry_delay_s))
     DigestCache().record(destination, partial.digest)
-    return Received(partial.size_bytes, partial.digest)
+    return TransferResult(partial.size_bytes, partial.digest)
 
 
-def _receive(opened: Opened, partial: _Partial) -> None:
-    if opened.start != partial.size_bytes:
+def _receive(
+    origin: Origin, download: Download, partial: _PartialFile, max_bytes: int, deadline_s: float
+) -> None:
+    if download.start != partial.size_bytes:
         log.debug("starting again: the file changed, or its server cannot continue one")
         partial.restart()
-    while block := opened.stream.read(BLOCK_BYTES):
+    while block := download.read(BLOCK_BYTES):
         partial.append(block)
-    if opened.size_bytes is not None and partial.size_bytes != opened.size_bytes:
-        raise CutError(f"expected {opened.size_bytes} bytes, got {partial.size_bytes}")
-
-
-def _give_up_or_wait(
-    origin: Origin,
-    cut: CutError,
-    *,
-    failures: int,
-    partial: _Partial,
-    retry: RetryPolicy,
-    sleep: Callable[[float], None],
-) -> None:
-    if failures >= retry.attempts:
-        raise SourceError(
-            f"cannot fetch in full: {origin.name}\n"
-            f"  {cut}; gave up after {failures} tries in a row, with {partial.size_bytes} bytes received",
-            hint="run the command again later, or download the file by hand and use source: {path: …}",
-        ) from cut
-    log.info("%s: %s; trying again", origin.name, cut)
-    sleep(retry.wait_s(failures))
+        if partial.size_bytes > max_bytes or time.monotonic() > deadline_s:
+            raise SourceError(
+                f"cannot fetch: {origin.name}\n"
+                f"  expected at most {max_bytes} bytes within the time limit, got {partial.size_bytes}",
+                hint="download the file by hand and use source: {path: …}",
+            )
+    if download.size_bytes is not None and partial.size_bytes != download.size_bytes:
+        raise TransferError(f"expected {download.size_bytes} bytes, got {partial.size_bytes}")

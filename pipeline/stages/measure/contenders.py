@@ -1,4 +1,4 @@
-"""The ways to load a model that are compared: default, recipe, prepared, its first phase, portable."""
+"""The compared ways to load a model: default, recipe, prepared, first phase, portable."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from pipeline.bundle.onnx_wire import external_locations, read_skeleton
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError
 from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.child import run_child
 from pipeline.runtime.loading.session import CUDA, build_session
-from pipeline.stages.contract import PORTABLE, Context, Plan
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.core.contract import PORTABLE, Context, Plan, VariantPlan
+from pipeline.stages.core.sources import read_fetched, read_prepared, read_tuned
 from pipeline.stages.measure.decision import DEFAULT, FIRST
 from pipeline.stages.optimize.session_plans import loading_options, loading_providers
-from pipeline.stages.prepared import read_prepared, read_tuned
-from pipeline.stages.sources import read_fetched
-from pipeline.stages.variants import VariantPlan
 from pipeline.tuning.knobs import MAX_INLINE_BYTES
 
 RECIPE = "recipe"
@@ -33,14 +31,12 @@ PARENT = "unconverted"
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to load the model that takes part in the comparison.
+    """One way to load the model.
 
     Attributes:
         name: `default`, `recipe`, `prepared`, `first phase`, `portable` or `unconverted`.
-        plan: How its session is made.
         folder: Every file that its session reads is below it.
-        io_binding: Whether it is run with inputs and outputs bound.
-        requirements: What a machine needs to load it from a bundle; None for plain ONNX Runtime.
+        requirements: Requirements of its bundle; None for plain ONNX Runtime.
     """
 
     name: str
@@ -79,10 +75,7 @@ def build_contenders(context: Context) -> tuple[Contender, ...]:
 
 
 def source_contender(context: Context, name: str = DEFAULT) -> Contender:
-    """Returns the source as plain ONNX Runtime loads it, on the target's provider with the user's options.
-
-    Those are no part of the comparison: who sets them would do so without a bundle too.
-    """
+    """Returns the source in plain ONNX Runtime, on the target's provider with the user's options."""
     fetched = read_fetched(context)
     runtime = context.spec.runtime
     options = loading_options(runtime, level="ORT_ENABLE_ALL")
@@ -146,7 +139,7 @@ def write_recipe(request: Mapping[str, Any]) -> dict[str, Any]:
     build_session(source._replace(session_options=options))
     written = Path(request["model"])
     if external_locations(read_skeleton(written)):
-        from pipeline.stages.graphs.inlining import write_inline
+        from pipeline.stages.core.graphs.inlining import write_inline
 
         write_inline(written, written, data_folder=Path(source.model).parent)
     return {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
-from pipeline.bundle.manifest import Decision
-from pipeline.bundle.summary import Summary
+from pipeline.bundle.manifest import Decision, PlanFigures
+from pipeline.bundle.tuning_record import Summary
 from pipeline.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
-from pipeline.report.wording import format_ratio
-from pipeline.runtime.probe import ProbeResult
+from pipeline.report.formatting import format_ratio
+from pipeline.runtime.probing.probe import ProbeResult
 from pipeline.tuning.objective import Figures, Objective, describe_memory
 
 DEFAULT = "default"
@@ -25,9 +24,6 @@ _PORTABLE = "portable"
 STEADY_ALLOWANCE = 1.03
 """How much slower a run may be, relative to the default, before a faster load is not worth it."""
 
-FAR = 1.1
-"""Runs this much slower count as slower even where the noise is as large."""
-
 Samples = Mapping[str, Sequence[Figures]]
 """Figures by plan, the k-th of every plan from the same round."""
 
@@ -36,17 +32,16 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
     """Chooses the plan to ship.
 
     The first candidate is shipped that keeps the limits and is better than the default beyond the noise:
-    ready sooner and not slower in steady state (slower means by more than 3 %, and beyond the
-    noise or by more than 10 %), or cheaper over all the runs of a session. If there is none, the default is
-    shipped: a user then has what plain ONNX Runtime would have given. A default that exceeds a limit is no
-    way out: the first candidate that keeps them is shipped instead. The prepared plan is judged together with
-    its first phase, if it has one: ready is when that is, and the cost is that of both.
+    cheaper over all runs of a session, or ready sooner and not slower in steady state. Slower means by more
+    than 3 %, and beyond the noise or so that a session with all its runs takes longer. Otherwise the default
+    is shipped, unless it exceeds a limit: then the first candidate that keeps them. The prepared plan is
+    judged together with its first phase, if it has one.
 
     Args:
-        samples: Figures of at least three rounds; plans that failed are absent. Without a `default` nothing
-            can be compared, and the first candidate is shipped.
-        candidates: Plans that can be shipped, best liked first; at least one is in `samples`.
-        objective: Runs of a session before it is gone, and limits.
+        samples: Figures of at least three rounds; plans that failed are absent. Without a `default` the first
+            candidate is shipped.
+        candidates: Plans that can be shipped, best first; at least one is in `samples`.
+        objective: Runs of a session, and limits.
     """
     remaining = [plan for plan in candidates if plan in samples]
     default = samples.get(DEFAULT)
@@ -71,14 +66,10 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
 
 
 def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | None:
-    """Chooses the graph that the portable variant ships: its own where that is better, else the source's.
+    """Chooses the graph of the portable variant: its own where that is better, else the source's.
 
-    Sessions of both are optimised in full for the machine that loads them, so that of the source costs what
-    plain ONNX Runtime costs, on any machine.
-
-    Args:
-        samples: Figures on the CPU as `decide` takes them.
-        objective: Runs of a session before it is gone; its limits are the target's.
+    Every load optimises either in full, so that the source costs what plain ONNX Runtime costs, on any
+    machine.
 
     Returns:
         None where the portable variant's own graph was not measured.
@@ -98,12 +89,7 @@ def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | Non
 
 
 def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
-    """Ships the prepared plan of a variant that is there beside another, with what it costs relative to it.
-
-    Args:
-        samples: Figures as `decide` takes them; of `prepared`, and of what it is compared with.
-        objective: Runs of a session before it is gone.
-    """
+    """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
     prepared = samples[_PREPARED]
     phrases = [
         f"costs {ratio_of_medians(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
@@ -144,14 +130,15 @@ def _objection(
         return f"exceeds its limits: {'; '.join(limits)}"
     if first is not None and separated(_costs(default, objective), _costs(candidate, objective)):
         return "costs a job more that does not load it in two phases"
-    pairs = zip(first or candidate, candidate, strict=False)
-    if separated([objective.pair_cost_ms(*pair) for pair in pairs], _costs(default, objective)):
+    costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
+    if separated(costs, _costs(default, objective)):
         return None
     if not separated(_readies(first or candidate), _readies(default)):
         return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
     ratio = paired_ratio(*steady)
-    if ratio > STEADY_ALLOWANCE and (separated(*reversed(steady)) or ratio > FAR):
+    costs_more = paired_ratio(costs, _costs(default, objective)) > 1
+    if ratio > STEADY_ALLOWANCE and (costs_more or separated(*reversed(steady))):
         return f"takes {ratio:.2f}× the time per run in steady state"
     return None
 
@@ -195,30 +182,23 @@ def _spread(summary: Summary) -> str:
 
 
 def with_common_start(samples: Samples) -> Samples:
-    """Returns figures with one start for all: what came before a session is the median of all processes.
-
-    Interpreter and `import onnxruntime` are the same whatever is loaded. On a busy machine they take longer
-    in one process than in another by more than a small model's whole session does, which says nothing of it.
-    """
-    starts = [one.ready_ms - one.init_ms - one.first_ms for figures in samples.values() for one in figures]
-    start = median(starts)
-    return {
-        plan: tuple(replace(one, ready_ms=start + one.init_ms + one.first_ms) for one in figures)
-        for plan, figures in samples.items()
-    }
+    """Returns figures with one start for all, the median of what came before the session in each process."""
+    start_ms = median([one.start_ms for figures in samples.values() for one in figures])
+    return {plan: tuple(one.with_start(start_ms) for one in figures) for plan, figures in samples.items()}
 
 
-def samples_of(results: Sequence[ProbeResult]) -> tuple[Figures, ...]:
-    """Returns the figures that decide what is shipped."""
-    return tuple(
-        Figures(
-            ready_ms=result.ready_ms,
-            init_ms=result.init_ms,
-            first_ms=result.first_ms,
-            steady_ms=result.steady_ms,
-            private_mb=result.private_mb,
-            peak_mb=result.peak_mb,
-            gpu_mb=result.gpu_mb,
-        )
-        for result in results
+def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
+    """Returns the order statistics of one plan's results; GPU memory only if every process reported it."""
+    gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
+    return PlanFigures(
+        plan=plan,
+        ready_ms=summarise([result.ready_ms for result in results]),
+        import_ms=summarise([result.import_ms for result in results]),
+        init_ms=summarise([result.init_ms for result in results]),
+        first_ms=summarise([result.first_ms for result in results]),
+        first_result_ms=summarise([result.init_ms + result.first_ms for result in results]),
+        steady_ms=summarise([result.steady_ms for result in results]),
+        private_mb=summarise([result.private_mb for result in results]),
+        peak_mb=summarise([result.peak_mb for result in results]),
+        gpu_mb=summarise(gpu_mb) if len(gpu_mb) == len(results) else None,
     )

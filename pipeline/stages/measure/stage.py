@@ -8,18 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import Decision, MeasurementRecord
 from pipeline.errors import StageError
 from pipeline.measuring.device_lock import measuring
-from pipeline.measuring.rounds import Outcome, figures_of, join_outcomes, run_rounds
-from pipeline.measuring.staging import StagedBundles
-from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
-from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
-from pipeline.stages.inputs.samples import Sample
+from pipeline.measuring.rounds import InterleavedRuns, run_interleaved
+from pipeline.measuring.staged_bundles import StagedBundles
+from pipeline.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from pipeline.stages.core.inputs.samples import Sample
+from pipeline.stages.core.provenance import runtime_versions
+from pipeline.stages.core.results import MeasureResult
+from pipeline.stages.core.sources import FETCH, prepared_task, read_source, source_task
 from pipeline.stages.measure.contenders import (
     PREPARED,
     Contender,
@@ -34,19 +37,17 @@ from pipeline.stages.measure.decision import (
     decide,
     decide_converted,
     decide_fallback,
-    samples_of,
+    figures_of,
     with_common_start,
 )
 from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.prepared import prepared_task
-from pipeline.stages.results import MeasureResult
-from pipeline.stages.sources import FETCH, read_source, source_task
-from pipeline.stages.tools import runtime_versions
 from pipeline.stages.verify.reference import fitting, read_reference, reference_variant
-from pipeline.tuning.objective import objective_of
+from pipeline.tuning.objective import Figures, objective_of
+
+Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
 
 
-class Measure:
+class MeasureStage:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
@@ -115,13 +116,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class _Setup:
-    """What every round is measured with.
-
-    Attributes:
-        context: The task.
-        sample: The input.
-        staged: Bundles that what is not plain ONNX Runtime is loaded from.
-    """
+    """What every round is measured with."""
 
     context: Context
     sample: Sample
@@ -140,7 +135,7 @@ def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[st
     # Fills the page cache and is not counted. What fails in it is not tried again.
     first = _measure_rounds(setup, contenders, rounds=1)
     skipped = {**skipped, **first.failures}
-    contenders = tuple(contender for contender in contenders if contender.name in first.results)
+    contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
     warm, decision = _measure_until_sure(setup, contenders)
     outcomes = {"warm": warm}
     if rounds := setup.context.spec.measure.cold_rounds:
@@ -152,7 +147,7 @@ def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[st
     return MeasureResult(records, decision, _choose_fallback(setup.context, warm, decision))
 
 
-def _choose_fallback(context: Context, warm: Outcome, decision: Decision) -> Decision | None:
+def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decision | None:
     if decision.shipped == PORTABLE:
         return decision
     if context.target != "cpu":
@@ -160,11 +155,11 @@ def _choose_fallback(context: Context, warm: Outcome, decision: Decision) -> Dec
     return decide_fallback(_samples(warm), objective=objective_of(context.spec.tune))
 
 
-def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Outcome, Decision]:
+def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
     """Measures once more as long when the prepared plan loses.
 
-    Another program that runs for a moment can only hide a gain, and to ship the default for that would lose
-    all that the build is for. Of two equal plans this calls one faster about 1 % more often.
+    Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
+    about 1 % more often.
     """
     context = setup.context
     rounds = context.spec.measure.rounds
@@ -180,7 +175,7 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
         return outcome, decision
     context.say(f"not faster beyond the noise of {rounds} rounds; as many again")
     more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
-    outcome = join_outcomes(outcome, more)
+    outcome = outcome.followed_by(more)
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
 
 
@@ -194,8 +189,10 @@ def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[s
         yield written
 
 
-def _samples(outcome: Outcome) -> Samples:
-    return with_common_start({plan: samples_of(results) for plan, results in outcome.results.items()})
+def _samples(outcome: Runs) -> Samples:
+    return with_common_start(
+        {plan: tuple(map(Figures.of, results)) for plan, results in outcome.rounds.items()}
+    )
 
 
 def _candidates(target: str) -> tuple[str, ...]:
@@ -205,7 +202,7 @@ def _candidates(target: str) -> tuple[str, ...]:
 
 def _measure_rounds(
     setup: _Setup, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
-) -> Outcome:
+) -> Runs:
     context, spec = setup.context, setup.context.spec.measure
     by_name = {contender.name: contender for contender in contenders}
 
@@ -228,7 +225,7 @@ def _measure_rounds(
         )
         return measure_plan(request, timeout_s=spec.timeout_s)
 
-    outcome = run_rounds(tuple(by_name), rounds=rounds, measure=measure, first=first)
+    outcome = run_interleaved(tuple(by_name), measure, max_rounds=rounds, first=first)
     for name, reason in outcome.failures.items():
         context.say(f"{name} failed: {reason}")
     if PREPARED in outcome.failures:
@@ -239,12 +236,12 @@ def _measure_rounds(
     return outcome
 
 
-def _record(cache: str, shapes: str, *, outcome: Outcome, skipped: Mapping[str, str]) -> MeasurementRecord:
+def _record(cache: str, shapes: str, *, outcome: Runs, skipped: Mapping[str, str]) -> MeasurementRecord:
     return MeasurementRecord(
         cache=cache,
-        rounds=len(outcome.results[PREPARED]),
+        rounds=len(outcome.rounds[PREPARED]),
         shapes=shapes,
-        plans=tuple(figures_of(plan, results) for plan, results in outcome.results.items()),
+        plans=tuple(figures_of(plan, results) for plan, results in outcome.rounds.items()),
         skipped={**skipped, **outcome.failures},
     )
 

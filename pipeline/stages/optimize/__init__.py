@@ -1,1 +1,1 @@
-"""Second stage: the graph optimised once, linted, loaded again; down a ladder when that does not hold."""
+"""`optimize`: the graph optimised once, linted and loaded again; a ladder of lesser steps if that fails."""

@@ -10,23 +10,23 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.conversion_record import ConversionRecord, computes_with_integers
-from pipeline.bundle.linking import share_model
+from pipeline.bundle.file_links import share_model
 from pipeline.bundle.loader_config import Requirements
-from pipeline.bundle.manifest import Finding, LadderAttempt
+from pipeline.bundle.manifest import LadderAttempt, LintFinding
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
-from pipeline.runtime.child import run_child
-from pipeline.runtime.hardware import read_hardware
+from pipeline.runtime.machine.hardware import read_hardware
+from pipeline.runtime.probing.child import run_child
 from pipeline.spec.models import ModelSpec
-from pipeline.stages.contract import PORTABLE, Context
+from pipeline.stages.core.contract import PORTABLE, Context
+from pipeline.stages.core.results import FetchResult
+from pipeline.stages.core.sources import read_source
+from pipeline.stages.optimize.graph_writer import SaveRequest, SaveResult
 from pipeline.stages.optimize.ladder import Step
 from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.reloading import run_reload
+from pipeline.stages.optimize.reload_check import run_reload
 from pipeline.stages.optimize.requirements import derive_requirements, with_options
-from pipeline.stages.optimize.saving import Saved, SaveRequest
 from pipeline.stages.optimize.session_plans import loading_providers, saving_plan, step_options
-from pipeline.stages.results import FetchResult
-from pipeline.stages.sources import read_source
 
 TAKEN = "taken"
 
@@ -35,7 +35,7 @@ _REFUSALS = (LoadError, ChildError, StageError)
 
 
 @dataclass(frozen=True)
-class Job:
+class OptimizeJob:
     """What every step of one variant's ladder needs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Job:
         return self.folder / _ATTEMPT
 
 
-def job_of(context: Context) -> Job:
+def job_of(context: Context) -> OptimizeJob:
     """Returns what the steps of a task's variant need; files go to the task's folder.
 
     Raises:
@@ -80,7 +80,7 @@ def job_of(context: Context) -> Job:
     """
     variant = context.variant_plan
     graph = read_source(context)
-    return Job(
+    return OptimizeJob(
         spec=context.spec,
         variant=variant.name,
         role=PORTABLE if variant.name == PORTABLE else variant.target,
@@ -91,22 +91,22 @@ def job_of(context: Context) -> Job:
     )
 
 
-def try_step(job: Job, step: Step) -> tuple[LadderAttempt, Saved | None]:
+def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
     """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
     started = time.perf_counter()
-    saved: Saved | None = None
+    saved: SaveResult | None = None
     peak_rss_bytes = 0
     try:
         job.attempt.mkdir()
         saved, peak_rss_bytes = _save(job, step)
-        # The source is taken as it is: there is nothing further down.
+        # The source is the last step, so its findings do not matter.
         outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
         if not outcome:
             run_reload(_loading_plan(job, step), job.spec, job.fetched.interface)
             _put_in_place(job)
             outcome = TAKEN
     except ChildKilledError:
-        # Says nothing of the step: going on would bake a lesser graph into a machine's bad moment.
+        # Says nothing about the step: a lesser graph must not result from a moment without memory.
         raise
     except _REFUSALS as error:
         outcome = error.message
@@ -122,7 +122,7 @@ def try_step(job: Job, step: Step) -> tuple[LadderAttempt, Saved | None]:
     return attempt, saved if outcome == TAKEN else None
 
 
-def _save(job: Job, step: Step) -> tuple[Saved, int]:
+def _save(job: OptimizeJob, step: Step) -> tuple[SaveResult, int]:
     """Writes the step's files into the attempt's folder; returns what is in them and the child's peak."""
     plan = None
     if step.level is None:
@@ -133,13 +133,8 @@ def _save(job: Job, step: Step) -> tuple[Saved, int]:
     return save_and_describe(job, job.attempt, plan)
 
 
-def save_and_describe(job: Job, folder: Path, plan: SessionPlan | None) -> tuple[Saved, int]:
+def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
     """Has a child make the session that writes a file, and say what is in it.
-
-    Args:
-        job: The variant.
-        folder: Where the file is, or comes to be, under the job's names.
-        plan: The session; None if the file is there already.
 
     Returns:
         What is in the file, and the child's largest resident set in bytes.
@@ -159,11 +154,13 @@ def save_and_describe(job: Job, folder: Path, plan: SessionPlan | None) -> tuple
         plan=plan,
     )
     timeout_s = job.spec.optimize.timeout_s
-    reply = run_child("pipeline.stages.optimize.saving:save_optimized", encode(request), timeout_s=timeout_s)
-    return decode(Saved, reply.value), reply.peak_rss_bytes
+    reply = run_child(
+        "pipeline.stages.optimize.graph_writer:save_optimized", encode(request), timeout_s=timeout_s
+    )
+    return decode(SaveResult, reply.value), reply.peak_rss_bytes
 
 
-def _take_source(job: Job) -> None:
+def _take_source(job: OptimizeJob) -> None:
     """Takes the model under its new name, and its external data under the names that the model gives it."""
     share_model(job.source, job.attempt / job.model)
 
@@ -175,7 +172,7 @@ def external_files(fetched: FetchResult) -> tuple[str, ...]:
     return tuple(PurePosixPath(path).relative_to(model.parent).as_posix() for path in others)
 
 
-def _loading_plan(job: Job, step: Step) -> SessionPlan:
+def _loading_plan(job: OptimizeJob, step: Step) -> SessionPlan:
     return SessionPlan(
         model=str(job.attempt / job.model),
         session_options=step_options(job.spec.runtime, step),
@@ -183,13 +180,13 @@ def _loading_plan(job: Job, step: Step) -> SessionPlan:
     )
 
 
-def _put_in_place(job: Job) -> None:
+def _put_in_place(job: OptimizeJob) -> None:
     for path in sorted(job.attempt.iterdir()):
         path.rename(job.folder / path.name)
 
 
 def requirements_of(
-    job: Job, saved: Saved, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
+    job: OptimizeJob, saved: SaveResult, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
 ) -> Requirements:
     """Returns what a machine needs for a written file that is loaded with those options."""
     on_gpu = job.role == "cuda"
@@ -208,6 +205,6 @@ def requirements_of(
     return dataclasses.replace(needs, onnxruntime=versions)
 
 
-def describe_findings(findings: tuple[Finding, ...]) -> str:
+def describe_findings(findings: tuple[LintFinding, ...]) -> str:
     """Returns the findings as lines of an error."""
     return "\n  ".join(f"{finding.rule} at {finding.subject!r}: {finding.detail}" for finding in findings)

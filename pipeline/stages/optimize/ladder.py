@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipeline.errors import StageError
-from pipeline.stages.contract import PORTABLE
+from pipeline.stages.core.contract import PORTABLE
 
 ALL, ALL_REDUCED, EXTENDED, BASIC, SOURCE = "all", "all-reduced", "extended", "basic", "source"
 BASIC_ONLY = "basic-only"
@@ -16,7 +16,7 @@ HARDWARE_BOUND_OPTIMIZERS = ("NchwcTransformer", "NhwcTransformer")
 """What ALL runs beyond EXTENDED and binds a graph to a machine: blocked and channels-last layouts.
 
 Names as ONNX Runtime's verbose log gives them (1.31.1); a version that lacks one ignores its name. Both act
-on nodes that run on CPU, of which a graph for CUDA may have some too. The copies between devices that a CUDA
+on nodes that run on CPU; a graph for CUDA may have such nodes too. The copies between devices that a CUDA
 session adds cannot be switched off here: they come after the optimisers (see `repairs`).
 """
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.manifest import Finding
+from pipeline.bundle.manifest import LintFinding
 from pipeline.bundle.paths import is_safe_path
-from pipeline.stages.contract import PORTABLE
+from pipeline.stages.core.contract import PORTABLE
 from pipeline.stages.optimize.graph_description import ExternalReference, GraphDescription, NodeDescription
 
 ERROR, REQUIREMENT = "error", "requirement"
@@ -27,7 +27,7 @@ _MEMORY_TAG = re.compile(r"^\*/|_ORT_MEM_ADDR_")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LintContext:
     """What a graph is judged against.
 
     Attributes:
@@ -50,88 +50,88 @@ class Surroundings:
     outputs: tuple[str, ...]
 
 
-Rule = Callable[[GraphDescription, Surroundings], Iterator[Finding]]
+Rule = Callable[[GraphDescription, LintContext], Iterator[LintFinding]]
 
 
-def lint_graph(graph: GraphDescription, surroundings: Surroundings) -> tuple[Finding, ...]:
+def lint_graph(graph: GraphDescription, context: LintContext) -> tuple[LintFinding, ...]:
     """Returns what every rule finds, in the order of the rules."""
-    return tuple(finding for rule in RULES for finding in rule(graph, surroundings))
+    return tuple(finding for rule in RULES for finding in rule(graph, context))
 
 
-def errors_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def errors_of(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     """Returns the findings that forbid the graph."""
     return tuple(finding for finding in findings if finding.severity == ERROR)
 
 
-def _find_copies(graph: GraphDescription, _: Surroundings) -> Iterator[Finding]:
+def _find_copies(graph: GraphDescription, _: LintContext) -> Iterator[LintFinding]:
     """Copies between devices, written into the file: no CPU session has a kernel for them."""
     nodes = [node for node in graph.nodes if node.operator in COPY_OPERATORS]
     if nodes:
         detail = f"{_count(nodes)} copies between devices; ONNX Runtime adds its own at every load"
-        yield Finding("memcpy-node", ERROR, nodes[0].name, detail, "#11348")
+        yield LintFinding("memcpy-node", ERROR, nodes[0].name, detail, "#11348")
 
 
-def _find_provider_names(graph: GraphDescription, _: Surroundings) -> Iterator[Finding]:
-    """Names that ONNX Runtime will want to give again when it places the nodes anew."""
+def _find_provider_names(graph: GraphDescription, _: LintContext) -> Iterator[LintFinding]:
+    """Names that ONNX Runtime will want to give again when it places the nodes again."""
     names = sorted(name for name in graph.values if PROVIDER_SUFFIX.search(name))
     if names:
         detail = f"{len(names)} values are named after an execution provider; a load would define them twice"
-        yield Finding("provider-name", ERROR, names[0], detail, "#17837")
+        yield LintFinding("provider-name", ERROR, names[0], detail, "#17837")
 
 
-def _find_compiled_nodes(graph: GraphDescription, _: Surroundings) -> Iterator[Finding]:
+def _find_compiled_nodes(graph: GraphDescription, _: LintContext) -> Iterator[LintFinding]:
     """Nodes that an execution provider has compiled for itself."""
     nodes = [node for node in graph.nodes if node.operator == "EPContext"]
     if nodes:
-        yield Finding(
+        yield LintFinding(
             "compiled-node", ERROR, nodes[0].name, f"{_count(nodes)} compiled by an execution provider"
         )
 
 
-def _find_nchwc(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_nchwc(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """Blocked layouts: on a machine with another block size they fail, or answer wrongly without a word."""
     nodes = [node for node in graph.nodes if node.domain == NCHWC_DOMAIN]
     if nodes:
         severity = ERROR if around.variant == PORTABLE else REQUIREMENT
         detail = f"{_count(nodes)} in blocks of channels as this processor's instruction set has them"
-        yield Finding("nchwc-layout", severity, NCHWC_DOMAIN, detail, "#26174")
+        yield LintFinding("nchwc-layout", severity, NCHWC_DOMAIN, detail, "#26174")
 
 
-def _find_internal_nhwc(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_internal_nhwc(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """The layout that some providers ask for while they take nodes; CPU has no kernels in this domain."""
     nodes = [node for node in graph.nodes if node.domain == INTERNAL_NHWC_DOMAIN]
     if nodes:
         severity = REQUIREMENT if around.variant == "cuda" else ERROR
         detail = f"{_count(nodes)} channels last"
-        yield Finding("internal-nhwc", severity, INTERNAL_NHWC_DOMAIN, detail, "#20379")
+        yield LintFinding("internal-nhwc", severity, INTERNAL_NHWC_DOMAIN, detail, "#20379")
 
 
-def _find_memory_tags(graph: GraphDescription, _: Surroundings) -> Iterator[Finding]:
+def _find_memory_tags(graph: GraphDescription, _: LintContext) -> Iterator[LintFinding]:
     """Addresses of the process that wrote the file, in the place of weights."""
     for reference in graph.external:
         if _MEMORY_TAG.search(reference.location):
             detail = f"its values are at an address of a process that is gone ({reference.location})"
-            yield Finding("memory-address", ERROR, reference.tensor, detail, "#25510")
+            yield LintFinding("memory-address", ERROR, reference.tensor, detail, "#25510")
 
 
-def _find_outside_data(graph: GraphDescription, _: Surroundings) -> Iterator[Finding]:
+def _find_outside_data(graph: GraphDescription, _: LintContext) -> Iterator[LintFinding]:
     """References that leave the folder of the model."""
     for reference in _file_references(graph):
         if not is_safe_path(reference.location):
             detail = f"its values are in {reference.location!r}"
-            yield Finding("external-outside", ERROR, reference.tensor, detail, "#26776")
+            yield LintFinding("external-outside", ERROR, reference.tensor, detail, "#26776")
 
 
-def _find_foreign_data(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_foreign_data(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """References to another file than the one that was written, such as the source's own data."""
     for reference in _file_references(graph):
         if is_safe_path(reference.location) and reference.location not in around.data_files:
             own = ", ".join(sorted(around.data_files)) or "the model"
             detail = f"its values are in {reference.location!r}, not in {own}"
-            yield Finding("external-elsewhere", ERROR, reference.tensor, detail, "#17311")
+            yield LintFinding("external-elsewhere", ERROR, reference.tensor, detail, "#17311")
 
 
-def _find_overruns(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_overruns(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """References past the end of the file, or to a file that is not there."""
     for reference in _file_references(graph):
         size = around.file_sizes.get(reference.location, -1)
@@ -139,32 +139,32 @@ def _find_overruns(graph: GraphDescription, around: Surroundings) -> Iterator[Fi
         if end > size:
             there = f"has {size} bytes" if size >= 0 else "is not there"
             detail = f"its values end at byte {end} of {reference.location!r}, which {there}"
-            yield Finding("external-overrun", ERROR, reference.tensor, detail, "#27547")
+            yield LintFinding("external-overrun", ERROR, reference.tensor, detail, "#27547")
 
 
-def _find_unknown_operators(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_unknown_operators(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """Domains and ONNX opsets that the installed ONNX Runtime does not read."""
     for domain in sorted(graph.domains):
         newest = around.opsets.get(domain)
         if newest is None:
             detail = "the installed ONNX Runtime has no operators in this domain"
-            yield Finding("unknown-domain", ERROR, domain, detail, "#20247")
+            yield LintFinding("unknown-domain", ERROR, domain, detail, "#20247")
         elif domain in ONNX_DOMAINS and graph.opsets.get(domain, 0) > newest:
             detail = f"opset {graph.opsets[domain]}; the installed ONNX Runtime reads up to {newest}"
-            yield Finding("unknown-opset", ERROR, domain or "ai.onnx", detail, "#2371")
+            yield LintFinding("unknown-opset", ERROR, domain or "ai.onnx", detail, "#2371")
 
 
-def _find_unportable(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_unportable(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """Operators beyond ONNX's own that the source did not have: the portable variant is for any machine."""
     if around.variant != PORTABLE:
         return
     beyond = [node for node in graph.operators if node.domain not in ONNX_DOMAINS]
     for kind in sorted({node.kind for node in beyond} - around.source_operators):
         nodes = [node for node in beyond if node.kind == kind]
-        yield Finding("not-portable", ERROR, kind, f"{_count(nodes)} that the source does not have")
+        yield LintFinding("not-portable", ERROR, kind, f"{_count(nodes)} that the source does not have")
 
 
-def _find_changed_interface(graph: GraphDescription, around: Surroundings) -> Iterator[Finding]:
+def _find_changed_interface(graph: GraphDescription, around: LintContext) -> Iterator[LintFinding]:
     """Inputs and outputs that the source does not have, or has in another order; a job would notice."""
     for kind, names, expected in (
         ("input", graph.inputs, around.inputs),
@@ -173,7 +173,7 @@ def _find_changed_interface(graph: GraphDescription, around: Surroundings) -> It
         if names != expected:
             changed = sorted({*names} ^ {*expected}) or list(names)
             detail = f"{kind}s differ from the source's: {', '.join(changed[:5])}"
-            yield Finding("interface", ERROR, changed[0], detail)
+            yield LintFinding("interface", ERROR, changed[0], detail)
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,7 +6,7 @@ Copies between devices: a session on CUDA adds `MemcpyFromHost` and `MemcpyToHos
 devices, and gives the value on the device the name `VALUE_CUDAExecutionProvider`; weights that both devices
 read are doubled under such a name. All that is saved (microsoft/onnxruntime #11348, #17837), and the next
 session adds it once more: the load fails with a name defined twice (microsoft/foundry-local #1075). The graph
-gets back what stood there before, so that each load places nodes anew.
+gets back what stood there before, so that each load places nodes again.
 
 Phantom inputs: up to IR version 3 every initializer is listed among the inputs. One that the optimiser has
 merged or folded away stays listed, and the written model demands it in every run (seen on 1.31.1).
@@ -19,15 +19,12 @@ from typing import Any
 
 import onnx
 
-from pipeline.stages.graphs.graph_walk import subgraphs, walk_nodes
+from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_nodes
 from pipeline.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
 
 
 def remove_copies(model: onnx.ModelProto) -> int:
     """Takes copies between devices out of a model, in place.
-
-    Args:
-        model: The model; its weights need not be loaded.
 
     Returns:
         How many nodes and doubled weights were removed, subgraphs included.
@@ -37,10 +34,6 @@ def remove_copies(model: onnx.ModelProto) -> int:
 
 def remove_phantom_inputs(model: onnx.ModelProto, inputs: Collection[str]) -> int:
     """Takes inputs out of a model, in place, that are neither initializers nor read by anyone.
-
-    Args:
-        model: The model; its weights need not be loaded.
-        inputs: Names of the inputs it is to have, used or not.
 
     Returns:
         How many were removed.

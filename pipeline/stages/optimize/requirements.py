@@ -14,7 +14,7 @@ from pipeline.options import (
     known_session_config,
     version_parts,
 )
-from pipeline.runtime.hardware import Hardware, nchwc_block_size
+from pipeline.runtime.machine.hardware import Hardware, nchwc_block_size
 from pipeline.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
 
 _READS = (
@@ -119,12 +119,6 @@ def with_options(
     """Returns the versions that also have every option a variant is loaded with.
 
     An older version would ignore a session entry it does not know, without a word.
-
-    Args:
-        versions: Those that read the graph.
-        session_options: How it is loaded.
-        providers: Likewise.
-        installed: ONNX Runtime version the options were checked against.
     """
     used = [*_used(known_session_config(installed), session_options.config_entries)]
     used += [*_used(known_attributes(installed), session_options.attributes)]

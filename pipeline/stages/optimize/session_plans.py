@@ -8,10 +8,9 @@ from typing import Any
 
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from pipeline.errors import StageError
-from pipeline.options import format_option
-from pipeline.options.external_data import with_external_data
+from pipeline.options import format_option, with_external_data
 from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.spec.models import Runtime
+from pipeline.spec.models import RuntimeSpec
 from pipeline.stages.optimize.ladder import Step
 
 _DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
@@ -20,18 +19,13 @@ _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
 _SAVE_PREPACKED = "session.save_external_prepacked_constant_initializers"
 
 
-def runtime_key(runtime: Runtime, target: str) -> Mapping[str, Any]:
+def runtime_key(runtime: RuntimeSpec, target: str) -> Mapping[str, Any]:
     """Returns the user's options that sessions on a target are made with, as JSON types, for keys."""
     return runtime.model_dump(mode="json", exclude=set() if target == "cuda" else {"cuda"})
 
 
-def loading_options(runtime: Runtime, *, level: str) -> SessionOptionsRecord:
-    """Returns the session options a job gets: the user's, at a graph optimisation level.
-
-    Args:
-        runtime: The user's options.
-        level: Name of a `GraphOptimizationLevel`; `ORT_DISABLE_ALL` for a prepared graph.
-    """
+def loading_options(runtime: RuntimeSpec, *, level: str) -> SessionOptionsRecord:
+    """Returns the session options a job gets: the user's, at a graph optimisation level."""
     return SessionOptionsRecord(
         graph_optimization_level=level,
         attributes=runtime.attributes,
@@ -39,13 +33,8 @@ def loading_options(runtime: Runtime, *, level: str) -> SessionOptionsRecord:
     )
 
 
-def step_options(runtime: Runtime, step: Step) -> SessionOptionsRecord:
-    """Returns the session options that jobs load a step's file with.
-
-    Args:
-        runtime: The user's options.
-        step: Of the ladder.
-    """
+def step_options(runtime: RuntimeSpec, step: Step) -> SessionOptionsRecord:
+    """Returns the session options that jobs load a step's file with."""
     options = loading_options(runtime, level=step.loading_level)
     # What the user leaves out of a graph is left out of what a load makes of it, too.
     optimises = step.loading_level != "ORT_DISABLE_ALL"
@@ -63,7 +52,7 @@ def without_optimizers(options: SessionOptionsRecord, names: Sequence[str]) -> S
     return options._replace(config_entries=entries)
 
 
-def loading_providers(runtime: Runtime, variant: str) -> tuple[ProviderRecord, ...]:
+def loading_providers(runtime: RuntimeSpec, variant: str) -> tuple[ProviderRecord, ...]:
     """Returns the execution providers a variant is loaded on, with the user's options.
 
     CPU is named after CUDA, as plain ONNX Runtime does, unless the user forbids it: naming it would
@@ -76,11 +65,11 @@ def loading_providers(runtime: Runtime, variant: str) -> tuple[ProviderRecord, .
     return (cuda,) if alone else (cuda, ProviderRecord(CPU))
 
 
-def saving_plan(runtime: Runtime, variant: str, step: Step, *, source: Path, model: Path) -> SessionPlan:
+def saving_plan(runtime: RuntimeSpec, variant: str, step: Step, *, source: Path, model: Path) -> SessionPlan:
     """Returns the session that optimises the source and writes it.
 
-    The user's session entries are in force, since some of them are about optimisation. Of the CUDA options
-    only the device is: `prefer_nhwc` would be baked into the file, and the others act in runs. Weights are
+    The user's session entries are in force, since some of them are about optimisation. Only the device of
+    the CUDA options is: `prefer_nhwc` would be baked into the file, and the others act in runs. Weights are
     not prepacked: that changes no byte of what is written and takes memory (1.1 GB at the peak instead of 1.6
     for VGG-19's 575 MB), unless the user wants the packed form saved too.
 

@@ -6,6 +6,8 @@ is tried, down to the source itself, and the record says why.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,32 +15,31 @@ from typing import Any
 
 from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.manifest import LadderAttempt
-from pipeline.errors import ChildError, LoadError, RunFailedError, StageError
-from pipeline.runtime.hardware import hardware_fingerprint
+from pipeline.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
 from pipeline.runtime.loading.session import CPU, default_plan
-from pipeline.stages.contract import Context, Plan, TaskId, target_of
-from pipeline.stages.inputs.fitting import inputs_key, require_fit, samples_key
+from pipeline.runtime.machine.hardware import hardware_fingerprint
+from pipeline.stages.core.contract import Context, Plan, TaskId, target_of
+from pipeline.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
+from pipeline.stages.core.provenance import runtime_versions
+from pipeline.stages.core.results import OptimizeResult
+from pipeline.stages.core.sources import source_task
 from pipeline.stages.optimize.attempt import (
     TAKEN,
-    Job,
+    OptimizeJob,
     describe_findings,
     external_files,
     job_of,
     requirements_of,
     try_step,
 )
+from pipeline.stages.optimize.graph_writer import SaveResult
 from pipeline.stages.optimize.ladder import SOURCE, Step, plan_ladder
 from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.reloading import run_reload
-from pipeline.stages.optimize.room import require_room
-from pipeline.stages.optimize.saving import Saved
+from pipeline.stages.optimize.reload_check import run_reload
 from pipeline.stages.optimize.session_plans import loading_providers, runtime_key, step_options
-from pipeline.stages.results import OptimizeResult
-from pipeline.stages.sources import source_task
-from pipeline.stages.tools import runtime_versions
 
 
-class Optimize:
+class OptimizeStage:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
@@ -90,7 +91,7 @@ class Optimize:
             if len(attempts) == 1 and job.conversion is None:
                 _require_running_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
-            require_room(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
+            _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
             context.say(f"step {step.name!r} does not hold: {attempt.outcome.splitlines()[0]}")
         raise _nothing_holds(job, attempts)
 
@@ -109,7 +110,7 @@ class Optimize:
         _check_files(context, outcome)
 
 
-def _require_running_source(job: Job) -> None:
+def _require_running_source(job: OptimizeJob) -> None:
     """Tells a model that does not run on these inputs from one that a step of the ladder broke.
 
     Raises:
@@ -126,6 +127,23 @@ def _require_running_source(job: Job) -> None:
         ) from error
     except (LoadError, ChildError):
         return  # the ladder ends with the source, and says so
+
+
+def _require_disk_space(folder: Path, size_bytes: int) -> None:
+    """Reserves a file of that size for a moment: quotas and limits count, which no free figure shows.
+
+    Raises:
+        StageError: It does not fit.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+    except OSError as error:
+        raise StageError(
+            f"no room for the optimised model in {folder}\n"
+            f"  expected {size_bytes} bytes, got none: {error.strerror}",
+            hint=hint_of_os_error(error, str(folder)),
+        ) from error
 
 
 def _check_files(context: Context, outcome: OptimizeResult) -> None:
@@ -145,7 +163,9 @@ def _files_below(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt, ...]) -> OptimizeResult:
+def _result_of(
+    job: OptimizeJob, step: Step, saved: SaveResult, attempts: tuple[LadderAttempt, ...]
+) -> OptimizeResult:
     options = step_options(job.spec.runtime, step)
     providers = loading_providers(job.spec.runtime, job.role)
     return OptimizeResult(
@@ -159,7 +179,7 @@ def _result_of(job: Job, step: Step, saved: Saved, attempts: tuple[LadderAttempt
     )
 
 
-def _nothing_holds(job: Job, attempts: list[LadderAttempt]) -> StageError:
+def _nothing_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageError:
     steps: dict[str, list[str]] = {}
     for attempt in attempts:
         steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)

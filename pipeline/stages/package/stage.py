@@ -18,20 +18,24 @@ from pipeline.bundle.manifest import (
 )
 from pipeline.bundle.verification import check_bundle, describe_files
 from pipeline.errors import BundleError, ChildError, LoadError, StageError
-from pipeline.runtime.checking import check_variants
-from pipeline.runtime.child import run_child
-from pipeline.spec.resolution import resolved_spec
-from pipeline.stages.commit import read_git_state
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.verification.variant_check import check_variants
+from pipeline.spec.models import resolved_spec
+from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.core.provenance import read_git_state
+from pipeline.stages.core.results import FetchResult
+from pipeline.stages.core.sources import FETCH, prepared_task, read_fetched, source_task
 from pipeline.stages.measure.contenders import PREPARED
-from pipeline.stages.package.collecting import PreparedVariant, collect_left_out, collect_variants
-from pipeline.stages.package.placing import place_golden, place_variant, tolerances_of
-from pipeline.stages.prepared import prepared_task
-from pipeline.stages.results import FetchResult
-from pipeline.stages.sources import FETCH, read_fetched, source_task
+from pipeline.stages.package.prepared_variants import (
+    PreparedVariant,
+    collect_left_out,
+    collect_variants,
+    place_golden,
+    place_variant,
+)
 
 
-class Package:
+class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
@@ -70,13 +74,13 @@ class Package:
             for variant in prepared
             if variant.name == PORTABLE or variant.shipped != PORTABLE
         )
-        golden = place_golden(context)
+        golden, tolerances = place_golden(context), context.spec.verify.tolerances()
         config = LoaderConfig(
             schema_version=LOADER_SCHEMA_VERSION,
             name=context.spec.name,
             inputs=fetched.interface.inputs,
             outputs=fetched.interface.outputs,
-            golden=Golden(golden, *tolerances_of(context.spec)),
+            golden=Golden(golden, tolerances.pop(""), tolerances),
             variants=variants,
         )
         write_loader_config(context.folder, config)
@@ -116,7 +120,9 @@ def _manifest(context: Context, fetched: FetchResult, prepared: tuple[PreparedVa
         pipeline_version=pipeline.__version__,
         spec_digest=digest_json(resolved_spec(context.spec)),
         source=fetched.source,
-        environment=run_child("pipeline.stages.environment:describe_environment", {}, timeout_s=120).value,
+        environment=run_child(
+            "pipeline.stages.core.provenance:describe_environment", {}, timeout_s=120
+        ).value,
         variants=tuple(_record(variant) for variant in prepared),
         files=describe_files(context.folder, DigestCache().digest),
         missing_targets=tuple(

@@ -1,4 +1,4 @@
-"""The files of a plan: the verified graph as `optimize` left it, other levels, and other forms of each."""
+"""Files of a plan: the verified graph, other levels, and other forms of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.bundle.codec import decode, encode, read_json
 from pipeline.bundle.loader_config import VersionRange
 from pipeline.bundle.session_record import SessionOptionsRecord, SessionPlan
 from pipeline.errors import PipelineError, StageError
-from pipeline.options.external_data import with_external_data
-from pipeline.runtime.child import run_child
+from pipeline.options import with_external_data
 from pipeline.runtime.loading.session import build_session
-from pipeline.stages.optimize.attempt import Job, describe_findings, save_and_describe, try_step
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
+from pipeline.stages.optimize.graph_writer import SaveResult
 from pipeline.stages.optimize.ladder import plan_ladder
 from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.saving import Saved
 from pipeline.stages.optimize.session_plans import loading_providers
 from pipeline.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
 
@@ -30,18 +30,11 @@ _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
 
 @dataclass(frozen=True)
 class Artefact:
-    """Files that a session is made from.
-
-    Attributes:
-        folder: Where they are, and nothing else.
-        model: Name of the model file in it.
-        saved: What is in the graph.
-        form: How its weights are stored.
-    """
+    """Files that a session is made from, alone in their folder."""
 
     folder: Path
     model: str
-    saved: Saved
+    saved: SaveResult
     form: str
 
     @property
@@ -51,18 +44,11 @@ class Artefact:
 
 
 class Artefacts:
-    """Makes each artefact once; those that an interrupted run has made are taken over."""
+    """Makes each artefact once, and reuses those of an interrupted run."""
 
-    def __init__(self, job: Job, prepared: Path, level: str, kept: Path, say: Callable[[str], None]) -> None:
-        """Takes what is there.
-
-        Args:
-            job: The variant.
-            prepared: Folder of the verified file, under the job's names.
-            level: Ladder step it was written at.
-            kept: Folder for the others.
-            say: Takes a line of progress.
-        """
+    def __init__(
+        self, job: OptimizeJob, prepared: Path, level: str, kept: Path, say: Callable[[str], None]
+    ) -> None:
         self._job, self._prepared, self._level, self._kept, self._say = job, prepared, level, kept, say
         self._made: dict[tuple[str, str], Artefact] = {}
         self._failed: dict[tuple[str, str], PipelineError] = {}
@@ -96,9 +82,9 @@ class Artefacts:
             saved = self._make(form, level, folder)
             write_json_atomic(description, encode(saved))
         name = Path(self._job.model).with_suffix(".ort").name if form == ORT else self._job.model
-        return Artefact(folder, name, decode(Saved, read_json(description)), form)
+        return Artefact(folder, name, decode(SaveResult, read_json(description)), form)
 
-    def _make(self, form: str, level: str, folder: Path) -> Saved:
+    def _make(self, form: str, level: str, folder: Path) -> SaveResult:
         shutil.rmtree(folder, ignore_errors=True)
         with new_folder(folder) as temporary:
             job = dataclasses.replace(self._job, folder=temporary.resolve())
@@ -107,7 +93,7 @@ class Artefacts:
             return _write_form(job, form, self.get(MAPPED, level), temporary.resolve())
 
 
-def _write_level(job: Job, level: str) -> Saved:
+def _write_level(job: OptimizeJob, level: str) -> SaveResult:
     optimize = job.spec.optimize
     ladder = plan_ladder(job.role, level="all", disabled_optimizers=optimize.disabled_optimizers)
     step = next((step for step in ladder if step.name == level), None)
@@ -119,7 +105,7 @@ def _write_level(job: Job, level: str) -> Saved:
     return saved
 
 
-def _write_form(job: Job, form: str, mapped: Artefact, folder: Path) -> Saved:
+def _write_form(job: OptimizeJob, form: str, mapped: Artefact, folder: Path) -> SaveResult:
     if form == PREPACKED:
         saved, _ = save_and_describe(job, folder, _prepacking_plan(job, mapped.path, folder / job.model))
         _require_safe(saved)
@@ -134,13 +120,13 @@ def _write_form(job: Job, form: str, mapped: Artefact, folder: Path) -> Saved:
     return saved
 
 
-def _require_safe(saved: Saved) -> None:
+def _require_safe(saved: SaveResult) -> None:
     if errors := errors_of(saved.findings):
         raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
 
 
-def _prepacking_plan(job: Job, source: Path, model: Path) -> SessionPlan:
-    """Returns the session that writes a prepared graph again, with the arranged copies of its weights."""
+def _prepacking_plan(job: OptimizeJob, source: Path, model: Path) -> SessionPlan:
+    """Returns the session that writes a prepared graph with prepacked copies of its weights."""
     options = SessionOptionsRecord(
         "ORT_DISABLE_ALL",
         attributes={"optimized_model_filepath": str(model)},
@@ -161,7 +147,7 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     source, written = Path(request["source"]), Path(request["folder"]) / request["model"]
     if request["form"] == INLINE:
-        from pipeline.stages.graphs.inlining import write_inline
+        from pipeline.stages.core.graphs.inlining import write_inline
 
         write_inline(source, written, data_folder=source.parent)
     elif request["form"] == ORT:

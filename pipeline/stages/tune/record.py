@@ -1,4 +1,4 @@
-"""A search as its manifest has it."""
+"""A search as the manifest records it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ from collections.abc import Sequence
 
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.bundle.tuning_record import (
-    BreakEvenRecord,
     FirstPhaseRecord,
-    FrontRecord,
     TrialFigures,
     TrialRecord,
     TuningRecord,
 )
 from pipeline.errors import PipelineError
 from pipeline.measuring.comparison import summarise
-from pipeline.stages.tune.workbench import Workbench
-from pipeline.tuning.choosing import Verdict
+from pipeline.stages.tune.search_context import SearchContext
 from pipeline.tuning.front import find_break_evens, find_front, points_of
 from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
-from pipeline.tuning.search import Found
+from pipeline.tuning.plan_selection import PlanSelection
+from pipeline.tuning.search import PlanSearchResult
 
 
-def build_record(workbench: Workbench, found: Found, verdict: Verdict) -> TuningRecord:
-    """Returns what a manifest tells of a search.
-
-    Args:
-        workbench: What was searched.
-        found: What was tried.
-        verdict: What was chosen.
-    """
-    objective = workbench.objective
+def build_record(
+    search_context: SearchContext, found: PlanSearchResult, verdict: PlanSelection
+) -> TuningRecord:
+    """Returns what a manifest tells of a search."""
+    objective = search_context.objective
     numbers = {trial.choice: trial.number for trial in found.trials}
     points = points_of(found.trials, objective, finals=found.finals, anchor=found.anchor)
     front = find_front(points)
@@ -43,28 +37,26 @@ def build_record(workbench: Workbench, found: Found, verdict: Verdict) -> Tuning
     return TuningRecord(
         runs_per_load=objective.runs_per_load,
         limits={name: value for name, value in limits.items() if value is not None},
-        knobs={knob.name: knob.values for knob in workbench.space.knobs},
-        combinations=workbench.space.combinations,
-        trials=tuple(_record_trial(workbench, found, trial) for trial in found.trials),
+        knobs={knob.name: knob.values for knob in search_context.space.knobs},
+        combinations=search_context.space.combinations,
+        trials=tuple(_record_trial(search_context, found, trial) for trial in found.trials),
         chosen=numbers[verdict.choice],
         beats_default=verdict.beats_default,
         reason=verdict.reason,
         ended=found.ended,
         noise=found.noise,
         elapsed_s=round(found.elapsed_s, 3),
-        front=tuple(FrontRecord(point.number, point.first_result_ms, point.steady_ms) for point in front),
-        break_evens=tuple(
-            BreakEvenRecord(one.sooner, one.steadier, one.runs) for one in find_break_evens(front)
-        ),
+        front=front,
+        break_evens=find_break_evens(front),
         first_phase=None
         if first is None or verdict.overlap_mb is None
         else FirstPhaseRecord(numbers[first], verdict.overlap_mb),
     )
 
 
-def _record_trial(workbench: Workbench, found: Found, trial: Trial) -> TrialRecord:
-    plan = _plan_of(workbench, trial)
-    objective = workbench.objective
+def _record_trial(search_context: SearchContext, found: PlanSearchResult, trial: Trial) -> TrialRecord:
+    plan = _plan_of(search_context, trial)
+    objective = search_context.objective
     finals, anchors = found.finals.get(trial.choice, ()), found.finals.get(found.anchor, ())
     decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
     return TrialRecord(
@@ -80,9 +72,9 @@ def _record_trial(workbench: Workbench, found: Found, trial: Trial) -> TrialReco
     )
 
 
-def _plan_of(workbench: Workbench, trial: Trial) -> SessionPlan | None:
+def _plan_of(search_context: SearchContext, trial: Trial) -> SessionPlan | None:
     try:
-        return workbench.plan_of(trial.choice)
+        return search_context.plan_of(trial.choice)
     except PipelineError:
         return None  # its files could not be made, which is the trial's failure
 
@@ -97,13 +89,7 @@ def _summaries(
 def summarise_figures(
     figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
 ) -> TrialFigures:
-    """Returns the order statistics of a plan's figures, and of its cost relative to another plan's.
-
-    Args:
-        figures: One per process, at least one.
-        anchors: The other plan's, of the same rounds.
-        objective: What a plan costs.
-    """
+    """Returns the order statistics of a plan's figures, and of its cost relative to another plan's."""
     values = summary_values(figures, objective)
     ratios = objective.ratios(figures, anchors)
     return TrialFigures(

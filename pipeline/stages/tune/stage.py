@@ -7,36 +7,36 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.linking import share_model
+from pipeline.bundle.file_links import share_model
 from pipeline.bundle.loader_config import FirstPhase, Requirements
 from pipeline.bundle.tuning_record import TuningRecord
 from pipeline.errors import StageError, VerificationError
 from pipeline.measuring.device_lock import measuring, working
-from pipeline.runtime.hardware import hardware_fingerprint, read_hardware
-from pipeline.stages.accuracy import gate_key, judge_accuracy
-from pipeline.stages.contract import Context, Plan, TaskId, target_of
-from pipeline.stages.measure.contenders import device_of, source_contender, written_recipe
+from pipeline.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from pipeline.stages.core.accuracy import gate_key, judge_accuracy
+from pipeline.stages.core.contract import Context, Plan, TaskId, target_of
+from pipeline.stages.core.provenance import runtime_versions
+from pipeline.stages.core.results import TuneResult
+from pipeline.stages.core.sources import FETCH, source_task
 from pipeline.stages.optimize.requirements import needs_of_both
 from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.results import TuneResult
-from pipeline.stages.sources import FETCH, source_task
-from pipeline.stages.tools import runtime_versions
 from pipeline.stages.tune.record import build_record
-from pipeline.stages.tune.workbench import Workbench, build_workbench
-from pipeline.stages.verify.comparing import ask, describe
+from pipeline.stages.tune.search_context import SearchContext, open_search
+from pipeline.stages.verify.comparison import ask, describe
 from pipeline.stages.verify.reference import reference_variant
-from pipeline.tuning.choosing import Verdict, choose
+from pipeline.tuning.budget import SearchLimits
 from pipeline.tuning.journal import Journal
 from pipeline.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
 from pipeline.tuning.objective import Figures
-from pipeline.tuning.search import Effects, Found, Limits, search
-from pipeline.tuning.space import DEFAULT, RECIPE, Choice
+from pipeline.tuning.plan_selection import PlanSelection, choose
+from pipeline.tuning.search import PlanSearchResult, SearchEffects, search
+from pipeline.tuning.space import PlanChoice
 
 JOURNAL = "journal.log"
 
@@ -44,7 +44,7 @@ FIRST_FOLDER = "first"
 """Where the files of a plan that serves first lie, if it has any of its own."""
 
 
-class Tune:
+class TuneStage:
     """Tries plans in fresh processes and hands on the best of them."""
 
     name = "tune"
@@ -88,21 +88,14 @@ class Tune:
                 the space to what cannot be had here.
             StageError: The disk is full.
         """
-        context.kept.mkdir(parents=True, exist_ok=True)
-        default = source_contender(context)
-        with ExitStack() as stack:
+        with open_search(context) as search_context:
+            found = _search(search_context)
+            verdict = choose(search_context.space, search_context.objective, found)
             with working():
-                recipe, _ = stack.enter_context(written_recipe(context))
-            others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-            staged = stack.enter_context(tempfile.TemporaryDirectory(prefix="staged-", dir=context.kept))
-            workbench = build_workbench(context, others, Path(staged))
-            found = _search(workbench, device_of([default]))
-            verdict = choose(workbench.space, workbench.objective, found)
-            with working():
-                _require_gate(workbench, verdict)
-                record = build_record(workbench, found, verdict)
+                _require_gate(search_context, verdict)
+                record = build_record(search_context, found, verdict)
         context.say(verdict.reason)
-        return dict(encode(_hand_on(workbench, verdict, record)))
+        return dict(encode(_hand_on(search_context, verdict, record)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that the chosen plan was tried and its files are there.
@@ -118,25 +111,29 @@ class Tune:
             raise StageError(f"tuned without a model: {context.spec.name}")
 
 
-def _search(workbench: Workbench, device: str) -> Found:
-    context, tune = workbench.context, workbench.tune
+def _search(search_context: SearchContext) -> PlanSearchResult:
+    context, tune, device = search_context.context, search_context.tune, search_context.device
     path = context.kept / JOURNAL
-    journal = Journal(path, workbench.space, workbench.objective, seed=tune.seed)
+    journal = Journal(path, search_context.space, search_context.objective, seed=tune.seed)
     known = journal.known()
     if known:
         context.say(f"going on after {len(known)} trials of an interrupted run")
 
+    # Plans are compared with one start for all: that of the search's first process.
+    starts = [figures.start_ms for trial in known.values() for figures in trial.figures][:1]
     waiting = _Waiting(lambda: context.say(f"waiting for {device} to be idle"))
 
-    def prepare(choice: Choice) -> None:
+    def prepare(choice: PlanChoice) -> None:
         with waiting.counted(working(on_wait=waiting.tell)):
-            workbench.plan_of(choice)
+            search_context.plan_of(choice)
 
-    def measure(choice: Choice, deadline_s: float) -> Figures:
+    def measure(choice: PlanChoice, deadline_s: float) -> Figures:
         with waiting.counted(measuring(device, on_wait=waiting.tell)):
-            return workbench.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
+            figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
+        starts.append(figures.start_ms)
+        return figures.with_start(starts[0])
 
-    effects = Effects(
+    effects = SearchEffects(
         measure=measure,
         suggest=journal.suggest,
         # What others keep the device for is not the search's time.
@@ -146,17 +143,17 @@ def _search(workbench: Workbench, device: str) -> Found:
         say=context.say,
         prepare=prepare,
     )
-    limits = Limits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
-    return search(workbench.space, workbench.objective, limits, effects)
+    limits = SearchLimits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
+    return search(search_context.space, search_context.objective, limits, effects)
 
 
-def _require_gate(workbench: Workbench, verdict: Verdict) -> None:
-    """Judges the chosen plan of a converted variant on all samples: trials were held to what one can show."""
-    context = workbench.context
+def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None:
+    """Judges the chosen plan of a converted variant on all samples: trials used one per shape."""
+    context = search_context.context
     if not context.variant_plan.has_own_precision:
         return
-    reference = workbench.reference
-    plan = workbench.plan_of(verdict.choice)
+    reference = search_context.reference
+    plan = search_context.plan_of(verdict.choice)
     with tempfile.TemporaryDirectory(prefix=".answers-", dir=context.folder) as scratch:
         answers = ask(context, plan, reference.samples, Path(scratch))
         judgement = judge_accuracy(
@@ -190,18 +187,18 @@ class _Waiting:
             yield
 
 
-def _hand_on(workbench: Workbench, verdict: Verdict, record: TuningRecord) -> TuneResult:
+def _hand_on(search_context: SearchContext, verdict: PlanSelection, record: TuningRecord) -> TuneResult:
     choice = verdict.choice
-    artefact = workbench.artefacts.get(choice[FORM], choice[LEVEL])
-    share_model(artefact.path, workbench.context.folder / artefact.model)
-    plan = workbench.plan_on(artefact.path, choice)
-    needs, first = workbench.requirements_of(choice, plan), None
+    artefact = search_context.artefacts.get(choice[FORM], choice[LEVEL])
+    share_model(artefact.path, search_context.context.folder / artefact.model)
+    plan = search_context.plan_on(artefact.path, choice)
+    needs, first = search_context.requirements_of(choice, plan), None
     if verdict.first_phase is not None:
         owner = choice if shares_files(verdict.first_phase, choice) else verdict.first_phase
-        first, own_needs = _place_first(workbench, verdict.first_phase, owner)
+        first, own_needs = _place_first(search_context, verdict.first_phase, owner)
         needs = needs_of_both(needs, own_needs)
     prepared = dataclasses.replace(
-        workbench.optimized,
+        search_context.optimized,
         model=artefact.model,
         step=choice[LEVEL],
         session_options=plan.session_options,
@@ -211,19 +208,15 @@ def _hand_on(workbench: Workbench, verdict: Verdict, record: TuningRecord) -> Tu
     return TuneResult(prepared, record, first, needs_binding(choice))
 
 
-def _place_first(workbench: Workbench, first: Choice, owner: Choice) -> tuple[FirstPhase, Requirements]:
-    """Returns how the plan is loaded that serves first, and what it needs.
-
-    Args:
-        workbench: What was searched.
-        first: The plan.
-        owner: The plan whose files it is loaded from; if those are its own, they are put in place.
-    """
-    artefact = workbench.artefacts.get(owner[FORM], owner[LEVEL])
-    plan = workbench.plan_on(artefact.path, first)
+def _place_first(
+    search_context: SearchContext, first: PlanChoice, owner: PlanChoice
+) -> tuple[FirstPhase, Requirements]:
+    """Returns the first-phase plan and its requirements; places its files if `owner` is that plan."""
+    artefact = search_context.artefacts.get(owner[FORM], owner[LEVEL])
+    plan = search_context.plan_on(artefact.path, first)
     model = None
     if owner == first:
         model = f"{FIRST_FOLDER}/{artefact.model}"
-        share_model(artefact.path, workbench.context.folder / model)
-    needs = workbench.requirements_of(owner, plan)
+        share_model(artefact.path, search_context.context.folder / model)
+    needs = search_context.requirements_of(owner, plan)
     return FirstPhase(plan.session_options, plan.providers, model), needs

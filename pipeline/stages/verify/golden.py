@@ -12,10 +12,10 @@ from typing import IO
 
 import numpy as np
 
-from pipeline.runtime.answers import Answer, read_answer
-from pipeline.runtime.compare import BLOCK_ELEMENTS, read_block
-from pipeline.runtime.element_types import Array
-from pipeline.runtime.golden import INPUT, LAYOUT, OUTPUT, PART
+from pipeline.runtime.tensors.element_types import Array
+from pipeline.runtime.verification.answers import Answer, read_answer
+from pipeline.runtime.verification.compare import BLOCK_ELEMENTS, read_block
+from pipeline.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
 
 GOLDEN_FILE = "golden.npz"
 
@@ -31,7 +31,7 @@ MIN_OUTPUT_BYTES = 2**18
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:
-    """Writes a sample and what is recorded of the answers to it, as `pipeline.runtime.golden` reads them.
+    """Writes a sample and the recorded answers to it, as `pipeline.runtime.verification.golden` reads them.
 
     Every output is there: whole if it is small, else a part of its elements. No output is ever in memory.
 
@@ -93,10 +93,6 @@ def take_part(array: Array, *, max_bytes: int) -> tuple[Array, Array]:
 
     The step is the smallest that leaves at most `max_bytes`, one element at least, and that has no divisor in
     common with the array's size: so the positions go through every index of every axis.
-
-    Args:
-        array: May be a memory map of any size; it is read in blocks.
-        max_bytes: Of the elements.
     """
     step = max(1, -(-array.size // max(1, max_bytes // array.itemsize)))
     while math.gcd(step, array.size) > 1:

@@ -1,7 +1,7 @@
 """The source's answers, and how far they are from its own optimised self: asked once for all variants.
 
-A session on a large source takes minutes and as much memory again as its weights. So one variant's task asks
-it and keeps what it said, samples included, and the tasks of the other variants read that.
+A session on a large source takes minutes and twice the memory of its weights. So one variant's task runs it
+and keeps the answers and samples for the tasks of the other variants.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from pipeline.bundle.codec import decode, encode, read_json
 from pipeline.bundle.manifest import OutputError
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.answers import Answers
 from pipeline.runtime.loading.session import CPU, default_plan
-from pipeline.stages.contract import PORTABLE, Context, Plan
-from pipeline.stages.inputs.sample_files import fits_interface
-from pipeline.stages.inputs.samples import Sample, make_samples
-from pipeline.stages.results import ModelInterface
-from pipeline.stages.sources import read_fetched
-from pipeline.stages.verify.comparing import ask, describe, judge
-from pipeline.stages.verify.verdict import build_errors
+from pipeline.runtime.verification.answers import Answers
+from pipeline.stages.core.contract import PORTABLE, Context, Plan
+from pipeline.stages.core.inputs.sample_files import fits_interface
+from pipeline.stages.core.inputs.samples import Sample, make_samples
+from pipeline.stages.core.results import ModelInterface
+from pipeline.stages.core.sources import read_fetched
+from pipeline.stages.verify.comparison import ask, build_errors, describe, judge
 
 SAMPLES_FOLDER = "samples"
 ANSWERS_FOLDER = "reference"
@@ -31,14 +30,12 @@ _RECORD = "reference.json"
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What every variant is compared with.
+class ReferenceAnswers:
+    """Answers that every variant is compared with.
 
     Attributes:
         samples: The inputs; the first is of the primary shapes.
-        answers: The source's, unoptimised, on the CPU.
-        noise: How far the source with full optimisation on the CPU is from them, per output; empty where it
-            does not run, as some models do not.
+        noise: Distance of the fully optimised source on the CPU, per output; empty where it does not run.
     """
 
     samples: tuple[Sample, ...]
@@ -46,13 +43,8 @@ class Reference:
     noise: tuple[OutputError, ...]
 
 
-def fitting(reference: Reference, interface: ModelInterface, subject: str) -> Reference:
+def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str) -> ReferenceAnswers:
     """Returns the part of a reference whose inputs a model takes: one that is bound takes no other shapes.
-
-    Args:
-        reference: Every sample.
-        interface: The model's inputs.
-        subject: The model, for messages.
 
     Raises:
         StageError: There is no such sample.
@@ -88,12 +80,8 @@ def source_plan(context: Context) -> SessionPlan:
     return default_plan(str(read_fetched(context).path), CPU, level="ORT_DISABLE_ALL")
 
 
-def make_reference(context: Context, scratch: Path) -> Reference:
+def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
     """Writes samples and the source's answers to them into the stage's folder.
-
-    Args:
-        context: The task.
-        scratch: For the answers that the noise floor comes from.
 
     Raises:
         SpecError: The spec, or a sample of it, does not fit the model.
@@ -112,7 +100,7 @@ def make_reference(context: Context, scratch: Path) -> Reference:
             hint=error.hint or "check it, or its samples, with plain ONNX Runtime on CPU",
         ) from error
     noise = _measure_noise(context, plan.model, samples, answers, scratch)
-    reference = Reference(samples, answers, noise)
+    reference = ReferenceAnswers(samples, answers, noise)
     write_reference(context.folder, reference)
     return reference
 
@@ -129,7 +117,7 @@ def _measure_noise(
         return ()
 
 
-def write_reference(folder: Path, reference: Reference) -> None:
+def write_reference(folder: Path, reference: ReferenceAnswers) -> None:
     """Writes a record of a reference whose files are below `folder`.
 
     Raises:
@@ -140,16 +128,16 @@ def write_reference(folder: Path, reference: Reference) -> None:
     write_json_atomic(folder / _RECORD, encode(relative))
 
 
-def read_reference(folder: Path) -> Reference:
+def read_reference(folder: Path) -> ReferenceAnswers:
     """Reads what `write_reference` wrote into a task's folder, wherever that is now.
 
     Raises:
         BundleError: It is not there, or damaged.
     """
-    return _moved(decode(Reference, read_json(folder / _RECORD)), lambda file: str(folder / file))
+    return _moved(decode(ReferenceAnswers, read_json(folder / _RECORD)), lambda file: str(folder / file))
 
 
-def _moved(reference: Reference, move: Callable[[str], str]) -> Reference:
+def _moved(reference: ReferenceAnswers, move: Callable[[str], str]) -> ReferenceAnswers:
     """Returns the reference with other paths: a stage's folder gets its name when the stage is done."""
     answers = tuple(
         tuple(replace(answer, file=move(answer.file)) for answer in sample)

@@ -19,32 +19,40 @@ from pipeline.bundle.conversion_record import OutputAccuracy
 from pipeline.bundle.manifest import VerificationRecord
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import PipelineError, StageError, VerificationError
-from pipeline.runtime.answers import Answers, Signature
-from pipeline.runtime.golden import OUTPUT, PART
-from pipeline.runtime.hardware import hardware_fingerprint
 from pipeline.runtime.loading.session import CUDA
-from pipeline.stages.accuracy import gate_key, judge_accuracy
-from pipeline.stages.contract import PORTABLE, Context, Plan, TaskId, target_of
-from pipeline.stages.inputs.fitting import inputs_key, samples_key
-from pipeline.stages.inputs.sample_files import read_headers
-from pipeline.stages.inputs.samples import Sample
-from pipeline.stages.results import OptimizeResult, VerifyResult
-from pipeline.stages.sources import FETCH, read_source, source_task
-from pipeline.stages.tools import runtime_versions
-from pipeline.stages.verify.comparing import ask, describe, judge
+from pipeline.runtime.machine.hardware import hardware_fingerprint
+from pipeline.runtime.verification.answers import Answers, TensorDeclaration
+from pipeline.runtime.verification.golden import OUTPUT, PART
+from pipeline.stages.core.accuracy import gate_key, judge_accuracy
+from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from pipeline.stages.core.inputs.sample_files import read_headers
+from pipeline.stages.core.inputs.samples import Sample
+from pipeline.stages.core.inputs.spec_fit import inputs_key, samples_key
+from pipeline.stages.core.provenance import runtime_versions
+from pipeline.stages.core.results import OptimizeResult, VerifyResult
+from pipeline.stages.core.sources import FETCH, read_source, source_task
+from pipeline.stages.verify.comparison import (
+    Judged,
+    ask,
+    build_errors,
+    describe,
+    describe_failure,
+    judge,
+    suggest,
+    worst_failure,
+)
 from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
 from pipeline.stages.verify.reference import (
-    Reference,
+    ReferenceAnswers,
     fitting,
     make_reference,
     read_reference,
     reference_variant,
     source_plan,
 )
-from pipeline.stages.verify.verdict import Judged, build_errors, describe_failure, suggest, worst_failure
 
 
-class Verify:
+class VerifyStage:
     """Compares every output of every sample, and fails the build if one is outside its tolerance."""
 
     name = "verify"
@@ -143,7 +151,7 @@ def _asks_source(context: Context) -> bool:
     return context.variant == reference_variant(context.plan)
 
 
-def _reference(context: Context, scratch: Path) -> Reference:
+def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
     if _asks_source(context):
         return make_reference(context, scratch)
     owner = TaskId("verify", reference_variant(context.plan))
@@ -151,7 +159,7 @@ def _reference(context: Context, scratch: Path) -> Reference:
     return read_reference(context.upstream[owner].folder)
 
 
-def _ask_candidate(context: Context, reference: Reference, scratch: Path) -> Answers:
+def _ask_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
     model = str((upstream.folder / optimized.model).resolve())
@@ -167,7 +175,9 @@ def _ask_candidate(context: Context, reference: Reference, scratch: Path) -> Ans
     return candidate
 
 
-def _require_gate(context: Context, reference: Reference, candidate: Answers) -> tuple[OutputAccuracy, ...]:
+def _require_gate(
+    context: Context, reference: ReferenceAnswers, candidate: Answers
+) -> tuple[OutputAccuracy, ...]:
     judgement = judge_accuracy(
         context.spec,
         reference.samples,
@@ -190,7 +200,7 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
     plan, convert = context.variant_plan, context.spec.convert
     halved = plan.has_own_precision and convert is not None and not convert.half.keep_io
 
-    def kind(value: Signature) -> str:
+    def kind(value: TensorDeclaration) -> str:
         return value.type.replace("(float16)", "(float)") if halved else value.type
 
     inputs = [
@@ -212,7 +222,9 @@ def _list(signatures: Sequence[Any]) -> str:
     )
 
 
-def _require_equal(context: Context, reference: Reference, judged: Sequence[Judged], scratch: Path) -> None:
+def _require_equal(
+    context: Context, reference: ReferenceAnswers, judged: Sequence[Judged], scratch: Path
+) -> None:
     if all(item.comparison.ok for item in judged):
         return
     subject = describe(context)
@@ -254,7 +266,7 @@ def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers
         )
 
 
-def _record(context: Context, reference: Reference, judged: Sequence[Judged]) -> VerificationRecord:
+def _record(context: Context, reference: ReferenceAnswers, judged: Sequence[Judged]) -> VerificationRecord:
     verify = context.spec.verify
     return VerificationRecord(
         rtol=verify.rtol,

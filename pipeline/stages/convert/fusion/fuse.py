@@ -1,0 +1,208 @@
+"""Fusion of transformer subgraphs by `onnxruntime.transformers`, the optimizer that comes with ONNX Runtime.
+
+What it has in common with fusion by the older package of the same code is here too, see `fusion_tools`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import MissingExtraError, StageError
+from pipeline.stages.convert.pass_requests import FusionReply, FusionRequest
+
+if TYPE_CHECKING:
+    import onnx
+
+    from pipeline.stages.convert.fusion.heads import Heads
+
+_PREFIX = "enable_"
+_MICROSOFT = "com.microsoft"
+_FINDS_HEADS = frozenset({"t5", "swin", "unet", "vae", "clip", "sam2", "mmdit"})
+"""Model types whose fusions find heads node by node, and whose layers may differ; as the library says."""
+
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a pattern that half fits a graph makes the optimizer raise; it has no error of its own."""
+
+
+@dataclass(frozen=True)
+class FusionLibrary:
+    """One of the packages that fuse.
+
+    Attributes:
+        name: Its name on PyPI.
+        version: Its version.
+        model_types: Kinds of model it knows.
+        options: Makes its options for a kind of model; those named `enable_…` turn fusions on.
+        optimize: Fuses a model, which it may change, by kind of model, heads and options, and returns its
+            wrapper of the model that comes out, an `OnnxModel`.
+    """
+
+    name: str
+    version: str
+    model_types: tuple[str, ...]
+    options: Callable[[str], Any]
+    optimize: Callable[[onnx.ModelProto, str, Heads, Any], Any]
+
+
+def fuse(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function, `FusionRequest` to `FusionReply`: fuses with ONNX Runtime's own optimizer.
+
+    Raises:
+        StageError: The model type or a fusion is unknown, heads cannot be found, the optimizer fails or
+            changes the interface, or nothing is fused.
+        MissingExtraError: SymPy, which it needs, is not installed.
+    """
+    require_sympy()
+    import onnxruntime
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+
+    from pipeline.stages.convert.fusion.shape_inference import infer_without_copies
+
+    # By this name, and not the package's, its modules import one another.
+    infer_without_copies(importlib.import_module("shape_infer_helper").SymbolicShapeInferenceHelper)
+
+    def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:
+        sizes = (heads.num_heads, heads.hidden_size)
+        return optimize_model(model, model_type, *sizes, optimization_options=options, opt_level=0)
+
+    def make_options(model_type: str) -> FusionOptions:
+        options = FusionOptions(model_type)
+        if model_type == "bert":
+            # Its default is the number of tokens per sequence, which is wrong for padding on the left.
+            options.use_raw_attention_mask()
+        return options
+
+    version = onnxruntime.__version__
+    library = FusionLibrary("onnxruntime", version, tuple(MODEL_TYPES), make_options, optimize)
+    return dict(encode(fuse_with(library, decode(FusionRequest, request))))
+
+
+def require_sympy() -> None:
+    """Checks that symbolic shape inference can be had.
+
+    Raises:
+        MissingExtraError: It cannot, and the optimizer would end in the middle of its work.
+    """
+    try:
+        import sympy  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"fusion needs sympy\n  {error}", hint='pip install "ortprep[build]"'
+        ) from error
+
+
+def fuse_with(library: FusionLibrary, wanted: FusionRequest) -> FusionReply:
+    """Fuses a model and writes it (child).
+
+    Raises:
+        StageError: As `fuse` says.
+        OSError: Data is missing, or the disk is full.
+    """
+    from pipeline.stages.convert.fusion.exporter_forms import write_as_patterns_expect
+    from pipeline.stages.convert.fusion.heads import Heads, choose_heads, find_heads
+    from pipeline.stages.convert.fusion.interface import Interface
+    from pipeline.stages.core.graphs.graph_walk import name_nodes
+    from pipeline.stages.core.graphs.inlining import load_with_weights
+
+    source = Path(wanted.source)
+    _check_known("model_type", wanted.model_type, library.model_types)
+    model = load_with_weights(source, source.parent)
+    name_nodes(model)
+    if wanted.optional and not wanted.num_heads and not find_heads(model.graph):
+        wanted = dataclasses.replace(wanted, disable=(*wanted.disable, "attention"))
+    options = _choose_fusions(library, wanted)
+    operators = _count_operators(model)
+    interface = Interface.of(model.graph)
+    write_as_patterns_expect(model.graph)
+    heads = choose_heads(
+        model.graph,
+        Heads(wanted.num_heads, wanted.hidden_size),
+        needed=wanted.model_type not in _FINDS_HEADS and "attention" not in wanted.disable,
+    )
+    optimizer = _optimize(library, wanted, model, heads, options)
+    model = optimizer.model
+    interface.restore(model.graph, hint="another fusion: {model_type: …}, or fusion: {disable: [attention]}")
+    fused = _count_fused(optimizer, operators)
+    if fused:
+        _write(model, Path(wanted.written))
+    elif not wanted.optional:
+        raise _nothing_fused(library, wanted)
+    return FusionReply(fused, f"{library.name} {library.version}")
+
+
+def _choose_fusions(library: FusionLibrary, wanted: FusionRequest) -> Any:
+    options = library.options(wanted.model_type)
+    fusions = tuple(sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX)))
+    for fusion in wanted.disable:
+        _check_known("disable", fusion, fusions)
+        setattr(options, _PREFIX + fusion, False)
+    return options
+
+
+def _check_known(field: str, name: str, known: tuple[str, ...]) -> None:
+    if name in known:
+        return
+    nearest = [*difflib.get_close_matches(name, known, n=1), known[0]][0]
+    written = nearest if field == "model_type" else f"[{nearest}]"
+    raise StageError(
+        f"fusion cannot be made: {field} {name!r}\n  expected one of {', '.join(known)}",
+        hint=f"fusion: {{{field}: {written}}}",
+    )
+
+
+def _optimize(
+    library: FusionLibrary, wanted: FusionRequest, model: onnx.ModelProto, heads: Heads, options: Any
+) -> Any:
+    try:
+        return library.optimize(model, wanted.model_type, heads, options)
+    except _MISFITS as error:
+        raise StageError(
+            f"fusion failed: model_type {wanted.model_type} of {library.name} {library.version}\n"
+            f"  expected a graph that its patterns fit, got {type(error).__name__}: {error}",
+            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not fit)",
+        ) from error
+
+
+def _count_operators(model: onnx.ModelProto) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in model.graph.node)
+
+
+def _count_fused(optimizer: Any, before: Counter[tuple[str, str]]) -> dict[str, int]:
+    """Counts what the library's statistics do, and the contrib operators that they leave out."""
+    listed = optimizer.get_fused_operator_statistics()
+    added = _count_operators(optimizer.model) - before
+    fused: Counter[str] = Counter()
+    for (domain, operator), count in sorted(added.items()):
+        if operator in listed or domain == _MICROSOFT:
+            fused[operator] += count
+    return dict(fused)
+
+
+def _nothing_fused(library: FusionLibrary, wanted: FusionRequest) -> StageError:
+    return StageError(
+        f"fusion fused nothing: model_type {wanted.model_type}\n"
+        f"  expected a graph that patterns of {library.name} {library.version} fit",
+        hint=f"fusion: {{model_type: {wanted.model_type}, optional: true}}  "
+        f"(or another of {', '.join(library.model_types)})",
+    )
+
+
+def _write(model: onnx.ModelProto, written: Path) -> None:
+    from pipeline.stages.convert.weights import WeightWriter, move_weights
+    from pipeline.stages.core.graphs.graph_walk import walk_nodes
+
+    declared = any(one.domain == _MICROSOFT for one in model.opset_import)
+    if not declared and any(node.domain == _MICROSOFT for node in walk_nodes(model)):
+        model.opset_import.add(domain=_MICROSOFT, version=1)
+    with WeightWriter(written) as weights:
+        move_weights(model, written.parent, weights)
+    written.write_bytes(model.SerializeToString(deterministic=True))

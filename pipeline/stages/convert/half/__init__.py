@@ -1,0 +1,1 @@
+"""Conversion to float16 and bfloat16."""

@@ -1,0 +1,128 @@
+"""Casts where float32 meets half precision, one for each value and type, and no others.
+
+`convert_float_to_float16` has casts of its own, put round every node it was told to keep. Its graphs do not
+load where two such nodes take the same value ("two nodes with same node name", seen with 1.31.1) or where one
+is in a subgraph, and between two neighbours it casts to half precision and back, which loses the range that
+they were kept for. Here a value has the type its node gives it, and is cast only for those who want another.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+
+from pipeline.stages.convert.half.plain_graph import new_name, replace_nodes, value_names
+from pipeline.stages.convert.half.plan import HalfPlan
+from pipeline.stages.convert.half.value_types import FLOAT
+from pipeline.stages.core.graphs.graph_walk import walk_graphs
+
+
+def insert_casts(model: onnx.ModelProto, plan: HalfPlan) -> None:
+    """Connects converted nodes by values of the types they want, and gives values and interfaces theirs."""
+    casts = _CastInsertion(model, plan)
+    graphs = list(walk_graphs(model))
+    for graph in graphs:
+        casts.rename_outputs(graph)
+    for graph in graphs:
+        casts.connect(graph)
+    # Inner graphs first, for nodes are copied.
+    for graph in reversed(graphs):
+        casts.place_casts(graph)
+        casts.declare(graph)
+
+
+class _CastInsertion:
+    def __init__(self, model: onnx.ModelProto, plan: HalfPlan) -> None:
+        self._plan = plan
+        self._codes = {FLOAT: TensorProto.FLOAT, plan.half.kind: plan.half.code}
+        self._suffixes = {FLOAT: "float32", plan.half.kind: plan.half.name}
+        self._taken = value_names(model)
+        self._node_names = {node.name for graph in walk_graphs(model) for node in graph.node}
+        # What a value is called where it is made; and what it is called as another type.
+        self._renamed: dict[str, str] = {}
+        self._casts: dict[str, dict[str, str]] = {}
+        # Outputs of casts that change nothing any more, and what those take.
+        self._same: dict[str, str] = {}
+
+    def rename_outputs(self, graph: onnx.GraphProto) -> None:
+        """Renames outputs whose type changes, so that their casts get the original names."""
+        for output in graph.output:
+            wanted = self._plan.interface[output.name]
+            if self._plan.types[output.name] != wanted:
+                stem = f"{output.name}_{self._suffixes[self._plan.types[output.name]]}"
+                self._renamed[output.name] = new_name(stem, self._taken)
+                self._casts[output.name] = {wanted: output.name}
+
+    def connect(self, graph: onnx.GraphProto) -> None:
+        """Connects each node of a graph to values of its types."""
+        for tensor in graph.initializer:
+            tensor.name = self._renamed.get(tensor.name, tensor.name)
+        for node in graph.node:
+            in_half = self._plan.half_inputs.get(node.name, frozenset())
+            if self._is_redundant_cast(node):
+                self._same[node.output[0]] = self._same.get(node.input[0], node.input[0])
+            else:
+                node.input[:] = [self._take(name, half=i in in_half) for i, name in enumerate(node.input)]
+
+    def _is_redundant_cast(self, node: onnx.NodeProto) -> bool:
+        """Says whether a node casts half precision to itself; ONNX Runtime 1.27 refuses some (#29235)."""
+        return (
+            node.op_type == "Cast"
+            and node.output[0] not in self._plan.interface
+            and self._plan.types[node.input[0]] == self._plan.types[node.output[0]] == self._plan.half.kind
+        )
+
+    def _take(self, value: str, *, half: bool) -> str:
+        """Returns the name of a value in the type that its user takes."""
+        if not value:
+            return value
+        wanted = self._plan.half.kind if half else self._plan.source_types[value]
+        value = self._same.get(value, value)
+        if self._plan.types[value] == wanted:
+            return self._renamed.get(value, value)
+        casts = self._casts.setdefault(value, {})
+        if wanted not in casts:
+            casts[wanted] = new_name(f"{value}_{self._suffixes[wanted]}", self._taken)
+        return casts[wanted]
+
+    def place_casts(self, graph: onnx.GraphProto) -> None:
+        """Inserts each cast behind the node that makes its value."""
+        given = [value.name for value in (*graph.input, *graph.initializer)]
+        given += [sparse.values.name for sparse in graph.sparse_initializer]
+        original = {new: old for old, new in self._renamed.items()}
+        nodes = [cast for name in given for cast in self._cast_nodes(original.get(name, name))]
+        for node in graph.node:
+            made = list(node.output)
+            if made and made[0] in self._same:
+                continue
+            node.output[:] = [self._renamed.get(name, name) for name in made]
+            nodes.append(node)
+            nodes += [cast for name in made for cast in self._cast_nodes(name)]
+        replace_nodes(graph, nodes)
+
+    def _cast_nodes(self, value: str) -> list[onnx.NodeProto]:
+        made = self._renamed.get(value, value)
+        return [
+            helper.make_node(
+                "Cast", [made], [name], to=self._codes[kind], name=new_name(f"{name}_cast", self._node_names)
+            )
+            for kind, name in self._casts.get(value, {}).items()
+        ]
+
+    def declare(self, graph: onnx.GraphProto) -> None:
+        """Updates the declared types of a graph's values and interface."""
+        for output in graph.output:
+            self._set_type(output, self._plan.interface[output.name])
+        for value in (*graph.input, *graph.value_info):
+            if value.name in self._plan.types:
+                self._set_type(value, self._plan.types[value.name])
+        values = [value for value in graph.value_info if value.name not in self._same]
+        for value in values:
+            value.name = self._renamed.get(value.name, value.name)
+        described = onnx.GraphProto(value_info=values)
+        graph.ClearField("value_info")
+        graph.value_info.extend(described.value_info)
+
+    def _set_type(self, value: onnx.ValueInfoProto, kind: str) -> None:
+        if kind in self._codes:
+            value.type.tensor_type.elem_type = self._codes[kind]

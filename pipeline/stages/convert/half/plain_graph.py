@@ -1,0 +1,120 @@
+"""A graph in the form that passes work on: no functions, constants as initializers, every name once.
+
+ONNX Runtime does the same when it loads a model, so that no answer changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from pipeline.errors import StageError
+from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+
+_LISTED_INITIALIZERS_BEFORE_IR = 4
+
+
+def make_plain(model: onnx.ModelProto) -> None:
+    """Brings a model, its nodes named, into that form; external weights stay where they are.
+
+    Raises:
+        StageError: It has functions of its own.
+    """
+    if model.functions:
+        names = ", ".join(function.name for function in model.functions[:3])
+        raise StageError(
+            f"model with functions of its own: {names}\n  expected operators of ONNX Runtime only",
+            hint='python -c "import onnx, onnx.inliner as i; '
+            "onnx.save(i.inline_local_functions(onnx.load('model.onnx')), 'inlined.onnx')\"",
+        )
+    # Inner graphs first: those that follow are rebuilt, and what they hold is copied.
+    for graph in reversed(list(walk_graphs(model))):
+        _lift_constants(graph)
+    model.ir_version = max(model.ir_version, _LISTED_INITIALIZERS_BEFORE_IR)
+    _drop_inputs_with_values(model.graph)
+    _rename_below(model.graph, {}, set())
+
+
+def new_name(stem: str, taken: set[str]) -> str:
+    """Returns a free name, `stem` if possible, and marks it as taken."""
+    name, count = stem, 0
+    while name in taken:
+        count += 1
+        name = f"{stem}_{count}"
+    taken.add(name)
+    return name
+
+
+def value_names(model: onnx.ModelProto) -> set[str]:
+    """Returns the names of all values, of every graph."""
+    return {name for graph in walk_graphs(model) for name in _defined(graph)}
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    """Replaces a graph's nodes by copies; references to its old nodes and subgraphs are stale."""
+    copies = onnx.GraphProto(node=nodes)
+    del graph.node[:]
+    graph.node.extend(copies.node)
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Turns Constant nodes of float32 into initializers."""
+    kept = []
+    for node in graph.node:
+        tensor = _constant(node)
+        if tensor is None:
+            kept.append(node)
+        else:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+    if len(kept) < len(graph.node):
+        replace_nodes(graph, kept)
+
+
+def _constant(node: onnx.NodeProto) -> TensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+            return attribute.t
+        if attribute.name in ("value_float", "value_floats"):
+            value = onnx.helper.get_attribute_value(attribute)
+            return numpy_helper.from_array(np.asarray(value, np.float32))
+    return None
+
+
+def _drop_inputs_with_values(graph: onnx.GraphProto) -> None:
+    """Drops inputs that initializers fill, so that the interface lists real inputs only."""
+    valued = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in valued]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def _rename_below(graph: onnx.GraphProto, outer: Mapping[str, str], taken: set[str]) -> None:
+    """Renames values of a graph and its subgraphs until no two graphs share a name.
+
+    Branches may use one name for different values, for neither sees the other's.
+    """
+    names = {**outer}
+    for name in dict.fromkeys(_defined(graph)):
+        names[name] = new_name(name, taken)
+    for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names[sparse.values.name]
+    for node in graph.node:
+        for ends in (node.input, node.output):
+            ends[:] = [names.get(name, name) for name in ends]
+        for body in subgraphs(node):
+            _rename_below(body, names, taken)

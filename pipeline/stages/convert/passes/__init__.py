@@ -1,1 +1,0 @@
-"""Graph passes: one child function each, by the library the field uses."""

@@ -1,0 +1,234 @@
+"""The contract of a stage (requires → run → ensures), its plan and its variants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from pipeline.errors import StageError
+from pipeline.spec.conversion import ConvertSpec, Precision
+from pipeline.spec.models import ModelSpec
+
+PORTABLE = "portable"
+"""The variant every bundle carries: operators of ONNX and of the source only, for any machine."""
+
+SOURCE_PRECISION = "fp32"
+"""Precision of a variant that is not converted: whatever the source has."""
+
+_MAX_LABEL_LENGTH = 64
+_PRECISIONS = get_args(Precision)
+
+
+@dataclass(frozen=True)
+class VariantPlan:
+    """One variant to build.
+
+    Attributes:
+        name: Unique in the bundle: `cpu`, `cuda-fp16`, `cpu-int8-batch8`, `portable`, ….
+        precision: `fp32` (as the source), `fp16`, `bf16`, `mixed`, `int8` or `int4`.
+        binding: Sizes of its symbolic dimensions, by name.
+        is_bucket: Whether it serves batches of exactly these sizes.
+        parent: The variant whose graph it is converted from, None for the source's.
+        is_converted: Whether its graph differs from its parent's.
+    """
+
+    name: str
+    target: str
+    precision: str = SOURCE_PRECISION
+    binding: Mapping[str, int] = field(default_factory=dict)
+    is_bucket: bool = False
+    parent: str | None = None
+    is_converted: bool = False
+
+    @property
+    def has_own_precision(self) -> bool:
+        """Whether it is in another precision than the source, so that a gate judges its answers."""
+        return self.precision != SOURCE_PRECISION
+
+
+def plan_variants(convert: ConvertSpec | None, targets: tuple[str, ...]) -> Iterator[VariantPlan]:
+    """Yields the variants of every target, and the portable one, each after its parent."""
+    for target in targets:
+        yield from _variants_of(convert, target)
+    yield VariantPlan(PORTABLE, "cpu")
+
+
+def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPlan]:
+    if convert is None:
+        yield VariantPlan(target, target)
+        return
+    changed = convert.fusion is not None or bool(convert.binding)
+    base = VariantPlan(target, target, binding=convert.binding, is_converted=changed)
+    own = [
+        replace(base, name=f"{target}-{precision}", precision=precision, parent=target, is_converted=True)
+        for precision in convert.precisions(target)
+    ]
+    for variant in (base, *own):
+        yield variant
+        for label, bucket in _labelled(convert.buckets):
+            yield replace(
+                variant,
+                name=f"{variant.name}-{label}",
+                binding=bucket,
+                is_bucket=True,
+                parent=variant.name,
+                is_converted=True,
+            )
+
+
+def _labelled(buckets: tuple[Mapping[str, int], ...]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Yields every bucket with a name that is part of a path: its sizes, or its number where that is long."""
+    labels = [
+        "-".join(f"{re.sub('[^A-Za-z0-9]+', '_', name).strip('_')}{size}" for name, size in bucket.items())
+        for bucket in buckets
+    ]
+    for index, (label, bucket) in enumerate(zip(labels, buckets, strict=True)):
+        usable = len(label) <= _MAX_LABEL_LENGTH and labels.count(label) == 1 and label not in _PRECISIONS
+        # No label of sizes ends so: each part of one has its size at its end.
+        yield label if usable else f"bucket-{index}", bucket
+
+
+LEFT_OUT = "left_out"
+"""Key of a result that says why a variant is left out; tasks that require it are left out too."""
+
+
+@dataclass(frozen=True, order=True)
+class TaskId:
+    """One stage of one model, for one variant where the stage has variants.
+
+    Attributes:
+        stage: `fetch`, `convert`, `optimize`, `verify`, `tune`, `measure` or `package`.
+        variant: Name of a `VariantPlan`, or None for a stage that runs once per model.
+    """
+
+    stage: str
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        return self.stage if self.variant is None else f"{self.stage}/{self.variant}"
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Files and result of an earlier task."""
+
+    folder: Path
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is built of one spec on this machine.
+
+    Attributes:
+        targets: Those that are built, in order of preference.
+        missing: Targets of the spec that this machine lacks and the user agreed to skip, with the reason.
+    """
+
+    spec: ModelSpec
+    targets: tuple[str, ...]
+    missing: Mapping[str, str]
+
+    @cached_property
+    def variant_plans(self) -> Mapping[str, VariantPlan]:
+        """What is built, by name: each target's variants, and the portable one last."""
+        return {variant.name: variant for variant in plan_variants(self.spec.convert, self.targets)}
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants that are built."""
+        return tuple(self.variant_plans)
+
+    @property
+    def tuned_variants(self) -> tuple[str, ...]:
+        """Names of those that are tuned and measured: all but the portable one."""
+        return tuple(name for name in self.variants if name != PORTABLE)
+
+
+def target_of(plan: Plan, variant: str | None) -> str:
+    """Returns what a variant runs on: `cpu` or `cuda`; for a task without a variant, `cpu`."""
+    return "cpu" if variant is None else plan.variant_plans[variant].target
+
+
+@dataclass(frozen=True)
+class Context:
+    """Input of a stage.
+
+    Attributes:
+        upstream: Results of exactly the required tasks.
+        folder: Empty folder for this task's files; it becomes visible only if the stage succeeds.
+        kept: Folder that a killed run leaves to the next one; it may be missing; it is removed when the task
+            is done or its key has changed.
+    """
+
+    plan: Plan
+    variant: str | None
+    upstream: Mapping[TaskId, Upstream]
+    folder: Path
+    say: Callable[[str], None]
+    kept: Path
+
+    @property
+    def variant_plan(self) -> VariantPlan:
+        """What the task's variant is.
+
+        Raises:
+            StageError: The task is for no variant.
+        """
+        if self.variant is None:
+            raise StageError("the stage runs once per variant\n  expected a variant, got none")
+        return self.plan.variant_plans[self.variant]
+
+    @property
+    def target(self) -> str:
+        """What the task's variant runs on: `cpu` or `cuda`."""
+        return self.variant_plan.target
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's spec."""
+        return self.plan.spec
+
+
+class Stage(Protocol):
+    """One step of the build."""
+
+    @property
+    def name(self) -> str:
+        """As the user sees it."""
+
+    @property
+    def version(self) -> int:
+        """Incremented whenever the same inputs would give another result."""
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns the variants the stage runs for, in build order; `(None,)` for once per model."""
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the tasks whose outcome `run` reads."""
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns everything besides the required tasks' results that decides this one's, as JSON types.
+
+        Spec subset, tool versions, hardware fingerprint. Equal key and equal inputs mean: nothing to do.
+        Every `doit prepare` computes it, so it reads no model and imports nothing heavy. The names
+        `pipeline`, `stage_version` and `upstream` are reserved.
+        """
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Does the work, writes files below `context.folder`, and returns the result as JSON types.
+
+        Raises:
+            PipelineError: The work failed.
+        """
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks what later stages rely on.
+
+        Raises:
+            StageError: `run` returned, but did not do what it promises.
+        """

@@ -1,0 +1,171 @@
+"""Walking every graph, node and tensor of an ONNX model, subgraphs and functions included.
+
+For child processes: what it walks are `onnx` messages.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from pipeline.errors import SpecError
+
+_BITS: dict[int, int] = {
+    TensorProto.FLOAT: 32,
+    TensorProto.UINT8: 8,
+    TensorProto.INT8: 8,
+    TensorProto.UINT16: 16,
+    TensorProto.INT16: 16,
+    TensorProto.INT32: 32,
+    TensorProto.INT64: 64,
+    TensorProto.BOOL: 8,
+    TensorProto.FLOAT16: 16,
+    TensorProto.DOUBLE: 64,
+    TensorProto.UINT32: 32,
+    TensorProto.UINT64: 64,
+    TensorProto.COMPLEX64: 64,
+    TensorProto.COMPLEX128: 128,
+    TensorProto.BFLOAT16: 16,
+}
+_SPELLING = {"FLOAT": "float32", "DOUBLE": "float64"}
+
+
+def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yields every node: of the main graph, of subgraphs at any depth, and of the model's functions."""
+    yield from _nodes_below(model.graph.node)
+    for function in model.functions:
+        yield from _nodes_below(function.node)
+
+
+def _nodes_below(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _nodes_below(graph.node)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yields the graphs that a node holds as attributes: branches and loop bodies."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def walk_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yields the main graph and every subgraph."""
+    yield model.graph
+    for node in walk_nodes(model):
+        yield from subgraphs(node)
+
+
+def walk_initializers(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yields every initializer of every graph; of a sparse one, its values and its indices."""
+    for graph in walk_graphs(model):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield sparse.values
+            yield sparse.indices
+
+
+def walk_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yields every tensor: initializers, and those that nodes hold as attributes."""
+    yield from walk_initializers(model)
+    for node in walk_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def element_type_name(code: int) -> str:
+    """Returns an element type as bundles spell it: `float32`, `int64`, `string`, `float8e4m3fn`, ….
+
+    Raises:
+        ValueError: The onnx package does not know the number.
+    """
+    name: str = TensorProto.DataType.Name(code)
+    return _SPELLING.get(name, name.lower())
+
+
+def values_bytes(tensor: TensorProto) -> int:
+    """Returns how many bytes a tensor's values take as raw data, by its dims and type; 0 for strings."""
+    name = TensorProto.DataType.Name(tensor.data_type)
+    narrow = 2 if name.endswith("INT2") else 4 if "INT4" in name or name.startswith("FLOAT4") else 8
+    bits: int = 0 if name == "STRING" else _BITS.get(tensor.data_type, narrow)
+    count: int = math.prod(tensor.dims)
+    return -(-count * bits // 8)
+
+
+def external_extents(model: onnx.ModelProto) -> dict[str, int]:
+    """Returns how many bytes each external data file must have, by its location as the model gives it.
+
+    Raises:
+        ValueError: A reference has no location, or a malformed offset or length.
+    """
+    extents: dict[str, int] = {}
+    for tensor in walk_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            location, end = _external_end(tensor)
+            extents[location] = max(end, extents.get(location, 0))
+    return extents
+
+
+def _external_end(tensor: TensorProto) -> tuple[str, int]:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if not entries.get("location"):
+        raise ValueError(f"external tensor {tensor.name!r} names no file")
+    for key in ("offset", "length"):
+        if not entries.get(key, "0").isdecimal():
+            raise ValueError(f"external tensor {tensor.name!r} has {key} {entries[key]!r}, expected a number")
+    length = max(int(entries.get("length", 0)), values_bytes(tensor))
+    return entries["location"], int(entries.get("offset", 0)) + length
+
+
+def name_nodes(model: onnx.ModelProto) -> None:
+    """Gives every node of the graph and its subgraphs a name that no other has.
+
+    A name that is the first of its kind is kept; a node without one is called after its operator. The same
+    model is always given the same names, so that one pass can be told of nodes another has listed.
+    """
+    nodes = [node for graph in walk_graphs(model) for node in graph.node]
+    taken = {node.name for node in nodes}
+    seen: set[str] = set()
+    for node in nodes:
+        if not node.name or node.name in seen:
+            free = (name for name in _candidates(node.name or node.op_type) if name not in taken)
+            node.name = next(free)
+            taken.add(node.name)
+        seen.add(node.name)
+
+
+def check_nodes(what: str, given: Sequence[str], names: Sequence[str]) -> None:
+    """Checks that the nodes a user gives by name exist.
+
+    Args:
+        what: What they are, for the error.
+        given: Their names.
+        names: Names of all nodes of the model.
+
+    Raises:
+        SpecError: One does not exist; the nearest name is suggested.
+    """
+    known = set(names)
+    for unknown in (name for name in given if name not in known):
+        nearest = difflib.get_close_matches(unknown, names, n=1)
+        raise SpecError(
+            f"unknown {what}: {unknown!r}\n  expected one of the {len(names)} nodes of the model",
+            hint=f"perhaps {nearest[0]!r} is meant" if nearest else None,
+        )
+
+
+def _candidates(stem: str) -> Iterator[str]:
+    count = 0
+    while True:
+        yield f"{stem}_{count}"
+        count += 1

@@ -1,0 +1,220 @@
+"""Does a spec fit its model? Answered before any long work, with every problem at once. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.spec.models import InputSpec, ModelSpec
+from pipeline.stages.core.results import ModelInterface
+
+Shape = tuple[int, ...]
+
+_INTEGER_RANGES = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (4, 8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (4, 8, 16, 32, 64)},
+    "bool": (0, 1),
+}
+_LARGEST_FLOATS = {"float16": 65504.0, "float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38}
+
+
+def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
+    """Returns every way in which a spec contradicts its model; nothing if it fits."""
+    return (
+        *_unsupported(interface),
+        *_unknown_names("inputs", spec.inputs, [item.name for item in interface.inputs]),
+        *_unknown_names("verify.outputs", spec.verify.outputs, [item.name for item in interface.outputs]),
+        *_unknown_names(
+            "convert.gate.outputs",
+            () if spec.convert is None else spec.convert.gate.outputs,
+            [item.name for item in interface.outputs],
+        ),
+        *_input_problems(spec, interface),
+        *_set_problems(spec, interface),
+    )
+
+
+def shape_sets(spec: ModelSpec, interface: ModelInterface) -> tuple[Mapping[str, Shape], ...]:
+    """Returns the shapes that are verified and measured: the k-th of every input together.
+
+    An input with one shape is used with all shapes of the others. What the spec leaves out comes from the
+    model: fixed sizes, and symbolic ones that another input of the same set settles.
+
+    Returns:
+        At least one set, the primary one first; each maps every input's name to its shape.
+    """
+    return tuple(
+        {
+            name: tuple(size for size in shape or () if isinstance(size, int))
+            for name, shape in _filled(spec, interface, index).items()
+        }
+        for index in range(_set_count(spec, interface))
+    )
+
+
+def _set_count(spec: ModelSpec, interface: ModelInterface) -> int:
+    return max([1, *(len(_declared(spec, item)) for item in interface.inputs)])
+
+
+def _declared(spec: ModelSpec, item: TensorSpec) -> tuple[Shape, ...]:
+    wanted = spec.inputs.get(item.name)
+    return wanted.shapes if wanted is not None else ()
+
+
+def _shape_in_set(spec: ModelSpec, item: TensorSpec, index: int) -> Shape | None:
+    declared = _declared(spec, item)
+    if len(declared) == 1:
+        return declared[0]
+    return declared[index] if index < len(declared) else None
+
+
+def _bindings(spec: ModelSpec, interface: ModelInterface, index: int) -> dict[str, list[tuple[str, int]]]:
+    """Returns what the declared shapes of a set say of each symbolic size: (input, size) pairs."""
+    said: dict[str, list[tuple[str, int]]] = {}
+    for item in interface.inputs:
+        shape = _shape_in_set(spec, item, index)
+        if shape is None or item.shape is None or len(shape) != len(item.shape):
+            continue
+        for axis, size in zip(item.shape, shape, strict=True):
+            if isinstance(axis, str):
+                said.setdefault(axis, []).append((item.name, size))
+    return said
+
+
+def _filled(
+    spec: ModelSpec, interface: ModelInterface, index: int
+) -> dict[str, tuple[int | str | None, ...] | None]:
+    symbols = {symbol: said[0][1] for symbol, said in _bindings(spec, interface, index).items()}
+    filled: dict[str, tuple[int | str | None, ...] | None] = {}
+    for item in interface.inputs:
+        declared = _shape_in_set(spec, item, index)
+        if declared is None and item.shape is not None:
+            filled[item.name] = tuple(
+                symbols.get(axis, axis) if isinstance(axis, str) else axis for axis in item.shape
+            )
+        else:
+            filled[item.name] = declared
+    return filled
+
+
+def _unsupported(interface: ModelInterface) -> Iterator[str]:
+    for kind, items in (("input", interface.inputs), ("output", interface.outputs)):
+        for item in items:
+            if "(" in item.dtype:
+                yield f"{kind} {item.name!r} of the model: not supported, expected a tensor, got {item.dtype}"
+
+
+def _unknown_names(section: str, given: Iterable[str], known: list[str]) -> Iterator[str]:
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            listed = ", ".join(repr(item) for item in known[:20]) or "none"
+            meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            yield f"{section}.{name}: not in the model, expected one of {listed}{meant}"
+
+
+def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    for item in interface.inputs:
+        wanted = spec.inputs.get(item.name, InputSpec())
+        if "(" in item.dtype:
+            continue
+        for index, shape in enumerate(wanted.shapes):
+            problem = _shape_problem(item, shape)
+            if problem is not None:
+                yield f"inputs.{item.name}.shapes[{index}]: {problem}"
+        yield from _value_problems(item, wanted, interface.index_bounds.get(item.name))
+
+
+def _shape_problem(item: TensorSpec, shape: Shape) -> str | None:
+    if item.shape is None:
+        return None
+    expected = f"expected {_show_shape(item.shape)}, got {list(shape)}"
+    if len(shape) != len(item.shape):
+        return f"{expected} (rank {len(item.shape)}, not {len(shape)})"
+    fixed = zip(item.shape, shape, strict=True)
+    return expected if any(isinstance(axis, int) and axis != size for axis, size in fixed) else None
+
+
+def _show_shape(shape: tuple[int | str | None, ...]) -> str:
+    return f"[{', '.join('?' if axis is None else str(axis) for axis in shape)}]"
+
+
+def _value_problems(item: TensorSpec, wanted: InputSpec, bound: int | None) -> Iterator[str]:
+    where = f"inputs.{item.name}"
+    if item.dtype == "string" and wanted.values is None:
+        yield f"{where}.values: missing, expected the strings to send, since the input is of type string"
+    if item.dtype == "string" and wanted.range is not None:
+        yield f"{where}.range: expected none, since the input is of type string"
+    elif wanted.range is not None:
+        yield from (f"{where}.range: {text}" for text in _range_problems(item.dtype, wanted.range, bound))
+    for value in wanted.values or ():
+        problem = _value_problem(item.dtype, value, bound)
+        if problem is not None:
+            yield f"{where}.values: {problem}"
+
+
+def _range_problems(dtype: str, ends: tuple[float, float], bound: int | None) -> Iterator[str]:
+    low, high = ends
+    if dtype in _INTEGER_RANGES:
+        least, most = _INTEGER_RANGES[dtype]
+        if low < least or high > most:
+            yield f"expected within [{least}, {most}] of {dtype}, got [{low:g}, {high:g}]"
+        elif math.ceil(low) > math.floor(high):
+            yield f"expected at least one integer in it, got [{low:g}, {high:g}]"
+    elif max(abs(low), abs(high)) > _LARGEST_FLOATS.get(dtype, math.inf):
+        yield f"expected within ±{_LARGEST_FLOATS[dtype]:g} of {dtype}, got [{low:g}, {high:g}]"
+    if bound is not None and low >= bound:
+        yield f"expected indices below {bound}, the size of what the input indexes, got [{low:g}, {high:g}]"
+
+
+def _value_problem(dtype: str, value: str | int | float | bool, bound: int | None) -> str | None:
+    wrong = f"expected {dtype}, got {value!r}"
+    if dtype == "string" or isinstance(value, str):
+        return None if dtype == "string" and isinstance(value, str) else wrong
+    if dtype in _INTEGER_RANGES:
+        least, most = _INTEGER_RANGES[dtype]
+        if value != int(value) or (isinstance(value, bool) and dtype != "bool"):
+            return wrong
+        if not least <= value <= most:
+            return f"{wrong}, outside [{least}, {most}]"
+        if bound is not None and value >= bound:
+            return f"expected indices below {bound}, the size of what the input indexes, got {value!r}"
+        return None
+    too_large = abs(value) > _LARGEST_FLOATS.get(dtype, math.inf)
+    return wrong if isinstance(value, bool) or too_large else None
+
+
+def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    counts = {item.name: len(_declared(spec, item)) for item in interface.inputs}
+    several = {name: count for name, count in counts.items() if count > 1}
+    if len(set(several.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in several.items())
+        yield f"inputs: expected the same number of shapes for each input, or one, got {listed}"
+        return
+    missing = dict.fromkeys(
+        problem
+        for index in range(_set_count(spec, interface))
+        for problem in (*_clashes(spec, interface, index), *_missing_shapes(spec, interface, index))
+    )
+    yield from missing
+
+
+def _clashes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
+    for symbol, said in _bindings(spec, interface, index).items():
+        if len({size for _, size in said}) > 1:
+            listed = ", ".join(f"{size} in {name}" for name, size in said)
+            yield f"inputs: expected one size of {symbol!r} in the {_ordinal(index)} shapes, got {listed}"
+
+
+def _missing_shapes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
+    for item in interface.inputs:
+        shape = _filled(spec, interface, index)[item.name]
+        if "(" not in item.dtype and (shape is None or not all(isinstance(size, int) for size in shape)):
+            known = "no rank for it" if item.shape is None else _show_shape(item.shape)
+            yield f"inputs.{item.name}.shapes: missing, expected at least one, since the model has {known}"
+
+
+def _ordinal(index: int) -> str:
+    return ("first", "second", "third")[index] if index < 3 else f"{index + 1}th"

@@ -1,0 +1,120 @@
+"""A spec's real inputs: which files they are, and whether their arrays fit the model."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.errors import PipelineError
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.results import ModelInterface
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What an `.npy` member of a sample says of its array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
+    """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
+    return () if spec.samples is None else _list_files(spec, spec.samples)
+
+
+def find_calibration_files(spec: ModelSpec) -> tuple[Path, ...] | None:
+    """Returns the files that a spec calibrates static quantisation with, sorted; None if it names none."""
+    pattern = None if spec.convert is None else spec.convert.quantize.calibration.samples
+    return None if pattern is None else _list_files(spec, pattern)
+
+
+def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
+    return tuple(sorted(path for path in spec.folder.glob(pattern) if path.is_file()))
+
+
+def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
+    """Returns every way in which the sample files contradict the model, going by their headers alone."""
+    if spec.samples is None:
+        return ()
+    files = find_sample_files(spec)
+    if not files:
+        return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
+    return tuple(problem for path in files for problem in _file_problems(path, interface))
+
+
+def fits_interface(path: Path, interface: ModelInterface) -> bool:
+    """Says whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
+
+    Raises:
+        ValueError: It is not an `.npz` file.
+        OSError: It cannot be read.
+    """
+    headers = read_headers(path)
+    return all(
+        fits_shape(item, headers[item.name].shape) for item in interface.inputs if item.name in headers
+    )
+
+
+def fits_shape(item: TensorSpec, shape: Sequence[int]) -> bool:
+    """Says whether an input takes an array of a shape."""
+    if item.shape is None:
+        return True
+    fixed = zip(item.shape, shape, strict=False)
+    return len(item.shape) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in fixed
+    )
+
+
+def read_headers(path: Path) -> Mapping[str, ArrayHeader]:
+    """Reads names, types and shapes of the arrays in an `.npz` file, none of their values.
+
+    Raises:
+        ValueError: It is not an `.npz` file, or holds objects.
+        OSError: It cannot be read.
+    """
+    headers = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                if member.endswith(".npy"):
+                    headers[member.removesuffix(".npy")] = _read_header(archive, member)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise ValueError(str(error)) from error
+    return headers
+
+
+def _read_header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
+    # Here and not above: finding the files is part of every no-op build, reading them is not.
+    import numpy as np
+
+    from pipeline.runtime.tensors.element_types import dtype_name
+
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"array {member.removesuffix('.npy')!r} holds objects, which would need pickle")
+    return ArrayHeader(dtype_name(dtype), tuple(shape))
+
+
+def _file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+    try:
+        headers = read_headers(path)
+    except (ValueError, OSError, PipelineError) as error:
+        yield f"samples: {path}: expected an .npz file, {error}"
+        return
+    for item in interface.inputs:
+        header = headers.get(item.name)
+        if header is None:
+            yield f"samples: {path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
+        elif header.dtype != item.dtype or not fits_shape(item, header.shape):
+            shape = "" if item.shape is None else f" {list(item.shape)}"
+            got = f"{header.dtype} {list(header.shape)}"
+            yield f"samples: {path}: array {item.name!r}: expected {item.dtype}{shape}, got {got}"

@@ -1,0 +1,91 @@
+"""Provenance: versions of tools and hardware, and the commit of a spec."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.manifest import GitState
+
+ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
+"""Distributions of ONNX Runtime. One version of both is not one tool: they compute with other libraries."""
+
+CUDA_LIBRARIES = tuple(
+    f"nvidia-{library}{suffix}"
+    for library in ("cublas", "cudnn", "cufft", "cuda-runtime")
+    for suffix in ("", "-cu12", "-cu13")
+)
+"""Wheels that may bring the libraries ONNX Runtime computes with on CUDA; what the system has is not told."""
+
+
+def installed_versions(*packages: str) -> Mapping[str, str]:
+    """Returns the versions of those packages that are installed, for a task's key."""
+    found = {package: installed_version(package) for package in packages}
+    return {package: version for package, version in found.items() if version is not None}
+
+
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package, None if it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def runtime_versions(target: str, *others: str) -> Mapping[str, str]:
+    """Returns the versions of what a model is run with on `cpu` or `cuda`, and of other packages."""
+    libraries = CUDA_LIBRARIES if target == "cuda" else ()
+    return installed_versions(*ONNXRUNTIME, *libraries, *others)
+
+
+_TIMEOUT_S = 20.0
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def read_git_state(folder: Path) -> GitState | None:
+    """Returns the commit of the repository that a folder lies in, None where there is none or no git."""
+    commit = _run(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None or not _COMMIT.fullmatch(commit.strip()):
+        return None
+    status = _run(folder, "status", "--porcelain", "--untracked-files=no")
+    return GitState(commit.strip(), modified=status is None or bool(status.strip()))
+
+
+def _run(folder: Path, *arguments: str) -> str | None:
+    # Without optional locks: a build must not get in the way of who works in the repository.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+_PACKAGES = ("onnx", "numpy", *ONNXRUNTIME, "doit", *CUDA_LIBRARIES)
+
+
+def describe_environment(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - child functions take one
+    """Child function: returns versions and hardware as JSON types; imports ONNX Runtime."""
+    import onnxruntime
+
+    from pipeline.runtime.machine.hardware import read_hardware
+
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime_build": onnxruntime.get_build_info(),
+        "onnxruntime_cuda": getattr(onnxruntime, "cuda_version", "") or None,
+        "packages": dict(installed_versions(*_PACKAGES)),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "hardware": encode(read_hardware()),
+    }

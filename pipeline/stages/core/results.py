@@ -1,0 +1,119 @@
+"""What each stage hands to those after it; kept as JSON in its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.bundle.conversion_record import ConversionRecord, OutputAccuracy
+from pipeline.bundle.loader_config import FirstPhase, Requirements, TensorSpec
+from pipeline.bundle.manifest import (
+    Decision,
+    LadderAttempt,
+    MeasurementRecord,
+    SourceRecord,
+    VerificationRecord,
+)
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.tuning_record import TuningRecord
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """What can be said of a model without running it.
+
+    Attributes:
+        inputs: Inputs that have no initializer, in graph order.
+        index_bounds: Exclusive upper bound of integer inputs that index an initializer, by input name.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    index_bounds: Mapping[str, int]
+    external: bool
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    """Of `fetch`. Files: the model and its external data, with the relative paths the model gives them.
+
+    Attributes:
+        model: Path of the model file in the stage's folder.
+    """
+
+    model: str
+    source: SourceRecord
+    interface: ModelInterface
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """Of `convert`. Files: the converted model and its weights, as `fetch` leaves a source."""
+
+    converted: FetchResult
+    record: ConversionRecord
+
+
+@dataclass(frozen=True)
+class OptimizeResult:
+    """Of `optimize`. Files: `NAME_optimized.onnx` and, if it has weights, `NAME_optimized.onnx.data`.
+
+    Attributes:
+        model: Path of the model file in the stage's folder.
+        step: Ladder step that was taken, as `Step.name` lists them.
+        ladder: Every step tried, the taken one last.
+        onnxruntime: ONNX Runtime version that wrote it.
+    """
+
+    model: str
+    step: str
+    ladder: tuple[LadderAttempt, ...]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    requirements: Requirements
+    onnxruntime: str
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Of `verify`.
+
+    Files of the one task that asks the source (see `verify.reference`): the reference, its samples, and
+    `golden.npz` with arrays `input:NAME` and `output:NAME`. A converted variant's task leaves a `golden.npz`
+    of its own: an input that fits it, and what it answers. The others leave none.
+
+    Attributes:
+        accuracy: Of a converted variant, per output, against the unconverted source.
+    """
+
+    record: VerificationRecord
+    accuracy: tuple[OutputAccuracy, ...] = ()
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Of `tune`. Files: those of the chosen plan, and of the one that serves first if it has its own.
+
+    Attributes:
+        prepared: What jobs load, in the form `optimize` hands it on.
+        first_phase: What may serve until that is ready, its model a path in the stage's folder; None for
+            nothing.
+    """
+
+    prepared: OptimizeResult
+    record: TuningRecord
+    first_phase: FirstPhase | None = None
+    io_binding: bool = False
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """Of `measure`. No files.
+
+    Attributes:
+        fallback: Which plan the portable variant ships; None where it was not measured with this one.
+    """
+
+    measurements: tuple[MeasurementRecord, ...]
+    decision: Decision
+    fallback: Decision | None = None

@@ -1,0 +1,79 @@
+"""The graph that a variant is made of, and the task that hands on what jobs load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.conversion_record import ConversionRecord
+from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId
+from pipeline.stages.core.results import ConvertResult, FetchResult, OptimizeResult, TuneResult
+
+FETCH = TaskId("fetch")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An unoptimised model, as a file.
+
+    Attributes:
+        folder: Its files and no others, free of links.
+        conversion: How it was converted, None for the source.
+    """
+
+    description: FetchResult
+    folder: Path
+    conversion: ConversionRecord | None = None
+
+    @property
+    def path(self) -> Path:
+        """The model file."""
+        return self.folder / self.description.model
+
+
+def source_task(plan: Plan, variant: str | None) -> TaskId:
+    """Returns the task whose graph a variant is made of; None stands for the source."""
+    if variant is None:
+        return FETCH
+    wanted = plan.variant_plans[variant]
+    return TaskId("convert", variant) if wanted.is_converted else source_task(plan, wanted.parent)
+
+
+def read_source(context: Context) -> Graph:
+    """Returns the graph that the task's variant is made of."""
+    return read_graph(context, source_task(context.plan, context.variant))
+
+
+def read_fetched(context: Context) -> Graph:
+    """Returns the source itself."""
+    return read_graph(context, FETCH)
+
+
+def read_graph(context: Context, task: TaskId) -> Graph:
+    """Returns the graph that a task before this one left."""
+    upstream = context.upstream[task]
+    folder = upstream.folder.resolve()
+    if task == FETCH:
+        return Graph(decode(FetchResult, upstream.result), folder)
+    made = decode(ConvertResult, upstream.result)
+    return Graph(made.converted, folder, made.record)
+
+
+def prepared_task(plan: Plan, variant: str) -> TaskId:
+    """Returns the task that hands on what jobs load; the portable variant is not tuned."""
+    is_tuned = plan.spec.tune.needs_trials and variant != PORTABLE
+    return TaskId("tune" if is_tuned else "optimize", variant)
+
+
+def read_prepared(context: Context, variant: str) -> tuple[OptimizeResult, Path]:
+    """Returns what jobs load of a variant, and the folder it is in."""
+    upstream = context.upstream[prepared_task(context.plan, variant)]
+    tuned = read_tuned(context, variant)
+    return tuned.prepared if tuned else decode(OptimizeResult, upstream.result), upstream.folder
+
+
+def read_tuned(context: Context, variant: str) -> TuneResult | None:
+    """Returns what the search for a variant's plan found, None if there was none."""
+    task = prepared_task(context.plan, variant)
+    return decode(TuneResult, context.upstream[task].result) if task.stage == "tune" else None

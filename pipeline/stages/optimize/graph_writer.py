@@ -1,0 +1,155 @@
+"""The child process that writes an optimised graph and describes the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.manifest import LintFinding
+from pipeline.bundle.onnx_wire import read_skeleton
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.runtime.loading.session import build_session
+from pipeline.stages.optimize.graph_description import GraphDescription, describe_graph
+from pipeline.stages.optimize.lint import LintContext, lint_graph
+
+REPAIRED = "repaired"
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """What to write, or, without a plan, what to look at.
+
+    Attributes:
+        folder: Absolute path of the folder that is written to.
+        model: Name of the model file in it.
+        data: Name of its external data file.
+        variant: `cpu`, `cuda` or `portable`.
+        source_operators: Operators of the source model, as `SourceRecord.operators` has them.
+        inputs: Names of its inputs, in order.
+        outputs: Names of its outputs, in order.
+        plan: The session that writes it; None if the files are already there.
+    """
+
+    folder: str
+    model: str
+    data: str
+    variant: str
+    source_operators: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    plan: SessionPlan | None
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What is in the written file.
+
+    Attributes:
+        findings: What the lint says, after repairs.
+        domains: Operator domains it uses, sorted.
+        opsets: Opset version by domain.
+        ir_version: ONNX IR version.
+        onnxruntime: Version that wrote it.
+    """
+
+    findings: tuple[LintFinding, ...]
+    domains: tuple[str, ...]
+    opsets: Mapping[str, int]
+    ir_version: int
+    onnxruntime: str
+
+
+def save_optimized(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function, `SaveRequest` to `SaveResult`: writes the file and describes it.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model, or cannot write.
+    """
+    wanted = decode(SaveRequest, request)
+    path = Path(wanted.folder) / wanted.model
+    if wanted.plan is None:
+        return dict(encode(_describe_saved(wanted, _describe_file(path), ())))
+    # The session is dropped at once, so its memory is free before the file is read.
+    build_session(wanted.plan)
+    repairs = _repair(path, wanted)
+    graph = _describe_file(path)
+    if not graph.external:
+        # ONNX Runtime makes the file whether or not a weight is large enough for it.
+        path.with_name(wanted.data).unlink(missing_ok=True)
+    return dict(encode(_describe_saved(wanted, graph, repairs)))
+
+
+def _describe_saved(
+    wanted: SaveRequest, graph: GraphDescription, repairs: tuple[LintFinding, ...]
+) -> SaveResult:
+    import onnxruntime
+
+    sizes = _file_sizes(Path(wanted.folder))
+    # The source keeps the data files it came with; whatever is written has one.
+    data_files = sizes.keys() - {wanted.model} if wanted.plan is None else {wanted.data}
+    context = LintContext(
+        variant=wanted.variant,
+        data_files=frozenset(data_files),
+        file_sizes=sizes,
+        opsets=_readable_opsets(),
+        source_operators=frozenset(wanted.source_operators),
+        inputs=wanted.inputs,
+        outputs=wanted.outputs,
+    )
+    return SaveResult(
+        findings=(*repairs, *lint_graph(graph, context)),
+        domains=tuple(sorted(graph.domains)),
+        opsets=graph.opsets,
+        ir_version=graph.ir_version,
+        onnxruntime=onnxruntime.__version__,
+    )
+
+
+def _describe_file(path: Path) -> GraphDescription:
+    import onnx
+
+    return describe_graph(onnx.ModelProto.FromString(read_skeleton(path)))
+
+
+def _repair(path: Path, wanted: SaveRequest) -> tuple[LintFinding, ...]:
+    """Takes hazards out of the written graph; its large weights are elsewhere, so this is cheap."""
+    import onnx
+
+    from pipeline.stages.optimize.repairs import remove_copies, remove_phantom_inputs
+
+    model = onnx.load(path, load_external_data=False)
+    copies = remove_copies(model) if wanted.variant == "cuda" else 0
+    phantoms = remove_phantom_inputs(model, wanted.inputs)
+    if not copies and not phantoms:
+        return ()
+    repaired = path.with_name(f"{path.name}.repaired")
+    repaired.write_bytes(model.SerializeToString())
+    repaired.replace(path)
+    told = (
+        ("memcpy-node", copies, "copies between devices that ONNX Runtime adds at every load", "#11348"),
+        ("interface", phantoms, "inputs left over from initializers that were optimised away", ""),
+    )
+    return tuple(
+        LintFinding(rule, REPAIRED, path.name, f"taken out: {count} {what}", reference)
+        for rule, count, what, reference in told
+        if count
+    )
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    return {str(PurePosixPath(file.relative_to(folder))): file.stat().st_size for file in files}
+
+
+def _readable_opsets() -> dict[str, int]:
+    """Returns the newest operator version by domain that the installed ONNX Runtime has."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    newest: dict[str, int] = {}
+    for schema in get_all_operator_schema():
+        newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
+    return newest

@@ -1,0 +1,82 @@
+"""Measures a plan of an earlier search once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from pipeline.errors import SpecError
+from pipeline.measuring.device_lock import measuring, working
+from pipeline.measuring.rounds import order_of_round
+from pipeline.stages.core.contract import Context
+from pipeline.stages.tune.record import summarise_figures
+from pipeline.stages.tune.search_context import SearchContext, open_search
+from pipeline.tuning.knobs import FORM, LEVEL
+from pipeline.tuning.objective import Figures
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice
+
+
+@dataclass(frozen=True)
+class Remeasurement:
+    """A plan and default ONNX Runtime, measured in the same rounds."""
+
+    choice: Mapping[str, str]
+    figures: TrialFigures
+    default: TrialFigures
+
+
+def measure_again(context: Context, record: TuningRecord, number: int, *, rounds: int) -> Remeasurement:
+    """Measures one trial of a search again, interleaved with default ONNX Runtime.
+
+    Raises:
+        SpecError: There is no such trial.
+        PipelineError: The plan fails, as it may have done then.
+    """
+    if not 0 <= number < len(record.trials):
+        raise SpecError(
+            f"no such trial of {context.spec.name}: {number}\n  expected 0 to {len(record.trials) - 1}",
+            hint=f"ortprep tune {context.spec.name}",
+        )
+    with open_search(context) as search_context:
+        with working():
+            plan = _plan_of(search_context, record.trials[number])
+        figures, anchors = _measure(search_context, record.trials[number], plan, rounds)
+    objective = replace(search_context.objective, runs_per_load=record.runs_per_load)
+    return Remeasurement(
+        choice=record.trials[number].choice,
+        figures=summarise_figures(figures, anchors, objective),
+        default=summarise_figures(anchors, anchors, objective),
+    )
+
+
+def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
+    """Returns the plan as it was recorded, whatever the spec says by now, on files written if need be."""
+    choice = PlanChoice(tuple(trial.choice.items()))
+    if choice in (DEFAULT, RECIPE):
+        return search_context.plan_of(choice)
+    if trial.session_options is None:
+        raise SpecError(
+            f"trial {trial.number} never came to a session\n  {trial.failure}",
+            hint=f"ortprep tune {search_context.context.spec.name}",
+        )
+    model = search_context.artefacts.get(choice[FORM], choice[LEVEL]).path
+    return SessionPlan(str(model), trial.session_options, trial.providers)
+
+
+def _measure(
+    search_context: SearchContext, trial: TrialRecord, plan: SessionPlan, rounds: int
+) -> tuple[list[Figures], list[Figures]]:
+    """Returns a plan's figures and the default's, round by round."""
+    plans = {
+        "plan": (PlanChoice(tuple(trial.choice.items())), plan),
+        "default": (DEFAULT, search_context.plan_of(DEFAULT)),
+    }
+    found: dict[str, list[Figures]] = {name: [] for name in plans}
+    device = search_context.device
+    with measuring(device, on_wait=lambda: search_context.context.say(f"waiting for {device} to be idle")):
+        for index in range(rounds):
+            for name in order_of_round(tuple(plans), index):
+                found[name].append(search_context.measure_plan(*plans[name]))
+    return found["plan"], found["default"]

@@ -1,0 +1,235 @@
+"""Space, objective, plans and processes of one search."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.loader_config import Requirements
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.errors import SpecError, StageError
+from pipeline.measuring.device_lock import working
+from pipeline.measuring.staged_bundles import StagedBundles
+from pipeline.options import format_option
+from pipeline.runtime.machine.hardware import read_hardware
+from pipeline.runtime.machine.process_memory import available_bytes
+from pipeline.spec.models import ModelSpec, TuneSpec
+from pipeline.stages.core.accuracy import gate_of, per_sample
+from pipeline.stages.core.contract import Context, TaskId
+from pipeline.stages.core.results import OptimizeResult
+from pipeline.stages.core.sources import read_source
+from pipeline.stages.measure.contenders import Contender, device_of, source_contender, written_recipe
+from pipeline.stages.optimize.attempt import job_of, requirements_of
+from pipeline.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
+from pipeline.stages.optimize.session_plans import loading_options, loading_providers
+from pipeline.stages.tune.artefacts import Artefacts, readable_by
+from pipeline.stages.tune.model_features import read_features
+from pipeline.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
+from pipeline.tuning.knobs import (
+    FORM,
+    LEVEL,
+    Conditions,
+    ModelFeatures,
+    build_space,
+    needs_binding,
+    restrict,
+)
+from pipeline.tuning.objective import Figures, Objective, objective_of
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space, apply_settings
+from pipeline.tuning.trial import CheckedSample, TrialRequest, measure_trial
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """Everything one target's search needs.
+
+    Attributes:
+        samples: Inputs and the source's answers, one of each shape.
+        reference: All samples.
+        others: The plans that cannot be chosen: the default, and the recipe if there is one.
+        staged: Bundles that the plans are loaded from.
+    """
+
+    context: Context
+    optimized: OptimizeResult
+    space: Space
+    objective: Objective
+    artefacts: Artefacts
+    samples: tuple[CheckedSample, ...]
+    reference: ReferenceAnswers
+    others: Mapping[PlanChoice, Contender]
+    staged: StagedBundles
+
+    @property
+    def device(self) -> str:
+        """The device that plans are measured on."""
+        return device_of([self.others[DEFAULT]])
+
+    @property
+    def tune(self) -> TuneSpec:
+        """The spec's section."""
+        return self.context.spec.tune
+
+    def plan_of(self, choice: PlanChoice) -> SessionPlan:
+        """Returns the session of a plan; makes its files if needed.
+
+        Raises:
+            PipelineError: They cannot be made.
+        """
+        if choice in (DEFAULT, RECIPE):
+            if choice not in self.others:
+                raise StageError("the plain recipe could not be written")
+            return self.others[choice].plan
+        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
+        return self.plan_on(artefact.path, choice)
+
+    def plan_on(self, model: Path, choice: PlanChoice) -> SessionPlan:
+        """Returns how a plan's session is made on files that are there."""
+        runtime = self.context.spec.runtime
+        level = "ORT_ENABLE_ALL" if choice[LEVEL] == SOURCE else "ORT_DISABLE_ALL"
+        options, providers = apply_settings(
+            self.space.settings(choice),
+            loading_options(runtime, level=level),
+            loading_providers(runtime, self.context.target),
+        )
+        return SessionPlan(str(model), options, providers)
+
+    def measure(self, choice: PlanChoice, *, timeout_s: float | None = None) -> Figures:
+        """Measures a plan once, in a process of its own.
+
+        Raises:
+            PipelineError: The plan failed, and this is why.
+        """
+        return self.measure_plan(choice, self.plan_of(choice), timeout_s=timeout_s)
+
+    def measure_plan(
+        self, choice: PlanChoice, plan: SessionPlan, *, timeout_s: float | None = None
+    ) -> Figures:
+        """Measures a choice by the plan that it came to, as `measure` does, with its errors."""
+        is_gated = self.context.variant_plan.has_own_precision
+        io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None
+        if choice not in (DEFAULT, RECIPE):
+            needs = self.requirements_of(choice, plan)
+            bundle = str(self.staged.stage(plan, needs, io_binding=io_binding, timeout_s=timeout_s))
+        request = TrialRequest(
+            plan=plan,
+            bundle=bundle,
+            samples=self.samples,
+            tolerances=self.context.spec.verify.tolerances(),
+            gate=per_sample(gate_of(self.context.spec)) if is_gated else None,
+            steady_s=self.tune.steady_s,
+            io_binding=io_binding,
+        )
+        memory_bytes = None if self.context.target == "cuda" else available_bytes()
+        return measure_trial(request, timeout_s=timeout_s, memory_bytes=memory_bytes)
+
+    def requirements_of(self, choice: PlanChoice, plan: SessionPlan) -> Requirements:
+        """Returns what a machine needs for a choice by the plan that it came to."""
+        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
+        needs = requirements_of(job_of(self.context), artefact.saved, plan.session_options, plan.providers)
+        return dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime))
+
+
+@contextmanager
+def open_search(context: Context) -> Iterator[SearchContext]:
+    """Yields what a search works with, while the files of the plain recipe and the staged bundles exist.
+
+    Raises:
+        SpecError: The spec weighs other shapes than there are.
+        PipelineError: The prepared graph cannot be read.
+    """
+    context.kept.mkdir(parents=True, exist_ok=True)
+    default = source_contender(context)
+    with ExitStack() as stack:
+        with working():
+            recipe, _ = stack.enter_context(written_recipe(context))
+            others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
+            staged = stack.enter_context(TemporaryDirectory(prefix="staged-", dir=context.kept))
+            search_context = _build_search_context(context, others, Path(staged))
+        yield search_context
+
+
+def _build_search_context(
+    context: Context, others: Mapping[PlanChoice, Contender], staged: Path
+) -> SearchContext:
+    upstream = context.upstream[TaskId("optimize", context.variant)]
+    optimized = decode(OptimizeResult, upstream.result)
+    graph = read_source(context)
+    if not (upstream.folder / optimized.model).is_file():
+        raise StageError(
+            f"files of optimize/{context.variant} of {context.spec.name} are gone: {upstream.folder}",
+            hint=f"ortprep prepare {context.spec.name}",
+        )
+    every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
+    reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
+    features = read_features(
+        upstream.folder / optimized.model,
+        initializer_bytes=graph.description.source.initializer_bytes,
+        fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
+    )
+    tune = context.spec.tune
+    return SearchContext(
+        context=context,
+        optimized=optimized,
+        space=_space(context, features, optimized),
+        objective=objective_of(tune),
+        artefacts=Artefacts(
+            job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
+        ),
+        samples=_checked_samples(context.spec, every, reference),
+        reference=reference,
+        others=others,
+        staged=StagedBundles(staged, graph.description.interface.inputs, graph.description.interface.outputs),
+    )
+
+
+def _space(context: Context, features: ModelFeatures, optimized: OptimizeResult) -> Space:
+    runtime, target = context.spec.runtime, context.target
+    conditions = Conditions(
+        target=target,
+        onnxruntime=optimized.onnxruntime,
+        cores=read_hardware(gpus=False).cores,
+        levels=_levels(features, optimized.step, target=target),
+        allowed=context.spec.tune.allow,
+        fixed={
+            name: format_option(value)
+            for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()
+        },
+    )
+    return restrict(build_space(features, conditions), context.spec.tune.space)
+
+
+def _levels(features: ModelFeatures, step: str, *, target: str) -> tuple[str, ...]:
+    """Returns the ladder steps worth comparing: without a layout in the graph they are equal."""
+    if step != ALL:
+        return (step,)
+    if target == "cuda":
+        return (ALL, EXTENDED) if features.has_convolutions else (ALL,)
+    return (ALL, ALL_REDUCED, EXTENDED) if features.layout_bound else (ALL,)
+
+
+def _checked_samples(
+    spec: ModelSpec, every: ReferenceAnswers, fitting: ReferenceAnswers
+) -> tuple[CheckedSample, ...]:
+    """Returns one sample per set of shapes."""
+    shapes = tuple(dict.fromkeys(sample.shapes for sample in every.samples))
+    weights = spec.tune.shape_weights or (1.0,) * len(shapes)
+    if len(weights) != len(shapes):
+        raise SpecError(
+            f"tune.shape_weights does not fit the declared shapes: {spec.name}\n"
+            f"  expected {len(shapes)} weights ({'; '.join(shapes)}), got {len(weights)}"
+        )
+    weight_of = dict(zip(shapes, weights, strict=True))
+    first = {
+        sample.shapes: CheckedSample(sample.file, answers, weight_of[sample.shapes])
+        for sample, answers in reversed(tuple(zip(fitting.samples, fitting.answers.samples, strict=True)))
+    }
+    chosen = tuple(first[shape] for shape in shapes if shape in first)
+    # What is never sent to the model at large may be all that is sent to a bucket.
+    sent = any(sample.weight for sample in chosen)
+    return chosen if sent else tuple(dataclasses.replace(sample, weight=1.0) for sample in chosen)

@@ -1,0 +1,467 @@
+"""The gate between two versions of a bundle: what fails, what never fails, and what cannot be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.loader_config import FileEntry
+from pipeline.bundle.manifest import (
+    MANIFEST_SCHEMA_VERSION,
+    Decision,
+    GitState,
+    Manifest,
+    MeasurementRecord,
+    MissingTarget,
+    OutputError,
+    PlanFigures,
+    SourceRecord,
+    VariantRecord,
+    VerificationRecord,
+)
+from pipeline.bundle.tuning_record import Summary
+from pipeline.errors import SpecError
+from pipeline.measuring.comparison import summarise
+from pipeline.measuring.regression.change import judge
+from pipeline.measuring.regression.comparison import Comparison
+from pipeline.measuring.regression.comparison import compare as compare_versions
+from pipeline.measuring.regression.limits import FIGURES, RegressionLimits, parse_limits
+
+HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
+FIELDS = {
+    "ready": "ready_ms",
+    "init": "init_ms",
+    "first-run": "first_ms",
+    "first-result": "first_result_ms",
+    "steady": "steady_ms",
+    "private": "private_mb",
+    "peak": "peak_mb",
+    "gpu": "gpu_mb",
+}
+MEASURED = tuple(FIELDS)
+
+
+def compare(old: Manifest, new: Manifest, **options: Any) -> Comparison:
+    return compare_versions([old], [new], **options)
+
+
+def exactly(value: float, *, count: int = 5) -> Summary:
+    return Summary(value, value, value, value, value, count)
+
+
+def ranging(low: float, middle: float, high: float, *, count: int = 5) -> Summary:
+    return Summary(middle, low, high, low, high, count)
+
+
+def plan(name: str = "prepared", **changed: Summary | None) -> PlanFigures:
+    figures: dict[str, Any] = {field: exactly(10.0) for field in FIELDS.values()}
+    return PlanFigures(plan=name, import_ms=exactly(1.0), **{**figures, **changed})
+
+
+def measured(
+    *plans: PlanFigures, cache: str = "warm", shapes: str = "x=[1,3]"
+) -> tuple[MeasurementRecord, ...]:
+    return (MeasurementRecord(cache, 5, shapes, plans or (plan(),)),)
+
+
+def variant(name: str = "cpu", *, target: str = "cpu", error: float = 0.1, **changed: Any) -> VariantRecord:
+    worst = OutputError("y", "x=[1,3]", 1e-4, 1e-4, (0,), 1.0, 1.0, error)
+    verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (worst,), ())
+    measurements = measured() if name != "portable" else ()
+    record = VariantRecord(
+        name, target, "all", (), verification, measurements, Decision("prepared", True, "")
+    )
+    return dataclasses.replace(record, **changed)
+
+
+def manifest(
+    *variants: VariantRecord, hardware: Any = HERE, sizes: dict[str, int] | None = None, **changed: Any
+) -> Manifest:
+    variants = variants or (variant(), variant("portable"))
+    sizes = {one.name: 2**20 for one in variants} if sizes is None else sizes
+    found = Manifest(
+        schema_version=MANIFEST_SCHEMA_VERSION,
+        name="net",
+        created_at="2026-11-20T00:00:00+00:00",
+        pipeline_version="0.1.0",
+        spec_digest="sha256:spec",
+        source=SourceRecord("path", "m.onnx", "sha256:source", (), {"": 17}, 8, {"Conv": 1}, 1024),
+        environment={"onnxruntime": "1.31.1", "hardware": hardware},
+        variants=variants,
+        files=tuple(FileEntry(f"{name}/m.onnx", size, "sha256:m") for name, size in sizes.items()),
+    )
+    return dataclasses.replace(found, **changed)
+
+
+def with_figure(figure: str, summary: Summary | None) -> Manifest:
+    """Returns a bundle of one variant, with that figure."""
+    figures = dataclasses.replace(plan(), **{FIELDS[figure]: summary})  # type: ignore[arg-type]
+    return manifest(variant(measurements=measured(figures)))
+
+
+def verdicts(comparison: Comparison) -> dict[str, str]:
+    """Returns what became of the first variant's figures, by their names."""
+    return {change.figure: change.verdict for change in comparison.variants[0].changes}
+
+
+positive = st.floats(1e-3, 1e6)
+summaries = st.lists(positive, min_size=1, max_size=9).map(summarise)
+anything = summaries | st.sampled_from([exactly(math.nan), exactly(math.inf), exactly(0.0), exactly(-1.0)])
+plans = st.builds(
+    PlanFigures, plan=st.sampled_from(["prepared", "default"]), ready_ms=st.none() | anything,
+    import_ms=anything, init_ms=anything, first_ms=anything, first_result_ms=anything, steady_ms=anything,
+    private_mb=anything, peak_mb=anything,
+    gpu_mb=st.none() | anything,
+)  # fmt: skip
+measurements = st.builds(
+    MeasurementRecord,
+    st.sampled_from(["warm", "cold"]),
+    st.integers(1, 9),
+    st.just("x=[1]"),
+    st.tuples(plans),
+)
+variants = st.builds(
+    variant,
+    st.sampled_from(["cpu", "cuda", "portable"]),
+    target=st.sampled_from(["cpu", "cuda"]),
+    error=st.floats(0, 3) | st.just(math.nan) | st.just(math.inf),
+    measurements=st.lists(measurements, max_size=2).map(tuple),
+)
+manifests = st.lists(variants, min_size=1, max_size=3, unique_by=lambda one: one.name).map(
+    lambda found: manifest(*found)
+)
+
+
+# What never fails, and what always does
+
+
+@given(manifests, st.booleans())
+def test_a_bundle_compared_with_itself_never_fails(one: Manifest, across: bool) -> None:
+    comparison = compare(one, one, across_hardware=across)
+    assert comparison.outcome == "ok"
+    assert comparison.differences == ()
+    for of_variant in comparison.variants:
+        assert (of_variant.failures, of_variant.hardware, of_variant.differences) == ((), (), ())
+        assert {change.verdict for change in of_variant.changes} <= {"same"}
+
+
+@given(summaries, summaries, st.floats(0, 2))
+def test_an_improvement_read_backwards_is_a_regression(one: Summary, other: Summary, limit: float) -> None:
+    backwards = {"improvement": "regression", "regression": "improvement"}
+    forwards = judge(one, other, limit=limit)
+    assert judge(other, one, limit=limit) == backwards.get(forwards, forwards)
+
+
+@given(st.sampled_from(MEASURED), summaries, summaries, st.floats(0, 2))
+def test_nothing_within_the_limit_fails(figure: str, old: Summary, new: Summary, limit: float) -> None:
+    comparison = compare(with_figure(figure, old), with_figure(figure, new), limits=RegressionLimits(limit))
+    if new.median <= old.median * (1 + limit):
+        assert comparison.outcome == "ok"
+        assert verdicts(comparison)[figure] in ("same", "improvement", "noise")
+
+
+@given(st.sampled_from(MEASURED), positive, st.floats(0, 1), st.floats(0.01, 1))
+def test_what_is_beyond_the_limit_and_the_noise_always_fails(
+    figure: str, old: float, limit: float, beyond: float
+) -> None:
+    new = old * (1 + limit) * (1 + beyond)
+    comparison = compare(
+        with_figure(figure, exactly(old)), with_figure(figure, exactly(new)), limits=RegressionLimits(limit)
+    )
+    assert comparison.outcome == "regression"
+    (failure,) = comparison.variants[0].failures
+    assert failure.startswith(f"{figure}, warm cache: ")
+
+
+@given(st.sampled_from(MEASURED), summaries, summaries)
+def test_what_is_worse_within_the_noise_is_shown_and_does_not_fail(
+    figure: str, old: Summary, new: Summary
+) -> None:
+    comparison = compare(with_figure(figure, old), with_figure(figure, new), limits=RegressionLimits(0.0))
+    if min(old.count, new.count) >= 3 and old.p75 >= new.p25:
+        assert comparison.outcome == "ok"
+        if new.median > old.median:
+            assert verdicts(comparison)[figure] == "noise"
+
+
+@given(manifests, st.data())
+def test_a_vanished_variant_always_fails(old: Manifest, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, len(old.variants) - 1))
+    left = (*old.variants[:gone], *old.variants[gone + 1 :])
+    comparison = compare(old, dataclasses.replace(old, variants=left), across_hardware=True)
+    assert comparison.outcome == "regression"
+
+
+@given(manifests, st.data())
+def test_of_a_partial_bundle_what_is_there_is_compared_and_nothing_is_not_enough(
+    old: Manifest, data: st.DataObject
+) -> None:
+    left = tuple(one for one in old.variants if data.draw(st.booleans()))
+    comparison = compare(old, dataclasses.replace(old, variants=left), across_hardware=True, partial=True)
+    assert comparison.outcome == ("ok" if left else "regression")
+
+
+def test_what_is_there_of_a_partial_bundle_may_not_be_worse() -> None:
+    new = manifest(variant(error=2.0))
+    assert compare(manifest(), new, partial=True).outcome == "regression"
+
+
+@given(manifests, variants)
+def test_a_new_variant_fails_only_if_it_answers_wrongly(old: Manifest, added: VariantRecord) -> None:
+    added = dataclasses.replace(added, name="added")
+    comparison = compare(old, dataclasses.replace(old, variants=(*old.variants, added)))
+    error = added.verification.errors[0].ratio
+    assert comparison.outcome == ("ok" if error <= 1 else "regression")
+
+
+@pytest.mark.parametrize("figure", MEASURED)
+def test_a_vanished_figure_fails(figure: str) -> None:
+    lost = None if figure == "gpu" else exactly(math.nan)
+    comparison = compare(manifest(variant()), with_figure(figure, lost))
+    assert comparison.outcome == "regression"
+    assert comparison.variants[0].failures == (f"not known any more, warm cache: {figure}",)
+
+
+def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
+    cold = measured(cache="cold")
+    warm, both = manifest(variant()), manifest(variant(measurements=(*measured(), *cold)))
+    assert compare(warm, both).outcome == "ok"
+    (failure,) = compare(both, warm).variants[0].failures
+    assert failure.startswith("not known any more, cold cache: ready, init, first-run")
+
+
+def test_it_is_said_why_a_target_is_missing() -> None:
+    new = manifest(variant("portable"), missing_targets=(MissingTarget("cuda", "no GPU here"),))
+    comparison = compare(manifest(variant("portable"), variant("cuda", target="cuda")), new)
+    assert comparison.variants[1].failures == ("it is not there any more: no GPU here",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome"),
+    [
+        (0.1, 0.99, "ok"),
+        (0.1, 1.0, "ok"),
+        (0.1, 1.01, "regression"),
+        (0.1, math.nan, "regression"),
+        (0.1, math.inf, "regression"),
+        (1.2, 1.3, "ok"),
+        (math.nan, 0.5, "ok"),
+    ],
+)
+def test_answers_fail_beyond_their_tolerance_and_were_not_before(
+    old: float, new: float, outcome: str
+) -> None:
+    assert compare(manifest(variant(error=old)), manifest(variant(error=new))).outcome == outcome
+
+
+def test_answers_that_are_compared_with_nothing_fail() -> None:
+    unverified = variant(verification=VerificationRecord(1e-3, 1e-5, 0, "seeded", (), ()))
+    assert compare(manifest(variant()), manifest(unverified)).outcome == "regression"
+
+
+def test_a_limit_for_the_verification_is_kept_too() -> None:
+    pair = manifest(variant(error=0.1)), manifest(variant(error=0.2))
+    assert compare(*pair).outcome == "ok"
+    assert compare(*pair, limits=RegressionLimits(by_figure={"verification": 0.5})).outcome == "regression"
+
+
+def test_every_byte_of_the_size_counts_and_none_of_the_noise() -> None:
+    pair = manifest(variant(), sizes={"cpu": 1000}), manifest(variant(), sizes={"cpu": 1101})
+    assert compare(*pair).outcome == "regression"
+    assert compare(*pair, limits=RegressionLimits(by_figure={"size": 0.2})).outcome == "ok"
+
+
+def test_the_size_is_that_of_the_files_that_are_shipped() -> None:
+    shipped = variant(decision=Decision("portable", True, ""), measurements=measured(plan("portable")))
+    both = manifest(shipped, variant("portable"), sizes={"portable": 5 * 2**20})
+    (size,) = (c for c in compare(both, both).variants[0].changes if c.figure == "size")
+    assert size.new is not None
+    assert size.new.median == 5
+
+
+def test_what_is_shipped_is_what_is_compared() -> None:
+    plans = plan("default", init_ms=exactly(90.0)), plan("prepared")
+    prepared = variant(measurements=measured(*plans))
+    default = variant(measurements=measured(*plans), decision=Decision("default", False, ""))
+    comparison = compare(manifest(prepared), manifest(default))
+    assert verdicts(comparison)["init"] == "regression"
+    assert ("shipped plan", "prepared", "default") in told(comparison)
+
+
+# The noise
+
+
+def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing() -> None:
+    assert judge(ranging(9, 10, 11, count=2), ranging(12, 13, 14, count=2), limit=0.1) == "regression"
+    assert judge(ranging(9, 10, 12.5, count=2), ranging(12, 13, 14, count=2), limit=0.1) == "noise"
+    assert judge(exactly(10, count=5), exactly(90, count=1), limit=0.1) == "noise"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "scatter", "most"), [(2, 0.05, 0.04), (3, 0.05, 0.03), (5, 0.05, 0.01), (5, 0.1, 0.07)]
+)
+def test_of_equal_bundles_one_is_seldom_called_worse(rounds: int, scatter: float, most: float) -> None:
+    chance = random.Random(7)
+
+    def noisy() -> Summary:
+        return summarise([math.exp(chance.gauss(0, scatter)) for _ in range(rounds)])
+
+    calls = [judge(noisy(), noisy(), limit=0.1) == "regression" for _ in range(4000)]
+    assert sum(calls) / len(calls) < most
+
+
+# Hardware, inputs, and what else changed
+
+ELSEWHERE = [
+    {"cpu_model": "other"},
+    {"cores": 8},
+    {"machine": "aarch64"},
+]
+
+
+@pytest.mark.parametrize("changed", ELSEWHERE, ids=str)
+def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(
+    changed: dict[str, Any],
+) -> None:
+    slow = variant(measurements=measured(plan(init_ms=exactly(90.0))))
+    pair = manifest(variant()), manifest(slow, hardware=HERE | changed)
+    comparison = compare(*pair)
+    assert comparison.outcome == "incomparable"
+    assert "different hardware" in comparison.variants[0].failures[0]
+    assert verdicts(comparison) == dict.fromkeys(MEASURED, "incomparable") | {
+        "size": "same",
+        "verification": "same",
+    }
+    assert compare(*pair, across_hardware=True).outcome == "regression"
+    assert compare(manifest(variant()), manifest(variant(), hardware=HERE | changed), across_hardware=True)
+
+
+def test_what_hardware_does_not_matter_for_fails_on_any() -> None:
+    comparison = compare(manifest(variant()), manifest(variant(error=2.0), hardware=HERE | {"cores": 8}))
+    assert comparison.outcome == "regression"
+
+
+def test_the_gpu_matters_for_what_runs_on_it_alone() -> None:
+    gpus = [[{"name": name, "compute_capability": [9, 0]}] for name in ("H100", "H200")]
+    for target, outcome in (("cpu", "ok"), ("cuda", "incomparable")):
+        pair = [manifest(variant(target, target=target), hardware=HERE | {"gpus": gpu}) for gpu in gpus]
+        assert compare(*pair).outcome == outcome
+
+
+@pytest.mark.parametrize("unknown", [None, {}, "x86_64", [], {"gpus": {}}], ids=str)
+def test_hardware_that_was_not_recorded_is_not_the_same_hardware(unknown: Any) -> None:
+    recorded = manifest(variant("cuda", target="cuda"))
+    assert compare(recorded, manifest(variant("cuda", target="cuda"), hardware=unknown)).outcome == (
+        "incomparable"
+    )
+
+
+def test_where_no_hardware_was_recorded_that_is_said() -> None:
+    nowhere = manifest(variant(), environment={})
+    (remark,) = compare(nowhere, nowhere).variants[0].remarks
+    assert remark == "neither says on which hardware it was measured"
+
+
+def test_figures_of_different_inputs_are_not_compared() -> None:
+    larger = variant(measurements=measured(shapes="x=[8,3]"))
+    comparison = compare(manifest(variant()), manifest(larger), across_hardware=True)
+    assert comparison.outcome == "incomparable"
+    assert "inputs of different shapes" in comparison.variants[0].failures[0]
+
+
+def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order() -> None:
+    gpus = {name: HERE | {"gpus": [{"name": name, "compute_capability": [9, 0]}]} for name in ("A", "B")}
+
+    def prepared_on(*names: str) -> list[Manifest]:
+        return [manifest(variant("cuda", target="cuda"), hardware=gpus[name]) for name in names]
+
+    comparison = compare_versions(prepared_on("A", "B", "A"), prepared_on("B", "A"))
+    assert [(one.old, one.new, one.outcome) for one in comparison.variants] == [
+        ("cuda", "cuda (2)", "ok"),
+        ("cuda (2)", "cuda", "ok"),
+    ]
+
+
+def told(comparison: Comparison) -> set[tuple[str, str, str]]:
+    every: Sequence[Any] = [d for one in comparison.variants for d in (*one.hardware, *one.differences)]
+    return {(d.what, d.old, d.new) for d in (*comparison.differences, *every)}
+
+
+def test_what_may_explain_a_difference_is_listed() -> None:
+    old = manifest(variant())
+    gpu = {"name": "A", "compute_capability": [9, 0], "driver_version": "580.1", "cuda_version": "13.0"}
+    new = manifest(
+        variant(level="extended"),
+        name="other",
+        spec_digest="sha256:other",
+        git=GitState("abc", True),
+        environment={
+            "onnxruntime": "1.32.0",
+            "packages": {"numpy": "2.4"},
+            "hardware": HERE | {"gpus": [gpu]},
+        },
+    )
+    comparison = compare(old, new)
+    assert comparison.outcome == "ok"
+    assert told(comparison) == {
+        ("model", "net", "other"),
+        ("spec", "sha256:spec", "sha256:other"),
+        ("git commit", "", "abc (modified)"),
+        ("optimisation level", "all", "extended"),
+        ("onnxruntime", "1.31.1", "1.32.0"),
+        ("package numpy", "", "2.4"),
+        ("driver", "", "580.1"),
+        ("CUDA of the driver", "", "13.0"),
+    }
+
+
+def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_same() -> None:
+    pair = [
+        manifest(variant(measurements=measured(plan(init_ms=one), plan("default", init_ms=one))))
+        for one in (exactly(10.0), exactly(13.0))
+    ]
+    comparison = compare(*pair)
+    assert comparison.outcome == "regression"
+    (remark,) = comparison.variants[0].remarks
+    assert "plain ONNX Runtime, measured beside it, changed too (warm cache: init 1.30×)" in remark
+
+
+# Limits
+
+
+@given(st.integers(0, 10_000), st.sampled_from(sorted(FIGURES)))
+def test_a_percentage_is_the_share_it_says(percent: int, figure: str) -> None:
+    assert parse_limits([f"{percent}%"]).limit_of("init") == percent / 100
+    limits = parse_limits([f"{figure}={percent}%"])
+    assert limits.limit_of(figure) == percent / 100
+    others = {limits.limit_of(name) for name in FIGURES if name not in (figure, "verification")}
+    assert others == {0.1}
+
+
+def test_the_last_limit_counts() -> None:
+    limits = parse_limits(["5%", "init=.5", "20%", "init=0.25"])
+    assert (limits.limit_of("steady"), limits.limit_of("init"), limits.limit_of("verification")) == (
+        0.2,
+        0.25,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "%", "10", "1", "1.10x", "-5%", "+5%", "1e-1", "nan", "inf%", "10%%", "5% 6%", "١٠%"),
+        *("init", "init=", "init=10", "a=5%", "=5%", "INIT=5%", "init=init=5%", f"{'9' * 200}%"),
+    ],
+)
+def test_what_is_no_limit_is_a_wrong_use(text: str) -> None:
+    with pytest.raises(SpecError, match=r"not a limit|no such figure") as raised:
+        parse_limits([text])
+    assert raised.value.exit_code == 2

@@ -1,0 +1,369 @@
+"""A user's folder in miniature: specs, models and bundles, worked on by the real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import read_loader_config
+from pipeline.bundle.verification import compare_bundle
+from tests.builders import build_model, tensor, value, write_model
+from tests.fakes import wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+QUICK = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.01}
+"""Measurements that take a second or two and prove nothing."""
+
+UNTUNED = {"max_trials": 0}
+"""No search: the plan is the one without."""
+
+SHAPES = {"x": {"shapes": [[1, 64], [2, 64]]}}
+"""What the specs here say of `folding_net`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with `configs/`, `models/` and `artifacts/`, and a cache and locks of its own."""
+
+    root: Path
+
+    @property
+    def configs(self) -> Path:
+        return self.root / "configs"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    def bundle(self, name: str = "net") -> Path:
+        return self.artifacts / name
+
+    def work(self, name: str = "net") -> Path:
+        return self.artifacts / ".work" / name
+
+    def write_spec(self, name: str = "net", **sections: Any) -> Path:
+        """Writes a spec of `models/NAME.onnx` with quick measurements; sections given replace the usual."""
+        usual = {"name": name, "source": {"path": f"../models/{name}.onnx"}, "targets": ["cpu"]}
+        path = self.configs / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**usual, "measure": QUICK, "tune": UNTUNED, **sections}))  # JSON is YAML
+        return path
+
+    def add(self, model: onnx.ModelProto, name: str = "net", **sections: Any) -> Path:
+        """Writes a model and its spec; returns the model's path."""
+        self.write_spec(name, **sections)
+        return write_model(model, self.models / f"{name}.onnx")
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is shared with other projects: no digests, no device, no temporary files."""
+        for name in ("cache", "locks", "tmp"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        return {
+            **os.environ,
+            "ORTPREP_CACHE_DIR": str(self.root / "cache"),
+            "XDG_RUNTIME_DIR": str(self.root / "locks"),
+            "TMPDIR": str(self.root / "tmp"),
+            "PYTHONPATH": str(REPOSITORY),
+            # Threads of an interrupted build end with the process, and leave it what they held.
+            "PYTHONWARNINGS": "error,ignore:Implicitly cleaning up:ResourceWarning",
+            "COLUMNS": "120",
+        }
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Starts `python ARGUMENTS` in the project."""
+        usual = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.root,
+            text=True,
+            **{**usual, "env": self.environment(), **options},
+        )
+
+    def python(self, *arguments: str, **options: Any) -> Outcome:
+        """Runs `python ARGUMENTS` in the project, to its end."""
+        return finish(self.start(*arguments, **options))
+
+    def run(self, *arguments: str, **options: Any) -> Outcome:
+        """Runs `ortprep ARGUMENTS`."""
+        return self.python("-m", "pipeline", *arguments, **options)
+
+    def on_terminal(self, *arguments: str) -> tuple[int, str]:
+        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
+        ours, theirs = pty.openpty()
+        process = self.start(
+            *arguments,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=self.environment() | {"TERM": "xterm"},
+        )
+        os.close(theirs)
+        written = bytearray()
+        try:
+            while block := os.read(ours, 65536):
+                written += block
+        except OSError:
+            pass  # how a pseudo-terminal tells that nobody holds its other end any more
+        finally:
+            os.close(ours)
+        return process.wait(timeout=600), written.decode()
+
+    def call(self, *arguments: str) -> Outcome:
+        """Does what `run` does, in this process: for many short runs, it spares the imports."""
+        from pipeline.cli.app import run
+
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(self.root),
+            patch.dict(os.environ, self.environment()),
+            patch.object(sys, "argv", ["ortprep", *arguments]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = run()
+        return Outcome(code, out.getvalue(), err.getvalue())
+
+    def doit(self, *arguments: str) -> Outcome:
+        """Runs `doit ARGUMENTS` with the repository's dodo.py on this project's folders."""
+        return self.python(*self.doit_arguments(*arguments))
+
+    def doit_arguments(self, *arguments: str) -> list[str]:
+        """Returns what Python is given for that: doit would look for folders beside dodo.py."""
+        folders = (f"configs={self.configs}", f"artifacts={self.artifacts}")
+        return ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), *folders, *arguments]
+
+    def explain(self, *arguments: str) -> dict[str, list[str]]:
+        """Returns the reasons of every task that would run, by task."""
+        outcome = self.run("explain", "--json", *arguments)
+        assert outcome.code == 0, outcome.err
+        return {item["task"]: item["reasons"] for item in json.loads(outcome.out) if item["reasons"]}
+
+    def copy_to(self, root: Path) -> Project:
+        """Returns a copy: same content, other inodes."""
+        shutil.copytree(self.root, root, symlinks=True)
+        return Project(root)
+
+    def leftovers(self) -> list[str]:
+        """Returns what unfinished work is visible below artifacts/."""
+        return [str(path.relative_to(self.artifacts)) for path in self.artifacts.rglob(".tmp-*")]
+
+
+def folding_net(*, seed: int = 0) -> onnx.ModelProto:
+    """`x` [batch, 64] → `y` [batch, 64], through weights that 256 nodes compute from constants at every load.
+
+    Preparing it once is worth so much that even three rounds beside other programs show it.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, weights, hidden = [], [], "x"
+    for layer in range(4):
+        name = f"w{layer}"
+        weights.append(tensor(name, rng.normal(0, 0.2, (64, 64)).astype(np.float32)))
+        for fold in range(64):
+            nodes.append(helper.make_node("Transpose", [name], [f"w{layer}.{fold}"], perm=[1, 0]))
+            name = f"w{layer}.{fold}"
+        nodes.append(helper.make_node("MatMul", [hidden, name], [f"product{layer}"]))
+        hidden = "y" if layer == 3 else f"hidden{layer}"
+        nodes.append(helper.make_node("Tanh", [f"product{layer}"], [hidden]))
+    return build_model(
+        nodes,
+        inputs=[value("x", TensorProto.FLOAT, ["batch", 64])],
+        outputs=[value("y", TensorProto.FLOAT, ["batch", 64])],
+        initializers=weights,
+    )
+
+
+def finish(process: subprocess.Popen[str], *, timeout_s: float = 600) -> Outcome:
+    """Waits for a process and returns what it said; one that hangs is killed and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout_s} s\n{out}\n{err}") from None
+    return Outcome(process.returncode, out, err)
+
+
+def done(outcome: Outcome) -> set[str]:
+    """Returns the tasks that a build says it did."""
+    assert outcome.code == 0, outcome.err
+    return {line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")}
+
+
+def all_tasks(name: str = "net", *targets: str) -> set[str]:
+    """Returns every task of a model."""
+    targets = targets or ("cpu",)
+    variants = (*targets, "portable")
+    return {
+        f"fetch:{name}",
+        *(f"{stage}:{name}/{variant}" for stage in ("optimize", "verify") for variant in variants),
+        *(f"measure:{name}/{target}" for target in targets),
+        f"package:{name}",
+    }
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Returns inode, size, modification time and digest of everything below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            (status := path.lstat()).st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            digest_file(path) if path.is_file() else "",
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@contextlib.contextmanager
+def untouched(project: Project) -> Iterator[None]:
+    """Fails the test unless the block leaves the bundle as it was, to the inode, and nothing half-made."""
+    before = stamps(project.bundle())
+    yield
+    assert stamps(project.bundle()) == before
+    assert project.leftovers() == []
+
+
+def preferred_model(bundle: Path) -> str:
+    """Returns the model file that a job on this machine opens, relative to the bundle."""
+    return read_loader_config(bundle).variants[0].model
+
+
+def is_intact(bundle: Path) -> bool:
+    """Says whether every byte of a bundle is as recorded."""
+    return compare_bundle(bundle) == ()
+
+
+def children_of(pid: int) -> set[int]:
+    """Returns the processes, alive, whose parent is `pid`, and theirs."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z":
+            parents[int(status.parent.name)] = int(fields[1])
+    found, seen = {pid}, set[int]()
+    while found != seen:
+        seen = set(found)
+        found |= {child for child, parent in parents.items() if parent in seen}
+    return found - {pid}
+
+
+def state_of(pid: int) -> str:
+    """Returns the state of a process as the kernel writes it: T if it is stopped; Z, too, if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def is_alive(pid: int) -> bool:
+    """Says whether a process runs; a zombie does not."""
+    return state_of(pid) != "Z"
+
+
+STAGES = {
+    "fetch": ".work/net/.tmp-fetch~*",
+    "optimize": ".work/net/.tmp-optimize-cpu~*",
+    "verify": ".work/net/.tmp-verify-cpu~*",
+    "measure": ".work/net/.tmp-measure-cpu~*",
+    "package": ".tmp-net~*",
+}
+"""Every stage, and the folder that shows it is under way."""
+
+PAUSING = """
+import os, runpy, signal, sys, threading
+from pathlib import Path
+
+artifacts, under_way = Path(sys.argv[1]), sys.argv[2]
+wait = os.waitid
+first = threading.Lock()
+
+def pause_and_wait(*arguments):
+    if any(artifacts.glob(under_way)) and first.acquire(blocking=False):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return wait(*arguments)
+
+os.waitid = pause_and_wait
+module, sys.argv[1:] = sys.argv[3], sys.argv[4:]
+runpy.run_module(module, run_name="__main__")
+"""
+"""A build, which stops itself where it waits for a child while that folder is there."""
+
+
+def pause_in(project: Project, stage: str, *options: str, with_doit: bool = False) -> subprocess.Popen[str]:
+    """Starts a build and returns it stopped in that stage, a child of it at work; `kill` lets it go on.
+
+    A build that ran on would be somewhere else by the time it is killed.
+    """
+    command = project.doit_arguments("run")[1:] if with_doit else ["pipeline", "prepare"]
+    process = project.start("-c", PAUSING, str(project.artifacts), STAGES[stage], *command, *options)
+
+    def is_stopped() -> bool:
+        assert process.poll() is None, f"ended before {stage}: {finish(process).err}"
+        return state_of(process.pid) == "T"
+
+    wait_for(is_stopped, what=f"{stage} is under way")
+    return process
+
+
+def kill(process: subprocess.Popen[str], *, with_signal: signal.Signals = signal.SIGKILL) -> Outcome:
+    """Ends a process alone and returns when its children are gone too; that they go is part of the test."""
+    children = children_of(process.pid)
+    process.send_signal(with_signal)
+    process.send_signal(signal.SIGCONT)  # one that is stopped takes notice of SIGKILL alone
+    outcome = finish(process)
+    wait_for(lambda: not any(map(is_alive, children)), what="the children end with their parent")
+    return outcome
+
+
+def answers(session: Any, feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Runs a session on feeds and returns its outputs by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def source_answers(model: Path, feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns what plain ONNX Runtime answers with the source."""
+    import onnxruntime
+
+    return answers(onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"]), feeds)
+
+
+def new_project(root: Path) -> Project:
+    """Returns a project with one small model and its spec, not built."""
+    project = Project(root)
+    project.add(folding_net(), inputs=SHAPES)
+    return project

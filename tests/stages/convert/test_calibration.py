@@ -1,0 +1,92 @@
+"""Laws of the check that a calibration set has to pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.errors import StageError
+from pipeline.runtime.tensors.element_types import Array
+from pipeline.stages.convert.calibration import check_calibration
+from pipeline.stages.core.results import ModelInterface
+
+GOOD: dict[str, Array] = {"image": np.ones((2, 3), np.float32), "count": np.array([4, 5], np.int64)}
+
+
+def _interface(*inputs: TensorSpec) -> ModelInterface:
+    specs = inputs or (TensorSpec("image", "float32", ("batch", 3)), TensorSpec("count", "int64", (None,)))
+    return ModelInterface(inputs=specs, outputs=(), index_bounds={}, external=False)
+
+
+def _write(folder: Path, **arrays: Array) -> Path:
+    path = folder / "sample.npz"
+    np.savez(path, allow_pickle=False, **arrays)
+    return path
+
+
+def test_a_set_that_fits_the_model_passes(tmp_path: Path) -> None:
+    check_calibration([_write(tmp_path, **GOOD)], _interface())
+
+
+def test_an_input_of_unknown_rank_takes_any_shape(tmp_path: Path) -> None:
+    path = _write(tmp_path, x=np.ones((1, 2, 3), np.float32))
+    check_calibration([path], _interface(TensorSpec("x", "float32", None)))
+
+
+def test_an_empty_set_is_refused_with_the_command_that_makes_a_sample() -> None:
+    with pytest.raises(StageError, match="calibration set is empty") as caught:
+        check_calibration([], _interface())
+    assert "image=image, count=count" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"image": np.ones((2, 3), np.float64)}, "expected float32, got float64"),
+        ({"image": np.ones((2, 4), np.float32)}, r"expected \[batch, 3\], got \[2, 4\]"),
+        ({"image": np.ones(3, np.float32)}, r"expected \[batch, 3\], got \[3\]"),
+        ({"image": np.ones((0, 3), np.float32)}, "expected at least one"),
+        ({"image": np.array([[0, 1, 2], [3, np.nan, 5]], np.float32)}, r"got nan at index \[1, 1\]"),
+        ({"image": np.array([[0, 1, -np.inf]], np.float32)}, r"got -inf at index \[0, 2\]"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named_with_its_file(
+    tmp_path: Path, changed: dict[str, Array], says: str
+) -> None:
+    path = _write(tmp_path, **{**GOOD, **changed})
+    with pytest.raises(StageError, match=says) as caught:
+        check_calibration([path], _interface())
+    assert "'image'" in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_a_bad_sample_after_good_ones_is_found(tmp_path: Path) -> None:
+    good = _write(tmp_path, **GOOD)
+    (tmp_path / "other").mkdir()
+    bad = _write(tmp_path / "other", **{**GOOD, "image": np.full((1, 3), np.nan, np.float32)})
+    with pytest.raises(StageError, match=str(bad)):
+        check_calibration([good, good, bad], _interface())
+
+
+def test_a_missing_input_and_an_unknown_array_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="lacks input 'count'"):
+        check_calibration([_write(tmp_path, image=GOOD["image"])], _interface())
+    with pytest.raises(StageError, match="no input: 'imag'") as caught:
+        check_calibration([_write(tmp_path, **GOOD, imag=GOOD["image"])], _interface())
+    assert "'image'" in str(caught.value.hint)
+
+
+def test_a_file_that_is_no_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("nothing")
+    for name in ("text.npz", "absent.npz"):
+        with pytest.raises(StageError, match=name):
+            check_calibration([tmp_path / name], _interface())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "sequence(float32)"])
+def test_a_model_that_calibration_cannot_feed_is_refused(tmp_path: Path, dtype: str) -> None:
+    with pytest.raises(StageError, match="cannot calibrate a model with input 'x'"):
+        check_calibration([_write(tmp_path, **GOOD)], _interface(TensorSpec("x", dtype, (2,))))

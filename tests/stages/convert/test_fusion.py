@@ -1,0 +1,255 @@
+"""Fusing transformers: the answers and the interface stay, and what cannot be done is said, never guessed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import MissingExtraError, StageError
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.convert.fusion.exporter_forms import write_as_patterns_expect
+from pipeline.stages.convert.fusion.fuse import fuse as fuse_here
+from pipeline.stages.convert.fusion.heads import Heads, choose_heads, find_heads
+from pipeline.stages.convert.fusion.interface import Interface
+from pipeline.stages.convert.pass_calls import FUSERS
+from pipeline.stages.convert.pass_requests import FusionReply, FusionRequest
+from pipeline.stages.fetch.demo import bert, gpt2
+from pipeline.stages.fetch.demo.seeded_weights import write_seeded_model
+from pipeline.stages.fetch.demo.transformer import Width
+from tests import builders as models
+
+WIDTH, HEADS = 32, 4
+WITH_TOOLS = importlib.util.find_spec("onnxruntime_tools") is not None
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """BERT and GPT-2 as the demo models are, but with two narrow layers; BERT's weights are outside."""
+    folder = tmp_path_factory.mktemp("transformers")
+    sizes = {"LAYERS": 2, "HIDDEN": WIDTH, "HEADS": HEADS, "INTERMEDIATE": 64, "VOCABULARY": 50}
+    with pytest.MonkeyPatch.context() as patch:
+        for module, epsilon in ((bert, 1e-12), (gpt2, 1e-5)):
+            for name, size in {**sizes, "POSITIONS": 16}.items():
+                patch.setattr(module, name, size)
+            patch.setattr(module, "_WIDTH", Width(WIDTH, HEADS, epsilon=epsilon))
+        write_seeded_model(folder / "whole.onnx", *bert.build_bert())
+        write_seeded_model(folder / "gpt2.onnx", *gpt2.build_gpt2())
+    models.write_external_model(onnx.load(folder / "whole.onnx"), folder / "bert.onnx")
+    return {"bert": folder / "bert.onnx", "gpt2": folder / "gpt2.onnx"}
+
+
+@pytest.fixture(scope="module")
+def fused_bert(
+    transformers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FusionReply, Path]:
+    written = tmp_path_factory.mktemp("fused") / "model.onnx"
+    return fuse_as_the_build_does(transformers["bert"], written), written
+
+
+def fuse_as_the_build_does(source: Path, written: Path) -> FusionReply:
+    request = encode(FusionRequest(source=str(source), written=str(written), model_type="bert"))
+    return decode(FusionReply, run_child(FUSERS["onnxruntime"], request, timeout_s=600).value)
+
+
+def fuse(
+    source: Path, written: Path, model_type: str, *, library: str = "onnxruntime", **fields: Any
+) -> FusionReply:
+    request = encode(FusionRequest(source=str(source), written=str(written), model_type=model_type, **fields))
+    # One process has one library, and it takes as long to import as all that is done with it here.
+    here = library == "onnxruntime"
+    value = fuse_here(request) if here else run_child(FUSERS[library], request, timeout_s=600).value
+    return decode(FusionReply, value)
+
+
+def answer(path: Path) -> list[NDArray[np.float32]]:
+    """What a model says to a batch of which one text is padded on its left, every node as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    tokens = np.random.default_rng(0).integers(0, 50, (2, 8))
+    mask = np.array([[1] * 8, [0] * 3 + [1] * 5])
+    feeds = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": tokens % 2}
+    return list(session.run(None, {one.name: feeds[one.name] for one in session.get_inputs()}))
+
+
+def test_every_layer_of_a_bert_becomes_one_attention(fused_bert: tuple[FusionReply, Path]) -> None:
+    reply, _ = fused_bert
+    assert reply.fused["Attention"] == reply.fused["BiasGelu"] == 2
+    assert reply.fused["SkipLayerNormalization"] == 4
+    # The source has LayerNormalization already.
+    assert "LayerNormalization" not in reply.fused
+
+
+def test_a_fused_bert_answers_as_its_source(
+    transformers: dict[str, Path], fused_bert: tuple[FusionReply, Path]
+) -> None:
+    for got, expected in zip(answer(fused_bert[1]), answer(transformers["bert"]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_large_weights_go_into_one_file_and_small_ones_stay(fused_bert: tuple[FusionReply, Path]) -> None:
+    written = fused_bert[1]
+    assert {file.name for file in written.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+    weights = onnx.load(written, load_external_data=False).graph.initializer
+    outside = {one.name for one in weights if one.data_location == TensorProto.EXTERNAL}
+    assert outside == {one.name for one in weights if np.prod(one.dims) * 4 >= 1024 and one.data_type == 1}
+
+
+def test_the_interface_of_a_fused_model_is_its_sources(
+    transformers: dict[str, Path], fused_bert: tuple[FusionReply, Path]
+) -> None:
+    before, after = (
+        onnx.load(path, load_external_data=False).graph for path in (transformers["bert"], fused_bert[1])
+    )
+    assert list(after.input) == list(before.input)
+    assert list(after.output) == list(before.output)
+
+
+def test_a_gpt2_answers_as_its_source(transformers: dict[str, Path], tmp_path: Path) -> None:
+    reply = fuse(transformers["gpt2"], tmp_path / "model.onnx", "gpt2")
+    assert reply.fused == {"FastGelu": 2, "SkipLayerNormalization": 4}
+    for got, expected in zip(answer(tmp_path / "model.onnx"), answer(transformers["gpt2"]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": "brt"}, "expected one of bart, bert, "),
+        ({"model_type": "bert", "disable": ("atention",)}, "expected one of attention, "),
+        ({"model_type": "bert", "num_heads": 8}, "expected, as the graph reshapes tokens, 4 heads of 8"),
+        # Of images: its attention has no mask.
+        ({"model_type": "vit"}, "changed inputs of the model: attention_mask"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_and_nothing_is_written(
+    transformers: dict[str, Path], tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(StageError, match=said) as error:
+        fuse(transformers["bert"], tmp_path / "model.onnx", **fields)
+    assert error.value.hint is not None
+    assert "fusion: {" in error.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fusing_nothing_is_an_error_unless_it_is_optional(tmp_path: Path) -> None:
+    source = models.write_model(models.conv_net(), tmp_path / "source" / "model.onnx")
+    written = tmp_path / "model.onnx"
+    with pytest.raises(StageError, match="fused nothing: model_type swin"):
+        fuse(source, written, "swin")
+    assert fuse(source, written, "bert", optional=True).fused == {}
+    assert not written.exists()
+
+
+@pytest.mark.skipif(WITH_TOOLS, reason="onnxruntime-tools is installed")
+def test_the_older_package_is_asked_for_by_its_extra(transformers: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(MissingExtraError) as error:
+        fuse(transformers["bert"], tmp_path / "model.onnx", "bert", library="onnxruntime-tools")
+    assert error.value.hint == 'pip install "ortprep[onnxruntime-tools]"'
+
+
+@pytest.mark.skipif(not WITH_TOOLS, reason="onnxruntime-tools is not installed")
+def test_the_older_package_fuses_as_well(transformers: dict[str, Path], tmp_path: Path) -> None:
+    written = tmp_path / "model.onnx"
+    reply = fuse(transformers["bert"], written, "bert", library="onnxruntime-tools")
+    assert reply.fused["Attention"] == 2
+    for got, expected in zip(answer(written), answer(transformers["bert"]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def heads_graph(sizes: list[Any], *, perm: tuple[int, ...] = (0, 2, 1, 3)) -> onnx.GraphProto:
+    """Tokens, normalised over 12 features, reshaped to `sizes`; None are read from the input."""
+    values = [models.tensor(f"size{i}", np.array([size or 0], np.int64)) for i, size in enumerate(sizes)]
+    parts = ["length" if size is None else value.name for size, value in zip(sizes, values, strict=True)]
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale"], ["n"]),
+        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
+        helper.make_node("Concat", parts, ["sizes"], axis=0),
+        helper.make_node("Reshape", ["n", "sizes"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["y"], perm=perm),
+    ]
+    scale = models.tensor("scale", np.ones(12, np.float32))
+    return helper.make_graph(nodes, "heads", [], [], initializer=[scale, *values])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "perm", "found"),
+    [
+        ([0, 0, 3, 4], (0, 2, 1, 3), (Heads(3, 12),)),
+        ([0, None, 3, 4], (0, 2, 3, 1), (Heads(3, 12),)),
+        ([0, None, -1, 4], (0, 2, 1, 3), (Heads(3, 12),)),
+        ([0, None, 3, 2, 6], (2, 0, 3, 1, 4), (Heads(2, 12),)),
+        # Channels of convolutions that are shuffled among groups.
+        ([0, 3, 4, 8, 8], (0, 2, 1, 3, 4), ()),
+        ([0, None, None, 4], (0, 2, 1, 3), ()),
+    ],
+)
+def test_heads_are_found_however_a_reshape_is_written(
+    sizes: list[Any], perm: tuple[int, ...], found: tuple[Heads, ...]
+) -> None:
+    assert find_heads(heads_graph(sizes, perm=perm)) == found
+
+
+def test_heads_that_no_reshape_tells_are_asked_for() -> None:
+    graph = heads_graph([0, None, None, 4])
+    with pytest.raises(StageError, match="expected num_heads and hidden_size, got 0 and 12"):
+        choose_heads(graph, Heads(), needed=True)
+    assert choose_heads(graph, Heads(3), needed=True) == Heads(3, 12)
+
+
+def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "x"], ["product"], name="product"),
+        helper.make_node("Mul", ["product", "scale"], ["scores"], name="scaled"),
+        helper.make_node("Unsqueeze", ["mask", "axes"], ["column"], name="unsqueeze"),
+        helper.make_node("Mul", ["column", "low"], ["low_mask"], name="lowered"),
+        helper.make_node("Add", ["scores", "low_mask"], ["masked"], name="masked"),
+        helper.make_node("Softmax", ["masked"], ["y"], name="softmax", axis=-1),
+    ]
+    model = models.build_model(
+        nodes,
+        inputs=[
+            models.value("x", TensorProto.FLOAT, [2, 3, 4, 4]),
+            models.value("mask", TensorProto.FLOAT, [2, 4]),
+        ],
+        outputs=[models.value("y", TensorProto.FLOAT, [2, 3, 4, 4])],
+        initializers=[
+            models.tensor("scale", np.float32(0.125)),
+            models.tensor("low", np.float32(-100)),
+            models.tensor("axes", np.array([2, 1], np.int64)),
+        ],
+    )
+    source = models.write_model(model, tmp_path / "source.onnx")
+    write_as_patterns_expect(model.graph)
+    written = models.write_model(model, tmp_path / "model.onnx")
+    assert [node.op_type for node in model.graph.node] == [
+        *("MatMul", "Div", "Unsqueeze", "Unsqueeze", "Mul", "Add", "Softmax")
+    ]
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(2, 3, 4, 4)).astype(np.float32), "mask": np.eye(2, 4, dtype=np.float32)}
+    before, after = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds)
+        for path in (source, written)
+    )
+    np.testing.assert_array_equal(after[0], before[0])
+
+
+def test_an_input_that_nothing_reads_is_put_back_and_another_is_missed() -> None:
+    model = models.two_inputs()
+    model.graph.input.insert(1, models.value("unread", TensorProto.FLOAT, [1]))
+    interface = Interface.of(model.graph)
+    del model.graph.input[1]
+    interface.restore(model.graph, hint="")
+    assert [value.name for value in model.graph.input] == ["left", "unread", "right"]
+    del model.graph.input[0]
+    with pytest.raises(StageError, match="changed inputs of the model: left"):
+        interface.restore(model.graph, hint="")

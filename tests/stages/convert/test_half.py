@@ -1,0 +1,566 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import SpecError, StageError
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.convert.half import convert as half
+from pipeline.stages.convert.half.convert import convert_half
+from pipeline.stages.convert.half.rounding import BFLOAT16, FLOAT16, round_to_half
+from pipeline.stages.convert.pass_requests import HalfRequest, PrecisionReply
+from pipeline.stages.convert.weights import WeightReader, read_graph
+from pipeline.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
+from tests import builders as models
+from tests.builders import build_model, tensor, value, write_external_model, write_model
+
+FLOAT = TensorProto.FLOAT
+LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+Feeds = Mapping[str, NDArray[Any]]
+
+
+class Converted:
+    """A model before and after."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path, *, external: bool = False, **asked: Any) -> None:
+        write = write_external_model if external else write_model
+        self.source = write(model, folder / "source" / "m.onnx")
+        self.written = folder / "written" / "m.onnx"
+        self.written.parent.mkdir(parents=True)
+        request = HalfRequest(source=str(self.source), written=str(self.written), **asked)
+        self.reply = decode(PrecisionReply, convert_half(encode(request)))
+        self.graph = read_graph(self.written)
+
+    @property
+    def operators(self) -> list[str]:
+        return [node.op_type for graph in walk_graphs(self.graph) for node in graph.node]
+
+    def weight(self, name: str) -> tuple[int, bytes]:
+        """Element type and bytes of an initializer."""
+        found = next(each for each in walk_initializers(self.graph) if each.name == name)
+        return found.data_type, WeightReader(self.written.parent).read(found)
+
+    def agrees(self, feeds: Feeds, *, tolerance: float = 4e-3) -> None:
+        """Runs both, the converted one with and without optimisation."""
+        (expected,) = run(self.source, feeds, LEVELS[1])
+        for level in LEVELS:
+            (got,) = run(self.written, feeds, level)
+            scale = max(1.0, float(np.abs(expected).max(initial=0)))
+            np.testing.assert_allclose(got.astype(np.float32), expected, rtol=0, atol=tolerance * scale)
+
+
+def run(model: Path, feeds: Feeds, level: Any) -> list[NDArray[Any]]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    halves = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
+    given = {name: array.astype(np.float16) if name in halves else array for name, array in feeds.items()}
+    answers: list[NDArray[Any]] = session.run(None, given)
+    return answers
+
+
+def chain(
+    *operators: str | tuple[str, str], weights: Mapping[str, Any] | None = None, opset: int = models.OPSET
+) -> onnx.ModelProto:
+    """`x` [4] through operators named `n0`, `n1`, … to `y` [4]; a pair has a weight for second input."""
+    names = ["x", *(f"v{i}" for i in range(1, len(operators))), "y"]
+    nodes = []
+    for i, each in enumerate(operators):
+        kind, *others = (each,) if isinstance(each, str) else each
+        nodes.append(helper.make_node(kind, [names[i], *others], [names[i + 1]], name=f"n{i}"))
+    tensors = [tensor(name, np.asarray(numbers, np.float32)) for name, numbers in (weights or {}).items()]
+    model = build_model(
+        nodes, inputs=[value("x", FLOAT, [4])], outputs=[value("y", FLOAT, [4])], initializers=tensors
+    )
+    model.opset_import[0].version = opset
+    return model
+
+
+X4 = np.array([0.5, -1.25, 2.0, 3.5], np.float32)
+RNG = np.random.default_rng(0)
+CASES: list[tuple[str, onnx.ModelProto, Feeds]] = [
+    ("conv", models.conv_net(), {"image": RNG.random((2, 3, 16, 16), np.float32)}),
+    ("matmul", models.matmul_net(), {"x": RNG.random((2, 64), np.float32)}),
+    ("two inputs", models.two_inputs(), {name: RNG.random((2, 4), np.float32) for name in ("left", "right")}),
+    (
+        "embedding",
+        models.embedding(),
+        {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1, 0]])},
+    ),
+    ("branches", models.if_net(size=5000), {"x": RNG.random((2, 5000), np.float32)}),
+    ("loop", models.loop_net(), {"x": X4}),
+    ("no inputs", models.zero_inputs(), {}),
+    ("float16 already", models.half_net(), {"x": RNG.random((2, 8), np.float32).astype(np.float16)}),
+    ("int8", models.int8_net(), {"x": RNG.random((2, 8), np.float32)}),
+]
+
+
+@pytest.mark.parametrize("keep_io", [True, False])
+@pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
+@pytest.mark.parametrize(("model", "feeds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_answers_are_those_of_the_source_to_half_precision(
+    model: onnx.ModelProto, feeds: Feeds, external: bool, keep_io: bool, tmp_path: Path
+) -> None:
+    converted = Converted(model, tmp_path, external=external, keep_io=keep_io)
+
+    converted.agrees(feeds)
+    assert {path.name for path in converted.written.parent.iterdir()} <= {"m.onnx", "m.onnx.data"}
+
+
+@pytest.mark.parametrize("keep_io", [True, False])
+def test_the_interface_is_as_asked(keep_io: bool, tmp_path: Path) -> None:
+    converted = Converted(models.embedding(), tmp_path, keep_io=keep_io)
+
+    kinds = {item.name: item.type.tensor_type.elem_type for item in converted.graph.graph.output}
+    assert kinds == {"mean": FLOAT if keep_io else TensorProto.FLOAT16}
+    inputs = {item.name: item.type.tensor_type.elem_type for item in converted.graph.graph.input}
+    assert inputs == {"ids": TensorProto.INT64, "mask": TensorProto.INT64}
+
+
+@pytest.mark.parametrize("case", ["conv", "matmul", "embedding", "loop"])
+def test_where_nothing_is_kept_the_graph_is_the_librarys(case: str, tmp_path: Path) -> None:
+    model = next(each for name, each, _ in CASES if name == case)
+
+    ours = Converted(model, tmp_path, keep_io=False)
+    theirs = convert_float_to_float16(onnx.ModelProto.FromString(model.SerializeToString()))
+
+    assert Counter(ours.operators) == Counter(n.op_type for g in walk_graphs(theirs) for n in g.node)
+    kinds = {each.name: (each.data_type, each.raw_data) for each in walk_initializers(theirs)}
+    assert {name: ours.weight(name) for name in kinds} == kinds
+
+
+def test_weights_are_rounded_as_the_library_does() -> None:
+    numbers = np.concatenate(
+        [
+            RNG.normal(0, 1, 1000),
+            RNG.normal(0, 1e-7, 1000),
+            RNG.normal(0, 6e4, 1000),
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-12, -1e-45, 65504, 65505, -3.4028235e38],
+        ]
+    ).astype(np.float32)
+
+    got, rounding = round_to_half(numbers, FLOAT16)
+
+    expected = convert_np_to_float16(numbers)
+    assert got.tobytes() == expected.tobytes()
+    magnitude = np.abs(numbers)
+    assert rounding.out_of_range == np.count_nonzero((magnitude > 65504) & (magnitude < 1e38))
+
+
+def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity() -> None:
+    largest = np.finfo(np.float32).max
+    numbers = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1e-12, largest, -largest, np.inf, np.nan], np.float32)
+
+    got, rounding = round_to_half(numbers, BFLOAT16)
+
+    bits = got.view(np.uint16)[:6].tolist()
+    assert bits == [0x3F80, 0x3F82, 0x2B8D, 0x7F7F, 0xFF7F, 0x7F80]
+    assert np.isnan(got[6])
+    assert rounding.out_of_range == 0
+
+
+def test_what_is_kept_and_what_is_eligible_is_named_in_order(tmp_path: Path) -> None:
+    model = chain("Relu", "CumSum", "Exp", "Relu", weights={})
+    model.graph.node[1].input.append("axis")
+    model.graph.initializer.append(tensor("axis", np.int64(0)))
+
+    reply = Converted(model, tmp_path, blocked_nodes=("n3",), blocked_operators=("Exp",)).reply
+
+    assert (reply.nodes, reply.kept, reply.converted) == (4, ("n1", "n2", "n3"), ("n0",))
+
+
+def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path: Path) -> None:
+    model = chain("Relu", ("Mul", "big"), ("Div", "big"), "Relu", weights={"big": 1e5})
+
+    converted = Converted(model, tmp_path, blocked_nodes=("n1", "n2"))
+
+    converted.agrees({"x": X4})
+    assert converted.operators == ["Cast", "Relu", "Cast", "Mul", "Div", "Cast", "Relu", "Cast"]
+    assert converted.weight("big") == (FLOAT, np.float32(1e5).tobytes())
+
+
+def test_a_kept_node_at_the_interface_needs_no_cast(tmp_path: Path) -> None:
+    model = chain(("Mul", "big"), "Sqrt", ("Add", "big"), weights={"big": 1e5})
+
+    converted = Converted(model, tmp_path, blocked_nodes=("n0", "n2"))
+
+    assert converted.operators == ["Mul", "Cast", "Sqrt", "Cast", "Add"]
+
+
+@pytest.mark.parametrize("keep_io", [True, False])
+def test_a_value_that_several_kept_nodes_take_is_cast_once(keep_io: bool, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        *(helper.make_node(kind, ["a"], [kind], name=kind) for kind in ("Exp", "Sin", "Cos")),
+        helper.make_node("Sum", ["Exp", "Sin", "Cos", "a"], ["y"]),
+    ]
+    model = build_model(nodes, inputs=[value("x", FLOAT, [4])], outputs=[value("y", FLOAT, [4])])
+
+    converted = Converted(model, tmp_path, keep_io=keep_io, blocked_nodes=("Exp", "Sin"))
+
+    converted.agrees({"x": X4})
+    assert [n.input[0] for n in converted.graph.graph.node if n.op_type == "Cast"].count("a") == 1
+
+
+@pytest.mark.parametrize("keep_io", [True, False])
+@pytest.mark.parametrize("asked", [{"blocked_operators": ("Mul",)}, {"blocked_operators": ("If",)}])
+def test_nodes_of_branches_can_be_kept(keep_io: bool, asked: dict[str, Any], tmp_path: Path) -> None:
+    converted = Converted(models.if_net(), tmp_path, keep_io=keep_io, **asked)
+
+    converted.agrees({"x": X4[None]})
+    converted.agrees({"x": -X4[None]})
+    assert {"Mul_0", "Mul_1"} <= set(converted.reply.kept)
+    assert [converted.weight(name)[0] for name in ("then.w", "else.w")] == [FLOAT, FLOAT]
+
+
+def test_branches_may_use_the_same_names(tmp_path: Path) -> None:
+    model = models.if_net(size=1000)
+    for attribute in model.graph.node[2].attribute:
+        body = attribute.g
+        body.initializer[0].name = body.node[0].input[1] = "w"
+        body.node[0].output[0] = body.output[0].name = "out"
+
+    converted = Converted(model, tmp_path, blocked_nodes=("Mul_1",))
+
+    x = RNG.random((2, 1000), np.float32)
+    converted.agrees({"x": x})
+    converted.agrees({"x": -x})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("case", ["conv", "embedding", "branches", "loop", "int8"])
+def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int, tmp_path: Path) -> None:
+    model, feeds = next((model, feeds) for name, model, feeds in CASES if name == case)
+    rng = np.random.default_rng(seed)
+    eligible = Converted(model, tmp_path / "all").reply.converted
+    chosen = tuple(name for name in eligible if rng.random() < 0.5)
+
+    converted = Converted(model, tmp_path / "some", keep_io=bool(seed % 2), blocked_nodes=chosen)
+
+    converted.agrees(feeds)
+    assert set(chosen) <= set(converted.reply.kept)
+
+
+def test_a_weight_of_converted_and_kept_nodes_is_in_half_precision(tmp_path: Path) -> None:
+    model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [0.1, 0.2, 0.3, 0.4]})
+
+    converted = Converted(model, tmp_path, blocked_nodes=("n1",))
+
+    assert converted.weight("w")[0] == TensorProto.FLOAT16
+    converted.agrees({"x": X4})
+
+
+def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path: Path) -> None:
+    model = chain("Relu", ("Mul", "w"), weights={"w": [1, 2, 3, 4]})
+    model.graph.output.extend([value("v1", FLOAT, [4]), value("w", FLOAT, [4])])
+
+    for folder, keep_io in (("kept", True), ("half", False)):
+        converted = Converted(model, tmp_path / folder, keep_io=keep_io)
+        assert converted.weight("w")[0] == (FLOAT if keep_io else TensorProto.FLOAT16)
+        expected = run(converted.source, {"x": X4}, LEVELS[1])
+        for level in LEVELS:
+            got = run(converted.written, {"x": X4}, level)
+            assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_constants_follow_the_nodes_that_take_them(tmp_path: Path) -> None:
+    model = chain(("Mul", "c"), ("Add", "d"))
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value_float=1e5))
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["d"], value_floats=[1.0, 2.0, 3.0, 4.0]))
+
+    converted = Converted(model, tmp_path, blocked_nodes=("n0",))
+
+    assert [converted.weight(name)[0] for name in "cd"] == [FLOAT, TensorProto.FLOAT16]
+    assert (converted.reply.nodes, converted.reply.converted) == (4, ("n1",))
+
+
+def test_constants_of_branches_and_around_them_are_weights_too(tmp_path: Path) -> None:
+    model = models.if_net(size=4)
+    for attribute in model.graph.node[2].attribute:
+        weight = attribute.g.initializer.pop()
+        attribute.g.node.insert(0, helper.make_node("Constant", [], [weight.name], value=weight))
+    model.graph.node.insert(
+        0, helper.make_node("Constant", [], ["zero"], value=model.graph.initializer.pop())
+    )
+
+    converted = Converted(model, tmp_path)
+
+    assert "Constant" not in converted.operators
+    assert [converted.weight(name)[0] for name in ("then.w", "else.w", "zero")] == [TensorProto.FLOAT16] * 3
+    converted.agrees({"x": X4[None]})
+
+
+def test_a_branch_that_gives_no_floats_still_computes_in_half_precision(tmp_path: Path) -> None:
+    model = models.if_net(size=4)
+    for attribute in model.graph.node[2].attribute:
+        body = attribute.g
+        made, flag, total, place = (f"{body.name}.{end}" for end in ("y", "flag", "total", "place"))
+        body.node.extend(
+            [
+                helper.make_node("Cast", ["positive"], [flag], to=FLOAT),
+                helper.make_node("Add", [made, flag], [total]),
+                helper.make_node("ArgMax", [total], [place], axis=1),
+            ]
+        )
+        body.output[0].CopyFrom(value(place, TensorProto.INT64, None))
+    model.graph.output[0].CopyFrom(value("y", TensorProto.INT64, None))
+
+    converted = Converted(model, tmp_path)
+
+    assert {"Mul_0", "ArgMax_0"} <= set(converted.reply.converted)
+    assert "If_0" not in (*converted.reply.converted, *converted.reply.kept)
+    converted.agrees({"x": X4[None]})
+
+
+def test_weights_that_are_listed_as_inputs_become_weights_only(tmp_path: Path) -> None:
+    model = models.matmul_net()
+    model.ir_version = 3
+    model.graph.input.extend(value(f"w{i}", FLOAT, [64, 64]) for i in range(2))
+
+    converted = Converted(model, tmp_path)
+
+    assert [item.name for item in converted.graph.graph.input] == ["x"]
+    assert converted.weight("w0")[0] == TensorProto.FLOAT16
+    converted.agrees({"x": RNG.random((2, 64), np.float32)})
+
+
+def test_types_that_do_not_meet_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "insert_casts", lambda model, plan: None)
+
+    with pytest.raises(StageError, match=r"wrong type: input 1 of node 'matmul0'"):
+        Converted(models.matmul_net(), tmp_path)
+
+    assert not (tmp_path / "written" / "m.onnx").exists()
+
+
+def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path: Path) -> None:
+    model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [1, -7e4, 1e5, np.inf]})
+
+    with pytest.raises(
+        StageError, match=r"tensor 'w' of 'n0', 'n1': 2 numbers, the largest 100000"
+    ) as caught:
+        Converted(model, tmp_path)
+
+    assert caught.value.hint == "convert: {half: {keep_nodes: [n0, n1]}}"
+
+
+def test_clipping_says_what_it_clipped(tmp_path: Path) -> None:
+    model = chain(("Add", "w"), weights={"w": [1e-9, -7e4, 1e5, -np.inf]})
+
+    converted = Converted(model, tmp_path, clip=True)
+
+    expected = np.array([5.96e-8, -65504, 65504, -np.inf], np.float16)
+    assert converted.weight("w") == (TensorProto.FLOAT16, expected.tobytes())
+    assert converted.reply.too_large == ("n0",)
+
+
+def test_a_mask_of_float32s_own_lowest_becomes_float16s_own(tmp_path: Path) -> None:
+    lowest = np.finfo(np.float32).min
+    model = chain(("Max", "w"), ("Add", "w"), weights={"w": [lowest, 0, -np.inf, 1]})
+
+    converted = Converted(model, tmp_path)
+
+    expected = np.array([-65504, 0, -np.inf, 1], np.float16)
+    assert converted.weight("w") == (TensorProto.FLOAT16, expected.tobytes())
+
+
+def filled(number: float) -> onnx.ModelProto:
+    """`y` = `x` + a tensor of [4] that ConstantOfShape fills."""
+    filling = helper.make_tensor("value", FLOAT, [1], [number])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["c"], name="fill", value=filling),
+        helper.make_node("Add", ["x", "c"], ["y"], name="add"),
+    ]
+    return build_model(
+        nodes,
+        inputs=[value("x", FLOAT, [4])],
+        outputs=[value("y", FLOAT, [4])],
+        initializers=[tensor("shape", np.array([4]))],
+    )
+
+
+def test_a_tensor_that_a_node_holds_is_converted_and_watched_as_weights_are(tmp_path: Path) -> None:
+    Converted(filled(0.5), tmp_path / "fits").agrees({"x": X4})
+    with pytest.raises(StageError, match=r"tensor 'fill.value' of 'fill'"):
+        Converted(filled(1e6), tmp_path / "does not")
+
+
+def opset_10_resize(scales: str) -> onnx.ModelProto:
+    model = build_model(
+        [helper.make_node("Resize", ["x", scales], ["y"], name="resize")],
+        inputs=[value("x", FLOAT, [1, 1, 2, 2])],
+        outputs=[value("y", FLOAT, None)],
+        initializers=[tensor("scales", np.array([1, 1, 2, 2], np.float32))],
+    )
+    model.opset_import[0].version = 10
+    return model
+
+
+def test_inputs_that_an_operator_takes_as_float32_only_stay_so(tmp_path: Path) -> None:
+    converted = Converted(opset_10_resize("scales"), tmp_path)
+
+    assert converted.weight("scales")[0] == FLOAT
+    assert converted.reply.converted == ("resize",)
+    converted.agrees({"x": RNG.random((1, 1, 2, 2), np.float32)})
+
+
+def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path: Path) -> None:
+    model = chain(("GroupNorm", "gamma"), weights={"gamma": [1, 1, 1, 1], "beta": [0, 0, 0, 0]})
+    node = model.graph.node[0]
+    node.domain = "com.microsoft"
+    node.input.append("beta")
+    node.attribute.extend(helper.make_attribute(name, 1) for name in ("groups", "activation"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+    converted = Converted(model, tmp_path)
+
+    assert [converted.weight(name)[0] for name in ("gamma", "beta")] == [FLOAT, FLOAT]
+    assert converted.operators == ["Cast", "GroupNorm", "Cast"]
+
+
+def test_an_output_whose_type_an_attribute_fixes_stays_so(tmp_path: Path) -> None:
+    model = chain(("LayerNormalization", "w"), weights={"w": [1, 1, 1, 1]})
+    model.graph.node[0].output.extend(["mean"])
+    model.graph.output.append(value("mean", FLOAT, [1]))
+
+    converted = Converted(model, tmp_path, dtype="bfloat16")
+
+    assert list(converted.graph.graph.node[1].output) == ["y_bfloat16", "mean"]
+    onnx.checker.check_model(converted.graph, full_check=True)
+
+
+def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_path: Path) -> None:
+    model = chain(
+        ("SkipLayerNormalization", "w"), ("MatMul", "m"), weights={"w": [[1, 2, 3, 4]], "g": [1] * 4}
+    )
+    model.graph.node[0].domain = "com.microsoft"
+    model.graph.node[0].input.append("g")
+    model.graph.initializer.append(tensor("m", np.eye(4, dtype=np.float32)))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    for item in (*model.graph.input, *model.graph.output):
+        item.CopyFrom(value(item.name, FLOAT, [1, 4]))
+
+    converted = Converted(model, tmp_path)
+
+    assert converted.reply.converted == ("n0", "n1")
+    converted.agrees({"x": X4[None]})
+
+
+def test_casts_that_change_nothing_any_more_are_left_out(tmp_path: Path) -> None:
+    model = chain("Cast", "Sqrt", "Cast", "Cast", "Neg")
+    for node, kind in zip(model.graph.node[::2], (TensorProto.FLOAT16, FLOAT), strict=False):
+        node.attribute.append(helper.make_attribute("to", kind))
+    model.graph.node[3].attribute.append(helper.make_attribute("to", FLOAT))
+
+    converted = Converted(model, tmp_path)
+
+    assert converted.operators == ["Cast", "Cast", "Sqrt", "Neg", "Cast"]
+    converted.agrees({"x": abs(X4)})
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (models.unknown_domain(), r"unknown operator: node 'Relu_0'\n.*com\.example\.nowhere::Relu"),
+        (models.function_net(), "functions of its own: ReluPlus"),
+    ],
+    ids=["custom operator", "function"],
+)
+def test_a_model_that_cannot_be_converted_is_refused(
+    model: onnx.ModelProto, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=said):
+        Converted(model, tmp_path)
+
+
+def test_a_node_to_keep_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"unknown node to keep: 'matmul7'") as caught:
+        Converted(models.matmul_net(), tmp_path, blocked_nodes=("matmul7",))
+    assert "'matmul1'" in str(caught.value.hint)
+
+
+def test_sequences_stay_float32(tmp_path: Path) -> None:
+    nodes: Sequence[onnx.NodeProto] = [
+        helper.make_node("Relu", ["x"], ["a"], name="relu"),
+        helper.make_node("SplitToSequence", ["a"], ["s"], name="split", keepdims=0),
+        helper.make_node("SequenceAt", ["s", "one"], ["b"], name="at"),
+        helper.make_node("Neg", ["b"], ["y"], name="neg"),
+    ]
+    model = build_model(
+        nodes,
+        inputs=[value("x", FLOAT, [4])],
+        outputs=[value("y", FLOAT, [])],
+        initializers=[tensor("one", np.int64(1))],
+    )
+
+    converted = Converted(model, tmp_path)
+
+    assert (converted.reply.kept, converted.reply.converted) == (("split", "at"), ("relu", "neg"))
+    converted.agrees({"x": X4})
+
+
+def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> None:
+    weight = np.array([0.1, 0.2, 0.3, 1e30], np.float32)
+    model = chain(("Add", "w"), "Cast", "Cast", ("Mul", "h"), weights={"w": weight})
+    for index, kind in ((1, TensorProto.FLOAT16), (2, FLOAT)):
+        model.graph.node[index].attribute.append(helper.make_attribute("to", kind))
+    model.graph.initializer.append(tensor("h", np.ones(4, np.float32)))
+
+    converted = Converted(model, tmp_path, dtype="bfloat16")
+
+    assert converted.weight("w") == (
+        TensorProto.BFLOAT16,
+        weight.astype(ml_dtypes.bfloat16).tobytes(),
+    )
+    kinds = [a.i for n in converted.graph.graph.node if n.op_type == "Cast" for a in n.attribute]
+    assert kinds == [TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.BFLOAT16, FLOAT]
+    onnx.checker.check_model(converted.graph, full_check=True)
+
+
+def test_bfloat16_keeps_what_has_it_in_a_later_opset_only(tmp_path: Path) -> None:
+    converted = Converted(models.conv_net(), tmp_path, dtype="bfloat16")
+
+    assert "conv" in converted.reply.kept
+    assert "relu" in converted.reply.converted
+
+
+def test_a_child_converts_and_names_the_same_nodes(tmp_path: Path) -> None:
+    source = write_external_model(models.two_inputs(), tmp_path / "m.onnx")
+    (tmp_path / "written").mkdir()
+    request = HalfRequest(source=str(source), written=str(tmp_path / "written" / "m.onnx"))
+
+    reply = run_child("pipeline.stages.convert.half.convert:convert_half", encode(request)).value
+
+    assert reply["converted"] == ["Add_0", "MatMul_0"]
+
+
+def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path: Path) -> None:
+    weight = np.full((8, 8), 1 + 2**-20, np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="converted"),
+        helper.make_node("MatMul", ["a", "w"], ["y"], name="kept"),
+    ]
+    model = models.build_model(
+        nodes,
+        inputs=[models.value("x", TensorProto.FLOAT, ["batch", 8])],
+        outputs=[models.value("y", TensorProto.FLOAT, ["batch", 8])],
+        initializers=[models.tensor("w", weight)],
+    )
+    converted = Converted(model, tmp_path, blocked_nodes=("kept",))
+    assert converted.weight("w_float32") == (TensorProto.FLOAT, weight.tobytes())
+    assert converted.weight("w") == (TensorProto.FLOAT16, np.ones((8, 8), np.float16).tobytes())
+    converted.agrees({"x": np.ones((2, 8), np.float32)})

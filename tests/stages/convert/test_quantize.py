@@ -1,0 +1,441 @@
+"""Laws of the three quantisation passes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.errors import SpecError, StageError
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.tensors.element_types import Array
+from pipeline.stages.convert.pass_requests import (
+    DynamicRequest,
+    PrecisionReply,
+    StaticRequest,
+    WeightsRequest,
+)
+from pipeline.stages.convert.quantize.dynamic import quantize_dynamic
+from pipeline.stages.convert.quantize.static import quantize_static
+from pipeline.stages.convert.quantize.weight_only import quantize_weights
+from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_initializers
+from pipeline.stages.fetch.demo.catalogue import write_demo_model
+from tests.builders import (
+    build_model,
+    conv_net,
+    embedding,
+    half_net,
+    if_net,
+    loop_net,
+    matmul_net,
+    tensor,
+    two_inputs,
+    value,
+    write_external_model,
+    write_model,
+)
+
+Pass = Callable[[Any], dict[str, Any]]
+PASSES: dict[str, tuple[Pass, type[Any]]] = {
+    "dynamic": (quantize_dynamic, DynamicRequest),
+    "static": (quantize_static, StaticRequest),
+    "weights": (quantize_weights, WeightsRequest),
+}
+EVERY_PASS = pytest.mark.parametrize("name", list(PASSES))
+
+
+def _feeds(model: onnx.ModelProto, seed: int, *, rows: int = 3) -> dict[str, Array]:
+    """Returns numbers for every input; a symbolic axis is `rows` long."""
+    rng = np.random.default_rng(seed)
+    held = {item.name for item in model.graph.initializer}
+    feeds: dict[str, Array] = {}
+    for item in model.graph.input:
+        kind = item.type.tensor_type
+        shape = [axis.dim_value or rows for axis in kind.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        if item.name not in held:
+            drawn = (
+                rng.integers(0, 5, shape) if kind.elem_type == TensorProto.INT64 else rng.normal(size=shape)
+            )
+            feeds[item.name] = drawn.astype(dtype)
+    return feeds
+
+
+def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) -> PrecisionReply:
+    """Writes `source/m.onnx` and, with a pass, `written/m.onnx`."""
+    source = folder / "source" / "m.onnx"
+    if not source.exists():
+        write_external_model(model, source)
+    (folder / "written").mkdir(exist_ok=True)
+    function, kind = PASSES[name]
+    if name == "static" and "samples" not in wanted:
+        wanted["samples"] = _write_samples(model, folder)
+    request = kind(source=str(source), written=str(folder / "written" / "m.onnx"), **wanted)
+    return decode(PrecisionReply, function(encode(request)))
+
+
+def _write_samples(model: onnx.ModelProto, folder: Path) -> tuple[str, ...]:
+    paths = [folder / f"{seed}.npz" for seed in range(8)]
+    for seed, path in enumerate(paths):
+        # Of different lengths, as requests are.
+        write_tensors(path, _feeds(model, seed, rows=2 + seed % 3))
+    return tuple(map(str, paths))
+
+
+def _run(path: Path, feeds: dict[str, Array], *, unsigned: bool = False) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if unsigned:  # else products of unsigned and signed 8-bit numbers saturate on processors without VNNI
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def _require_near(model: onnx.ModelProto, folder: Path, *, share: float, unsigned: bool = True) -> None:
+    """Checks that the written model differs from the source by a share of its largest answer at most."""
+    feeds = _feeds(model, 0, rows=2)
+    expected = _run(folder / "source" / "m.onnx", feeds)
+    got = _run(folder / "written" / "m.onnx", feeds, unsigned=unsigned)
+    for one, other in zip(expected, got, strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        error = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
+        assert 0 < error <= share * np.abs(one).max()
+
+
+def _nodes(folder: Path) -> dict[str, onnx.NodeProto]:
+    model = onnx.load(folder / "written" / "m.onnx", load_external_data=False)
+    return {node.name: node for node in model.graph.node}
+
+
+def _attend() -> onnx.ModelProto:
+    """Two products by a weight, of which the third, of two activations, is made; nodes have no names."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "wq"], ["q"]),
+        helper.make_node("MatMul", ["x", "wk"], ["k"]),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "kt"], ["y"]),
+    ]
+    weights = [tensor(name, rng.normal(0, 0.2, (32, 32)).astype(np.float32)) for name in ("wq", "wk")]
+    return build_model(
+        nodes,
+        inputs=[value("x", TensorProto.FLOAT, ["batch", 5, 32])],
+        outputs=[value("y", TensorProto.FLOAT, ["batch", 5, 5])],
+        initializers=weights,
+    )
+
+
+def _tied() -> onnx.ModelProto:
+    """One table that ids are looked up in and that is multiplied by, transposed, twice."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["h"], name="embed"),
+        helper.make_node("Gemm", ["h", "table", "bias"], ["y"], transB=1, name="first"),
+        helper.make_node("Gemm", ["h", "table"], ["z"], transB=1, name="second"),
+    ]
+    return build_model(
+        nodes,
+        inputs=[value("ids", TensorProto.INT64, ["n"])],
+        outputs=[value(name, TensorProto.FLOAT, ["n", 50]) for name in ("y", "z")],
+        initializers=[
+            tensor("table", rng.normal(0, 1, (50, 32)).astype(np.float32)),
+            tensor("bias", rng.normal(0, 1, 50).astype(np.float32)),
+        ],
+    )
+
+
+@pytest.mark.parametrize("build", [conv_net, matmul_net, two_inputs, _attend, _tied])
+@pytest.mark.parametrize(("name", "share"), [("dynamic", 0.05), ("static", 0.15), ("weights", 0.2)])
+def test_answers_stay_near_those_of_the_source(
+    tmp_path: Path, name: str, share: float, build: Callable[[], onnx.ModelProto]
+) -> None:
+    model = build()
+    _quantize(name, model, tmp_path)
+    # ONNX Runtime 1.31 cannot rewrite a table that is quantised once and used three times.
+    _require_near(model, tmp_path, share=share, unsigned=(name, build) != ("static", _tied))
+
+
+@EVERY_PASS
+def test_one_model_file_and_one_data_file_are_written(tmp_path: Path, name: str) -> None:
+    temporary = tempfile.tempdir
+    _quantize(name, matmul_net(), tmp_path)
+    assert {file.name for file in (tmp_path / "written").iterdir()} == {"m.onnx", "m.onnx.data"}
+    assert tempfile.tempdir == temporary
+    model = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
+    tensors = list(walk_initializers(model))
+    for item in tensors:
+        assert (item.data_location == TensorProto.EXTERNAL) == (values_bytes(item) >= 1024)
+    assert sum(map(values_bytes, tensors)) < 0.6 * 2 * 64 * 64 * 4
+
+
+@EVERY_PASS
+def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path: Path, name: str) -> None:
+    # As PyTorch does for a classifier, whose Gemm reads its weight transposed.
+    model = build_model(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
+        inputs=[value("x", TensorProto.FLOAT, ["n", 32])],
+        outputs=[value("y", TensorProto.FLOAT, ["n", 50])],
+        initializers=[
+            tensor("w", np.random.default_rng(0).normal(0, 0.2, (50, 32)).astype(np.float32)),
+            tensor("b", np.ones(50, np.float32)),
+        ],
+    )
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(item.name, item.data_type, item.dims)
+        for item in model.graph.initializer
+    )
+    _quantize(name, model, tmp_path)
+    _require_near(model, tmp_path, share=0.2)
+
+
+@EVERY_PASS
+def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path: Path, name: str) -> None:
+    model = matmul_net()
+    reply = _quantize(name, model, tmp_path, exclude=("matmul0",), operators=("MatMul",))
+    assert (reply.converted, reply.kept) == (("matmul1",), ("matmul0",))
+    assert _nodes(tmp_path)["matmul0"].input[1] == "w0"
+    written = onnx.load(tmp_path / "written" / "m.onnx")
+    kept = {item.name: numpy_helper.to_array(item) for item in written.graph.initializer}
+    assert np.array_equal(kept["w0"], numpy_helper.to_array(model.graph.initializer[0]))
+    assert "w1" not in kept
+
+
+@EVERY_PASS
+def test_a_node_without_name_is_excluded_by_the_name_it_is_given(tmp_path: Path, name: str) -> None:
+    reply = _quantize(name, _attend(), tmp_path, operators=("MatMul",), exclude=("MatMul_1",))
+    both_activations = ("MatMul_2",)
+    if name == "static":
+        assert (reply.converted, reply.kept) == (("MatMul_0", "MatMul_2"), ("MatMul_1",))
+    else:
+        assert (reply.converted, reply.kept) == (("MatMul_0",), ("MatMul_1", *both_activations))
+
+
+@EVERY_PASS
+def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Path, name: str) -> None:
+    model = _tied()
+    reply = _quantize(name, model, tmp_path, operators=("Gemm",), exclude=("second",))
+    assert (reply.converted, reply.kept) == (("first",), ("second",))
+    node = _nodes(tmp_path)["second_MatMul" if name == "dynamic" else "second"]
+    written = onnx.load(tmp_path / "written" / "m.onnx")
+    weight = next(item for item in written.graph.initializer if item.name == node.input[1])
+    table = numpy_helper.to_array(model.graph.initializer[0])
+    assert np.array_equal(numpy_helper.to_array(weight), table.T if name == "dynamic" else table)
+
+
+@EVERY_PASS
+def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    model = matmul_net()
+    for kind, wanted, says, hint in (
+        (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'", "'matmul0'"),
+        (StageError, {"exclude": ("matmul0", "matmul1")}, "all 2 of them excluded", None),
+        (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
+        (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm", None),
+    ):
+        with pytest.raises(kind, match=says) as caught:
+            _quantize(name, model, tmp_path, **wanted)
+        assert hint is None or hint in str(caught.value.hint)
+        assert list((tmp_path / "written").iterdir()) == []
+
+
+@EVERY_PASS
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, name: str) -> None:
+    model = matmul_net()
+    values = np.array(numpy_helper.to_array(model.graph.initializer[1]))
+    values[3, 4] = np.nan
+    model.graph.initializer[1].raw_data = values.tobytes()
+    with pytest.raises(StageError, match=r"'w1' of node 'matmul1'\n.*nan at index \[3, 4\]"):
+        _quantize(name, model, tmp_path)
+
+
+@EVERY_PASS
+def test_data_that_is_a_hard_link_is_read(tmp_path: Path, name: str) -> None:
+    write_external_model(matmul_net(), tmp_path / "source" / "m.onnx")
+    os.link(tmp_path / "source" / "weights.bin", tmp_path / "link")
+    _quantize(name, matmul_net(), tmp_path)
+    _require_near(matmul_net(), tmp_path, share=0.2)
+
+
+@EVERY_PASS
+def test_a_model_with_its_weights_inside_gives_the_same_as_one_with_them_outside(
+    tmp_path: Path, name: str
+) -> None:
+    write_model(matmul_net(), tmp_path / "inside" / "source" / "m.onnx")
+    written = []
+    for place in ("inside", "outside"):
+        _quantize(name, matmul_net(), tmp_path / place)
+        written.append((tmp_path / place / "written" / "m.onnx.data").read_bytes())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("name", ["dynamic", "static"])
+def test_an_old_opset_is_raised_and_its_nodes_keep_their_names(tmp_path: Path, name: str) -> None:
+    model = conv_net()
+    model.opset_import[0].version = 9
+    reply = _quantize(name, model, tmp_path, operators=("Conv", "Gemm"))
+    assert reply.converted == ("conv", "fc")
+    _require_near(model, tmp_path, share=0.15)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "static"])
+def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: str) -> None:
+    model = matmul_net()
+    gelu = helper.make_node("FastGelu", ["h1"], ["g"], domain="com.microsoft", name="gelu")
+    model.graph.node[1].input[0] = "g"
+    model.graph.node.insert(1, gelu)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert _quantize(name, model, tmp_path).converted == ("matmul0", "matmul1")
+    assert "g_DequantizeLinear" in _nodes(tmp_path) or name == "dynamic"
+    _require_near(model, tmp_path, share=0.2)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "static"])
+def test_half_precision_is_left_alone(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StageError, match="no node can be quantised"):
+        _quantize(name, half_net(), tmp_path)
+
+
+@EVERY_PASS
+def test_a_child_process_does_the_same(tmp_path: Path, name: str) -> None:
+    model = matmul_net()
+    here = _quantize(name, model, tmp_path)
+    (tmp_path / "there").mkdir()
+    samples = {"samples": _write_samples(model, tmp_path)} if name == "static" else {}
+    function, kind = PASSES[name]
+    written = tmp_path / "there" / "m.onnx"
+    request = kind(source=str(tmp_path / "source" / "m.onnx"), written=str(written), **samples)
+    reply = run_child(f"{function.__module__}:{function.__name__}", encode(request))
+    assert decode(PrecisionReply, reply.value) == here
+    data = [folder / "m.onnx.data" for folder in (tmp_path / "written", tmp_path / "there")]
+    assert data[0].read_bytes() == data[1].read_bytes()
+
+
+def test_dynamic_quantises_lookups_and_convolutions_when_told_to(tmp_path: Path) -> None:
+    assert _quantize("dynamic", embedding(), tmp_path / "a", operators=("Gather",)).converted == ("Gather_0",)
+    assert _quantize("dynamic", conv_net(), tmp_path / "b", operators=("Conv",)).converted == ("conv",)
+    _require_near(embedding(), tmp_path / "a", share=0.05)
+    _require_near(conv_net(), tmp_path / "b", share=0.05)
+
+
+def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
+    model = matmul_net()
+    weight = np.random.default_rng(0).normal(0, 0.1, (1, 64, 64)).astype(np.float32)
+    model.graph.initializer[0].CopyFrom(tensor("w0", weight))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert _quantize("dynamic", model, tmp_path / "a").kept == ("matmul0",)
+    assert _quantize("dynamic", model, tmp_path / "b", per_channel=False).kept == ()
+    _require_near(model, tmp_path / "b", share=0.05)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path: Path, per_channel: bool) -> None:
+    rng = np.random.default_rng(0)
+    model = build_model(
+        [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8, direction="bidirectional")],
+        inputs=[value("x", TensorProto.FLOAT, ["length", "batch", 6])],
+        outputs=[value("y", TensorProto.FLOAT, None)],
+        initializers=[
+            tensor("w", rng.normal(0, 0.5, (2, 32, 6)).astype(np.float32)),
+            tensor("r", rng.normal(0, 0.5, (2, 32, 8)).astype(np.float32)),
+        ],
+    )
+    assert _quantize("dynamic", model, tmp_path, per_channel=per_channel).converted == ("LSTM_0",)
+    _require_near(model, tmp_path, share=0.05)
+
+
+def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: Path) -> None:
+    write_demo_model("squeezenet", tmp_path / "demo.onnx")
+    model = onnx.load(tmp_path / "demo.onnx")
+    reply = _quantize("static", model, tmp_path, operators=("Conv",))
+    names = tuple(node.name for node in model.graph.node if node.op_type == "Conv")
+    assert (reply.converted, reply.kept) == (names, ())
+    _require_near(model, tmp_path, share=0.15)
+
+
+@pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
+@pytest.mark.parametrize("activation", ["uint8", "int8"])
+def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: str, activation: str) -> None:
+    model = conv_net()
+    _quantize("static", model, tmp_path, method=method, activation=activation)
+    _require_near(model, tmp_path, share=0.15)
+    written = onnx.load(tmp_path / "written" / "m.onnx")
+    zeros = {item.name: item for item in written.graph.initializer if item.name.endswith("_zero_point")}
+    kind = TensorProto.INT8 if activation == "int8" else TensorProto.UINT8
+    assert zeros["image_zero_point"].data_type == kind
+    if activation == "int8":
+        assert not any(numpy_helper.to_array(item).any() for item in zeros.values())
+
+
+def test_static_ranges_cover_every_sample(tmp_path: Path) -> None:
+    model = matmul_net()
+    paths = _write_samples(model, tmp_path)
+    write_tensors(Path(paths[3]), {"x": np.full((2, 64), 100, np.float32)})
+    _quantize("static", model, tmp_path, samples=paths)
+    written = onnx.load(tmp_path / "written" / "m.onnx")
+    scale = next(item for item in written.graph.initializer if item.name == "x_scale")
+    assert float(numpy_helper.to_array(scale)) * 255 >= 100
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
+    tmp_path: Path, bits: int, symmetric: bool
+) -> None:
+    model = matmul_net(size=100)  # not a multiple of the block
+    _quantize("weights", model, tmp_path, bits=bits, symmetric=symmetric, block_size=32)
+    whole = MatMulNBitsQuantizer(model, bits=bits, block_size=32, is_symmetric=symmetric, accuracy_level=4)
+    whole.process()
+    expected = whole.model.model.graph
+    got = onnx.load(tmp_path / "written" / "m.onnx").graph
+    assert list(got.node) == list(expected.node)
+    arrays = [
+        {item.name: numpy_helper.to_array(item).tobytes() for item in graph.initializer}
+        for graph in (got, expected)
+    ]
+    assert arrays[0] == arrays[1]
+    _require_near(model, tmp_path, share=0.2)
+
+
+def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
+    model = matmul_net()
+    model.graph.node[1].input[1] = "w0"
+    _quantize("weights", model, tmp_path)
+    written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
+    assert [item.name for item in written.graph.initializer] == ["w1", "w0_Q4", "w0_scales"]
+    _require_near(model, tmp_path, share=0.2)
+
+
+def test_a_new_weight_takes_no_name_in_use(tmp_path: Path) -> None:
+    model = matmul_net()
+    model.graph.initializer[1].name = model.graph.node[1].input[1] = "w0_scales"
+    _quantize("weights", model, tmp_path)
+    _require_near(model, tmp_path, share=0.2)
+
+
+def test_weights_of_subgraphs_are_quantised(tmp_path: Path) -> None:
+    model = loop_net()
+    assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)
+    _require_near(model, tmp_path, share=0.2)
+
+
+def test_weights_of_half_precision_are_quantised(tmp_path: Path) -> None:
+    model = half_net()
+    assert _quantize("weights", model, tmp_path, bits=8).converted == ("MatMul_0",)
+    _require_near(model, tmp_path, share=0.05)
+
+
+@EVERY_PASS
+def test_a_model_without_products_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StageError, match="no node can be quantised"):
+        _quantize(name, if_net(), tmp_path)

@@ -1,0 +1,131 @@
+"""Binding symbolic dimensions: every size is in the written model, its answers stay, nothing else moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.onnx_inputs import read_inputs
+from pipeline.errors import StageError
+from pipeline.stages.convert.pass_requests import BindRequest
+from pipeline.stages.convert.shapes import bind_shapes
+from tests import builders as models
+
+
+def bind(source: Path, sizes: dict[str, int]) -> tuple[dict[str, Any], Path]:
+    """Returns the shapes of the bound model's inputs, and the model."""
+    written = source.parent / "bound" / "model.onnx"
+    written.parent.mkdir()
+    bind_shapes(encode(BindRequest(source=str(source), written=str(written), dimensions=sizes)))
+    return {spec.name: spec.shape for spec in read_inputs(written)}, written
+
+
+def answer(path: Path, feeds: dict[str, Any]) -> list[Any]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def shape(value: onnx.ValueInfoProto) -> list[int | str | None]:
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else None) for dim in dims]
+
+
+def test_a_bound_name_has_its_size_in_every_input_and_output(tmp_path: Path) -> None:
+    source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
+    inputs, written = bind(source, {"batch": 3})
+    graph = onnx.load(written).graph
+    assert inputs == {"left": (3, 4), "right": (3, 4)}
+    assert [shape(output) for output in graph.output] == [[3, 5]]
+
+
+def test_a_bound_model_answers_as_its_source(tmp_path: Path) -> None:
+    source = models.write_model(models.conv_net(), tmp_path / "model.onnx")
+    _, written = bind(source, {"batch": 2})
+    feeds = {"image": np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)}
+    np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
+
+
+def test_a_dimension_left_out_stays_symbolic(tmp_path: Path) -> None:
+    source = models.write_model(models.embedding(), tmp_path / "model.onnx")
+    inputs, _ = bind(source, {"length": 7})
+    assert inputs == {"ids": ("batch", 7), "mask": ("batch", 7)}
+
+
+def test_an_axis_without_a_name_is_called_by_input_and_number(tmp_path: Path) -> None:
+    source = models.write_model(models.conv_net(batch=None), tmp_path / "model.onnx")
+    inputs, written = bind(source, {"image[0]": 4})
+    assert inputs == {"image": (4, 3, 16, 16)}
+    assert shape(onnx.load(written).graph.output[0]) == [4, 10]
+
+
+def test_an_axis_with_a_name_binds_the_name(tmp_path: Path) -> None:
+    source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
+    inputs, _ = bind(source, {"left[0]": 2})
+    assert inputs["right"] == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"bach": 3}, "expected one of batch"),
+        ({"left[1]": 4}, "expected one of batch"),
+        ({"left[9]": 4}, "expected one of batch"),
+        ({"batch": 0}, "expected a size of 1 or more, got 0"),
+        ({"batch": 2, "right[0]": 3}, "expected 2, as for batch, got 3"),
+    ],
+)
+def test_what_cannot_be_bound_is_refused_and_nothing_is_written(
+    tmp_path: Path, sizes: dict[str, int], said: str
+) -> None:
+    source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
+    with pytest.raises(StageError, match=said) as error:
+        bind(source, sizes)
+    assert error.value.hint is not None
+    assert "shapes: {batch: " in error.value.hint
+    assert list((tmp_path / "bound").iterdir()) == []
+
+
+def test_a_size_that_a_node_cannot_take_is_refused_by_the_nodes_name(tmp_path: Path) -> None:
+    model = models.build_model(
+        [helper.make_node("MatMul", ["x", "square"], ["y"], name="times-three")],
+        inputs=[models.value("x", TensorProto.FLOAT, ["batch", "width"])],
+        outputs=[models.value("y", TensorProto.FLOAT, None)],
+        initializers=[models.tensor("square", np.eye(3, dtype=np.float32))],
+    )
+    source = models.write_model(model, tmp_path / "model.onnx")
+    with pytest.raises(StageError, match="times-three"):
+        bind(source, {"batch": 2, "width": 5})
+
+
+def test_notes_for_other_sizes_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    model = models.conv_net()
+    model.graph.value_info.append(models.value("conv", TensorProto.FLOAT, [1, 8, 16, 16]))
+    model.graph.value_info.append(models.value("relu", TensorProto.FLOAT, ["batch", 8, 16, 16]))
+    _, written = bind(models.write_model(model, tmp_path / "model.onnx"), {"batch": 2})
+    assert [(note.name, shape(note)) for note in onnx.load(written).graph.value_info] == [
+        ("relu", [2, 8, 16, 16])
+    ]
+
+
+def test_external_weights_are_linked_and_not_read(tmp_path: Path) -> None:
+    source = models.write_external_model(models.matmul_net(), tmp_path / "model.onnx", location="data/w.bin")
+    _, written = bind(source, {"batch": 2})
+    assert (written.parent / "data/w.bin").samefile(tmp_path / "data/w.bin")
+    assert written.stat().st_size < 2048
+    feeds = {"x": np.ones((2, 64), np.float32)}
+    np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
+
+
+def test_external_weights_of_branches_are_copied_since_links_to_them_are_refused(tmp_path: Path) -> None:
+    source = models.write_external_model(models.if_net(size=4096), tmp_path / "model.onnx")
+    _, written = bind(source, {"batch": 1})
+    assert not (written.parent / "weights.bin").samefile(tmp_path / "weights.bin")
+    feeds = {"x": np.ones((1, 4096), np.float32)}
+    np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))

@@ -1,0 +1,143 @@
+"""The user's own metric: it sees what was answered, and whatever is wrong with it is told by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import StageError
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
+from pipeline.runtime.verification.answers import Answer
+from pipeline.stages.convert.user_metric import metric_digest, run_user_metric
+
+LARGE = np.arange(300_000, dtype=np.float64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A spec's folder whose name needs no luck: `spec's ü`."""
+    folder = tmp_path / "spec's ü"
+    folder.mkdir()
+    return folder
+
+
+def run(folder: Path, metric: str, source: str = "", **options: Any) -> float:
+    """Runs a metric on two samples: `x`, and `y` and `z` that were expected and got."""
+    if source:
+        (folder / "metrics.py").write_text(source)
+    samples = []
+    for position in range(2):
+        samples.append(folder.parent / f"{position}.npz")
+        write_tensors(samples[-1], {"x": np.full(2, position)})
+    half = narrow(np.array([1.0, 2.5]), ELEMENT_TYPES["bfloat16"])
+    expected = [write(folder.parent, f"expected{i}", y=LARGE + i, z=half) for i in range(2)]
+    got = [write(folder.parent, f"got{i}", y=LARGE + 2 * i, z=half) for i in range(2)]
+    options = {"timeout_s": 600.0, **options}
+    return run_user_metric(metric, folder=folder, samples=samples, expected=expected, got=got, **options)
+
+
+def write(folder: Path, side: str, **outputs: Array) -> list[Answer]:
+    answers = [Answer(name, str(folder / f"{side}-{name}.npy")) for name in outputs]
+    for answer in answers:
+        np.save(answer.file, outputs[answer.output])
+    return answers
+
+
+METRIC = """
+import numpy as np
+from own import SCALE
+
+def score(inputs, expected, got):
+    print("noise on stdout")
+    assert [sample["x"].tolist() for sample in inputs] == [[0, 0], [1, 1]]
+    assert [list(sample) for sample in expected] == [["y", "z"]] * 2
+    assert got[1]["z"].tolist() == [1.0, 2.5] and got[1]["z"].dtype == np.float64
+    worst = max(np.abs(a["y"] - b["y"]).max() for a, b in zip(expected, got))
+    got[0]["y"][:] = 0
+    return np.float32(worst) * SCALE
+"""
+
+
+def test_a_metric_sees_all_samples_and_changes_no_file(folder: Path) -> None:
+    (folder / "own.py").write_text("SCALE = 3")
+    assert run(folder, "metrics:score", METRIC) == 3
+    assert np.array_equal(np.load(folder.parent / "got0-y.npy"), LARGE)
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.py", "own.py"]
+
+
+def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
+    (folder / "own").mkdir()
+    (folder / "own" / "metrics.py").write_text(
+        "class Score:\n    def __call__(self, *_): return 7\nscore = Score()"
+    )
+    assert run(folder, "own.metrics:score") == 7
+
+
+@pytest.mark.parametrize(
+    "metric", ["", "metrics", "metrics:", ":score", "a..b:score", "metrics.py:score()", "a:b:c"]
+)
+def test_what_is_no_reference_to_a_function_is_told_before_anything_runs(folder: Path, metric: str) -> None:
+    with pytest.raises(StageError, match=r"^convert\.gate\.metric is no function: ") as caught:
+        run(folder, metric)
+    assert caught.value.hint
+    with pytest.raises(StageError):
+        metric_digest(metric, folder)
+
+
+@pytest.mark.parametrize(
+    ("metric", "source", "told"),
+    [
+        ("missing:score", "", ["is not found", "no module 'missing' in"]),
+        ("metrics:score", "x = 1", ["is not found", "metrics.py has no such function"]),
+        ("metrics:score", "score = 1", ["is not found", "metrics.py has no function, but int"]),
+        ("json:score", "", ["has the name of another module"]),
+        (
+            "metrics:score",
+            "import absent_package",
+            ["cannot be imported", "'absent_package'", "metrics.py:1: "],
+        ),
+        ("metrics:score", "def score(:", ["cannot be imported", "SyntaxError", "metrics.py, line 1"]),
+        ("metrics:score", "raise SystemExit('enough')", ["cannot be imported", "SystemExit: enough"]),
+        (
+            "metrics:score",
+            "def score(*_):\n    return inner()\ndef inner():\n    raise KeyError('logits')",
+            ["failed", "KeyError: 'logits'", "metrics.py:4: raise KeyError('logits')"],
+        ),
+        ("metrics:score", "def score(one): return 1", ["failed", "TypeError: score() takes 1 positional"]),
+        ("metrics:score", "import os\ndef score(*_): os._exit(3)", ["ended its process", "exit code 3"]),
+        ("metrics:score", "def score(*_): return float('nan')", ["no finite number", "got float nan"]),
+        ("metrics:score", "def score(*_): return '0.5'", ["no finite number", "got str '0.5'"]),
+        ("metrics:score", "def score(*_): return True", ["no finite number", "got bool True"]),
+        ("metrics:score", "def score(*_): pass", ["no finite number", "got NoneType None"]),
+    ],
+)
+def test_what_is_wrong_with_a_metric_is_told_by_its_name(
+    folder: Path, metric: str, source: str, told: list[str]
+) -> None:
+    (folder / "json.py").write_text("def score(*_): return 1")
+    with pytest.raises(StageError) as caught:
+        run(folder, metric, source)
+    assert caught.value.message.startswith("convert.gate.metric ")
+    assert all(part in caught.value.message for part in (metric, *told)), caught.value.message
+    assert caught.value.hint
+
+
+def test_a_metric_that_takes_too_long_is_stopped(folder: Path) -> None:
+    source = "import time\ndef score(*_): time.sleep(3600)"
+    with pytest.raises(StageError, match=r"convert\.gate\.metric took too long: metrics:score"):
+        run(folder, "metrics:score", source, timeout_s=0.5)
+
+
+def test_an_edited_metric_has_another_digest_and_one_from_elsewhere_has_none(folder: Path) -> None:
+    (folder / "own").mkdir()
+    files = [folder / "metrics.py", folder / "own" / "__init__.py", folder / "own" / "metrics.py"]
+    for file, module in zip(files, ("metrics", "own", "own.metrics"), strict=True):
+        assert metric_digest(f"{module}:score", folder) == ""
+        file.write_text("a = 1")
+        before = metric_digest(f"{module}:score", folder)
+        file.write_text("a = 2")
+        assert before != metric_digest(f"{module}:score", folder) != ""

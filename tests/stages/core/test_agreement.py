@@ -1,0 +1,239 @@
+"""A spec that does not fit its model is refused with every reason at once, and one that fits never is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.inputs.agreement import check_agreement, shape_sets
+from pipeline.stages.core.inputs.sample_files import check_sample_files
+from pipeline.stages.core.results import ModelInterface
+
+IMAGE = TensorSpec("image", "float32", ("batch", 3, 16, 16))
+LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "right"))
+SCORES = TensorSpec("scores", "float32", ("batch", 10))
+
+
+def spec_of(inputs: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
+    return ModelSpec.model_validate(
+        {"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs or {}, **fields}
+    )
+
+
+def interface_of(*inputs: TensorSpec, **bounds: int) -> ModelInterface:
+    return ModelInterface(inputs, (SCORES,), bounds, external=False)
+
+
+def problems(inputs: Mapping[str, Any], *items: TensorSpec, **bounds: int) -> str:
+    return "\n".join(check_agreement(spec_of(inputs), interface_of(*items, **bounds)))
+
+
+def test_a_spec_that_fits_has_no_problem() -> None:
+    spec = spec_of({"image": {"shapes": [[1, 3, 16, 16], [8, 3, 16, 16]], "range": [0, 1]}})
+    assert check_agreement(spec, interface_of(IMAGE)) == ()
+    assert shape_sets(spec, interface_of(IMAGE)) == ({"image": (1, 3, 16, 16)}, {"image": (8, 3, 16, 16)})
+
+
+def test_a_static_model_needs_no_inputs_in_its_spec() -> None:
+    fixed = interface_of(TensorSpec("x", "float32", (1, 4)))
+    assert check_agreement(spec_of(), fixed) == ()
+    assert shape_sets(spec_of(), fixed) == ({"x": (1, 4)},)
+
+
+def test_a_model_without_inputs_fits_and_has_one_set() -> None:
+    assert check_agreement(spec_of(), interface_of()) == ()
+    assert shape_sets(spec_of(), interface_of()) == ({},)
+
+
+def test_every_problem_is_told_at_once() -> None:
+    spec = spec_of(
+        {"imag": {}, "left": {"shapes": [[2, 5]]}, "words": {}},
+        verify={"outputs": {"score": {"rtol": 0, "atol": 0}}},
+    )
+    words = TensorSpec("words", "string", (3,))
+    image = TensorSpec("image", "float32", ("images", 3, 16, 16))
+    found = check_agreement(spec, interface_of(image, LEFT, words))
+    assert [problem.partition(":")[0] for problem in found] == [
+        "inputs.imag",
+        "verify.outputs.score",
+        "inputs.left.shapes[0]",
+        "inputs.words.values",
+        "inputs.image.shapes",
+    ]
+    assert "did you mean 'image'?" in found[0]
+    assert "did you mean 'scores'?" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([1, 3, 16], r"expected [batch, 3, 16, 16], got [1, 3, 16] (rank 4, not 3)"),
+        ([1, 4, 16, 16], r"expected [batch, 3, 16, 16], got [1, 4, 16, 16]"),
+    ],
+)
+def test_a_shape_that_contradicts_the_model_is_told(shape: list[int], message: str) -> None:
+    assert message in problems({"image": {"shapes": [shape]}}, IMAGE)
+
+
+def test_dynamic_axes_need_shapes() -> None:
+    assert "inputs.image.shapes: missing" in problems({}, IMAGE)
+    assert "inputs.x.shapes: missing" in problems({}, TensorSpec("x", "float32", None))
+    assert problems({"x": {"shapes": [[1, 2, 3]]}}, TensorSpec("x", "float32", None)) == ""
+
+
+def test_a_symbol_has_one_size_in_a_set() -> None:
+    clash = problems({"left": {"shapes": [[2, 4]]}, "right": {"shapes": [[3, 4]]}}, LEFT, RIGHT)
+    assert clash == "inputs: expected one size of 'batch' in the first shapes, got 2 in left, 3 in right"
+    square = TensorSpec("square", "float32", ("n", "n"))
+    assert "2 in square, 3 in square" in problems({"square": {"shapes": [[2, 3]]}}, square)
+
+
+def test_a_symbol_that_one_input_settles_fills_the_others() -> None:
+    spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}})
+    assert check_agreement(spec, interface_of(LEFT, RIGHT)) == ()
+    assert shape_sets(spec, interface_of(LEFT, RIGHT)) == (
+        {"left": (2, 4), "right": (2, 4)},
+        {"left": (5, 4), "right": (5, 4)},
+    )
+
+
+def test_one_shape_goes_with_all_of_the_others() -> None:
+    table = TensorSpec("table", "float32", (None, 4))
+    spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}, "table": {"shapes": [[7, 4]]}})
+    assert check_agreement(spec, interface_of(LEFT, table)) == ()
+    assert [shapes["table"] for shapes in shape_sets(spec, interface_of(LEFT, table))] == [(7, 4), (7, 4)]
+
+
+def test_unequal_numbers_of_shapes_are_told() -> None:
+    inputs = {"left": {"shapes": [[1, 4], [2, 4]]}, "right": {"shapes": [[1, 4], [2, 4], [3, 4]]}}
+    assert "got left 2, right 3" in problems(inputs, LEFT, RIGHT)
+
+
+@pytest.mark.parametrize("dtype", ["sequence(float32)", "optional(float32)", "map(int64, float32)"])
+def test_inputs_and_outputs_that_are_no_tensors_are_refused_by_name(dtype: str) -> None:
+    strange = TensorSpec("strange", dtype, None)
+    assert problems({}, strange) == (
+        f"input 'strange' of the model: not supported, expected a tensor, got {dtype}"
+    )
+    found = check_agreement(spec_of(), ModelInterface((), (strange,), {}, external=False))
+    assert found == (f"output 'strange' of the model: not supported, expected a tensor, got {dtype}",)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "fits"),
+    [
+        ("float32", {"range": [-1, 1]}, True),
+        ("float16", {"range": [0, 70_000]}, False),
+        ("float64", {"range": [0, 1e300]}, True),
+        ("float32", {"range": [0, 1e300]}, False),
+        ("uint8", {"range": [0, 255]}, True),
+        ("uint8", {"range": [0, 256]}, False),
+        ("uint8", {"range": [-1, 1]}, False),
+        ("int64", {"range": [0.2, 0.8]}, False),
+        ("int64", {"range": [0, 1e300]}, False),
+        ("bool", {"range": [0, 1]}, True),
+        ("bool", {"range": [0, 2]}, False),
+        ("string", {"range": [0, 1]}, False),
+        ("string", {"values": ["a", "b"]}, True),
+        ("string", {"values": ["a", 1]}, False),
+        ("string", {}, False),
+        ("float32", {"values": [1, 2.5]}, True),
+        ("float32", {"values": ["a"]}, False),
+        ("float16", {"values": [1e6]}, False),
+        ("int64", {"values": [1, 2]}, True),
+        ("int64", {"values": [1.5]}, False),
+        ("int8", {"values": [300]}, False),
+        ("int8", {"values": [True]}, False),
+        ("bool", {"values": [True, False]}, True),
+        ("bool", {"values": [2]}, False),
+    ],
+)
+def test_range_and_values_fit_the_element_type(dtype: str, wanted: dict[str, Any], fits: bool) -> None:
+    assert (problems({"x": wanted}, TensorSpec("x", dtype, (2,))) == "") is fits
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"values": [6]}, True),
+        ({"values": [7]}, False),
+        ({"range": [7, 9]}, False),
+        ({"range": [0, 9]}, True),
+    ],
+)
+def test_indices_fit_what_they_index(wanted: dict[str, Any], fits: bool) -> None:
+    ids = TensorSpec("ids", "int64", (2,))
+    assert ("expected indices below 7" not in problems({"ids": wanted}, ids, ids=7)) is fits
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+axes = st.one_of(st.integers(0, 3), st.sampled_from(["a", "b"]), st.none())
+items = st.lists(st.one_of(st.none(), st.lists(axes, max_size=3).map(tuple)), max_size=3)
+
+
+@given(model=items, given_shapes=st.lists(st.lists(shapes, max_size=3), max_size=3))
+def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(
+    model: list[Any], given_shapes: list[list[tuple[int, ...]]]
+) -> None:
+    interface = interface_of(*(TensorSpec(f"x{i}", "float32", shape) for i, shape in enumerate(model)))
+    spec = spec_of({f"x{i}": {"shapes": item} for i, item in enumerate(given_shapes[: len(model)])})
+    if check_agreement(spec, interface):
+        return
+    for chosen in shape_sets(spec, interface):
+        symbols: dict[str, int] = {}
+        for item in interface.inputs:
+            size = chosen[item.name]
+            if item.shape is None:
+                continue
+            assert len(size) == len(item.shape)
+            for axis, got in zip(item.shape, size, strict=True):
+                assert axis is None or got == (
+                    symbols.setdefault(axis, got) if isinstance(axis, str) else axis
+                )
+
+
+def sample_problems(folder: Path, *items: TensorSpec) -> str:
+    spec = spec_of({}, samples="samples/*.npz").located_in(folder)
+    return "\n".join(check_sample_files(spec, interface_of(*items)))
+
+
+def test_samples_that_fit_have_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    words = TensorSpec("a/words", "string", ("n",))
+    arrays = {"left": np.zeros((2, 4), np.float32), "a/words": np.array(["x", "yy"]), "more": np.zeros(3)}
+    write_tensors(tmp_path / "samples" / "0.npz", arrays)
+    np.savez_compressed(tmp_path / "samples" / "1.npz", allow_pickle=False, **arrays)
+    assert sample_problems(tmp_path, LEFT, words) == ""
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 4)), "expected float32 ['batch', 4], got float64 [2, 4]"),
+        (np.zeros((2, 5), np.float32), "got float32 [2, 5]"),
+        (np.zeros(4, np.float32), "got float32 [4]"),
+        (np.array([[None]]), "holds objects"),
+    ],
+)
+def test_samples_that_contradict_the_model_are_told(tmp_path: Path, array: Any, message: str) -> None:
+    (tmp_path / "samples").mkdir()
+    np.savez(tmp_path / "samples" / "0.npz", left=array)
+    assert message in sample_problems(tmp_path, LEFT)
+
+
+def test_samples_that_are_absent_or_unreadable_are_told(tmp_path: Path) -> None:
+    assert "expected .npz files, got none" in sample_problems(tmp_path, LEFT)
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "0.npz").write_bytes(b"PK but no zip")
+    assert "0.npz: expected an .npz file" in sample_problems(tmp_path, LEFT)
+    np.savez(tmp_path / "samples" / "0.npz", right=np.zeros(1))
+    assert "expected an array 'left', got right" in sample_problems(tmp_path, LEFT)

@@ -1,0 +1,347 @@
+"""What fetch lets through is a whole model that ONNX Runtime takes; anything else is told clearly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.digest import digest_file
+from pipeline.errors import SourceError, SpecError, StageError
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.contract import Context, Plan
+from pipeline.stages.core.results import FetchResult
+from pipeline.stages.fetch.stage import FetchStage
+from pipeline.stages.fetch.transfer import RetryPolicy
+from tests import builders as models
+from tests.fakes import send_cut, send_status, serve
+
+STAGE = FetchStage(retry=RetryPolicy(attempts=3, retry_delay_s=0.001))
+IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
+X = {"x": {"shapes": [[2, 4]]}}
+Build = Callable[[], onnx.ModelProto]
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
+    spec = ModelSpec.model_validate({"name": "m", "source": source, **fields})
+    return Plan(spec.located_in(folder), ("cpu",), {})
+
+
+def fetch(plan: Plan, folder: Path, stage: FetchStage = STAGE) -> FetchResult:
+    folder.mkdir()
+    context = Context(plan, None, {}, folder, say=lambda line: None, kept=folder / "kept")
+    result = stage.run(context)
+    stage.ensures(context, result)
+    return decode(FetchResult, result)
+
+
+def key(plan: Plan) -> Mapping[str, Any]:
+    return STAGE.key(plan, None)
+
+
+def test_a_local_model_is_copied_and_described(tmp_path: Path) -> None:
+    source = models.write_model(models.conv_net(), tmp_path / "models" / "net.onnx")
+    result = fetch(plan_of(tmp_path, {"path": "models/net.onnx"}, inputs=IMAGE), tmp_path / "got")
+    copy = tmp_path / "got" / result.model
+    assert result.model == "net.onnx"
+    assert copy.read_bytes() == source.read_bytes()
+    assert (result.source.kind, result.source.location) == ("path", "models/net.onnx")
+    assert result.source.sha256 == digest_file(source) == result.source.files[0].sha256
+    assert [item.name for item in result.interface.inputs] == ["image"]
+
+
+@pytest.mark.parametrize("location", ["w.bin", "sub/w.bin", "./w.bin"])
+def test_external_data_comes_along_in_the_same_layout(tmp_path: Path, location: str) -> None:
+    source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location=location)
+    plan = plan_of(tmp_path, {"path": str(source)}, inputs={"x": {"shapes": [[1, 64]]}})
+    result = fetch(plan, tmp_path / "got")
+    files = {entry.path: entry.sha256 for entry in result.source.files}
+    weights = location.removeprefix("./")
+    assert files == {"m.onnx": digest_file(source), weights: digest_file(tmp_path / weights)}
+    assert (tmp_path / "got" / weights).read_bytes() == (tmp_path / weights).read_bytes()
+    assert result.interface.external
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Any]:
+    """Serves every file below a folder."""
+    with serve() as server:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                server.files[f"/models/{path.relative_to(folder)}"] = path.read_bytes()
+        yield server
+
+
+def test_external_data_is_fetched_from_beside_a_url(tmp_path: Path) -> None:
+    source = models.write_external_model(
+        models.matmul_net(), tmp_path / "web" / "m.onnx", location="sub/w.bin"
+    )
+    with served(source.parent) as server:
+        server.script = [send_status(503), send_cut(10)]
+        url = f"{server.url}/models/m.onnx?token=secret"
+        plan = plan_of(tmp_path, {"url": url}, inputs={"x": {"shapes": [[1, 64]]}})
+        result = fetch(plan, tmp_path / "got")
+        assert {path for path, _ in server.requests} == {
+            "/models/m.onnx?token=secret",
+            "/models/sub/w.bin?token=secret",
+        }
+    assert (tmp_path / "got/sub/w.bin").read_bytes() == (tmp_path / "web/sub/w.bin").read_bytes()
+    assert "secret" not in f"{result}{key(plan)}"
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
+    plan = plan_of(tmp_path, {"url": path.as_uri()})
+    before = key(plan)
+    assert fetch(plan, tmp_path / "got").model == "a b.onnx"
+    path.write_bytes(path.read_bytes() + b"\x12\x00")
+    assert key(plan) != before
+
+
+def test_a_demo_model_is_a_source(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"demo": "squeezenet"})
+    result = fetch(plan, tmp_path / "got")
+    assert (result.model, result.source.kind) == ("squeezenet.onnx", "demo")
+    pinned = plan_of(tmp_path, {"demo": "squeezenet", "sha256": result.source.sha256})
+    assert fetch(pinned, tmp_path / "again").source.sha256 == result.source.sha256
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (models.zero_inputs, {}),
+        (models.if_net, X),
+        (models.loop_net, {}),
+        (models.function_net, X),
+        (models.half_net, {"x": {"shapes": [[2, 8]]}}),
+        (models.bfloat16_net, {}),
+        (models.int8_net, {"x": {"shapes": [[2, 8]]}}),
+        (models.string_input, {"words": {"shapes": [[3]], "values": ["low", "high"]}}),
+        (models.embedding, {"ids": {"shapes": [[2, 5]]}}),
+    ],
+)
+def test_models_of_every_supported_kind_pass(tmp_path: Path, build: Build, inputs: dict[str, Any]) -> None:
+    models.write_model(build(), tmp_path / "m.onnx")
+    fetch(plan_of(tmp_path, {"path": "m.onnx"}, inputs=inputs), tmp_path / "got")
+
+
+def refusal(tmp_path: Path, **fields: Any) -> str:
+    source = fields.pop("source", {"path": "m.onnx"})
+    with pytest.raises((SourceError, SpecError)) as caught:
+        fetch(plan_of(tmp_path, source, **fields), tmp_path / "got")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "file is empty"),
+        (b"\n<!DOCTYPE html><html>", "got a web page or XML"),
+        (b'{"error": "gone"}', "got JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "hint: git lfs pull"),
+        (b"\x89PNG\r\n", "not an ONNX model, or a part of one"),
+        (models.conv_net().SerializeToString()[:-40], "not an ONNX model, or a part of one"),
+    ],
+)
+def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    assert message in refusal(tmp_path, inputs=IMAGE)
+
+
+def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
+    message = refusal(tmp_path)
+    assert f"source model missing: {tmp_path / 'm.onnx'}\n  expected a file, got no such file" in message
+    assert "hint: set source.path in the spec of m" in message
+    with pytest.raises(SourceError, match="source model missing"):
+        key(plan_of(tmp_path, {"path": "m.onnx"}))
+    (tmp_path / "m.onnx").mkdir()
+    with pytest.raises(SourceError, match="expected a file, got something else"):
+        key(plan_of(tmp_path, {"path": "m.onnx"}))
+
+
+def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path: Path) -> None:
+    path = models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
+    right = digest_file(path)
+    assert f"expected sha256:{'0' * 64}, got {right}" in refusal(
+        tmp_path, source={"path": "m.onnx", "sha256": "0" * 64}
+    )
+    for spelling in (right, right.removeprefix("sha256:").upper()):
+        folder = tmp_path / spelling[-6:]
+        fetch(plan_of(tmp_path, {"path": "m.onnx", "sha256": spelling}), folder)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (models.unknown_operator, "unknown operator Frobnicate"),
+        (models.unknown_domain, "unknown operator com.example.nowhere:Relu"),
+        (models.future_opset, "got 999"),
+    ],
+)
+def test_what_onnxruntime_does_not_know_is_told(tmp_path: Path, build: Build, message: str) -> None:
+    models.write_model(build(), tmp_path / "m.onnx")
+    assert message in refusal(tmp_path, inputs=X)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (models.sequence_input, "input 'items' of the model: not supported"),
+        (models.optional_input, "input 'maybe' of the model: not supported"),
+        (models.string_input, "inputs.words.values: missing"),
+        (models.conv_net, "inputs.image.shapes: missing"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_told(tmp_path: Path, build: Build, message: str) -> None:
+    models.write_model(build(), tmp_path / "m.onnx")
+    assert message in refusal(tmp_path)
+
+
+def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path: Path) -> None:
+    source = models.write_external_model(models.matmul_net(), tmp_path / "web" / "m.onnx")
+    with served(source.parent) as server:
+        assert "inputs.x.shapes: missing" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
+        assert len(server.requests) == 1
+
+
+def test_samples_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    models.write_model(models.conv_net(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 15), np.float32))
+    assert "0.npz: array 'image'" in refusal(tmp_path, inputs=IMAGE, samples="*.npz")
+
+
+def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
+    """Writes a model, and its weights as `w.bin`, that claims that they are at `location`."""
+    model = models.matmul_net()
+    models.write_external_model(model, tmp_path / "m.onnx", location="w.bin")
+    claimed = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for tensor in claimed.graph.initializer:
+        tensor.external_data[0].value = location
+    return models.write_model(claimed, tmp_path / "m.onnx")
+
+
+WANTED = {"x": {"shapes": [[1, 64]]}}
+
+
+def test_missing_external_data_is_told(tmp_path: Path) -> None:
+    external_model(tmp_path)
+    (tmp_path / "w.bin").unlink()
+    assert "external data missing: 'w.bin'" in refusal(tmp_path, inputs=WANTED)
+
+
+def test_short_external_data_is_told(tmp_path: Path) -> None:
+    external_model(tmp_path)
+    with (tmp_path / "w.bin").open("r+b") as file:
+        file.truncate(32_767)
+    message = refusal(tmp_path, inputs=WANTED)
+    assert "external data too short: 'w.bin'" in message
+    assert "expected at least 32768 bytes, got 32767" in message
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", "."])
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    external_model(tmp_path, location)
+    assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path, inputs=WANTED)
+
+
+def test_external_data_that_is_the_model_itself_is_refused(tmp_path: Path) -> None:
+    external_model(tmp_path, "m.onnx")
+    assert "external data and model are one file" in refusal(tmp_path, inputs=WANTED)
+
+
+def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    external_model(folder)
+    (folder / "w.bin").rename(tmp_path / "outer.bin")
+    (folder / "w.bin").symlink_to(tmp_path / "outer.bin")
+    message = refusal(tmp_path, source={"path": "inner/m.onnx"}, inputs=WANTED)
+    assert "external data outside the model's folder: 'w.bin'" in message
+
+
+def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
+    external_model(tmp_path)
+    (tmp_path / "w.bin").rename(tmp_path / "real.bin")
+    (tmp_path / "w.bin").symlink_to("real.bin")
+    fetch(plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED), tmp_path / "got")
+    assert not (tmp_path / "got" / "w.bin").is_symlink()
+
+
+def test_an_incomplete_outcome_is_noticed(tmp_path: Path) -> None:
+    models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
+    plan = plan_of(tmp_path, {"path": "m.onnx"})
+    (tmp_path / "got").mkdir()
+    context = Context(plan, None, {}, tmp_path / "got", say=lambda line: None, kept=tmp_path / "kept")
+    result = STAGE.run(context)
+    (tmp_path / "got" / "m.onnx").write_bytes(b"")
+    with pytest.raises(StageError, match=r"no complete m\.onnx"):
+        STAGE.ensures(context, result)
+
+
+def test_the_key_follows_every_byte_of_model_and_external_data(tmp_path: Path) -> None:
+    path = external_model(tmp_path)
+    plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED)
+    keys = [key(plan)]
+    assert key(plan) == keys[0]
+    for file in (path, tmp_path / "w.bin"):
+        file.write_bytes(file.read_bytes() + b"\x12\x00")
+        keys.append(key(plan))
+    (tmp_path / "w.bin").unlink()
+    keys.append(key(plan))
+    assert len({str(item) for item in keys}) == 4
+
+
+def test_the_key_follows_the_spec_and_its_samples(tmp_path: Path) -> None:
+    models.write_model(models.conv_net(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 16), np.float32))
+    first = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs=IMAGE, samples="*.npz"))
+    np.savez(tmp_path / "0.npz", image=np.ones((1, 3, 16, 16), np.float32))
+    second = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs=IMAGE, samples="*.npz"))
+    third = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs={"image": {"shapes": [[2, 3, 16, 16]]}}))
+    assert len({str(item) for item in (first, second, third)}) == 3
+
+
+def test_the_key_is_the_same_from_wherever_the_build_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.write_model(models.conv_net(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 16), np.float32))
+    monkeypatch.chdir(tmp_path)
+    here, there = (key(plan_of(folder, {"path": "m.onnx"}, samples="*.npz")) for folder in (Path(), tmp_path))
+    assert here == there
+
+
+def test_a_model_is_not_downloaded_again_for_what_the_spec_says_of_inputs(tmp_path: Path) -> None:
+    source = {"url": "https://example.com/m.onnx"}
+    assert key(plan_of(tmp_path, source, inputs=IMAGE)) == key(plan_of(tmp_path, source))
+
+
+def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path: Path) -> None:
+    external_model(tmp_path)
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pipeline.spec.models import ModelSpec\n"
+        "from pipeline.stages.core.contract import Plan\n"
+        "from pipeline.stages.fetch.stage import FetchStage\n"
+        "spec = ModelSpec.model_validate({'name': 'm', 'source': {'path': 'm.onnx'}})\n"
+        "FetchStage().key(Plan(spec.located_in(Path(sys.argv[1])), ('cpu',), {}), None)\n"
+        "print(sorted({'onnx', 'onnxruntime', 'numpy', 'fsspec', 'google'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert done.stdout == "[]\n"

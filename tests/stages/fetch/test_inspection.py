@@ -1,0 +1,282 @@
+"""What is said of a model is what is in it, and what is no model is told as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.bundle.codec import decode
+from pipeline.bundle.loader_config import TensorSpec
+from pipeline.errors import SourceError
+from pipeline.runtime.probing.child import run_child
+from pipeline.stages.core.graphs.graph_walk import values_bytes
+from pipeline.stages.fetch.acceptance import check_accepted, explain_refusal
+from pipeline.stages.fetch.index_bounds import find_index_bounds
+from pipeline.stages.fetch.inspection import Inspection, inspect_file, inspect_model
+from tests import builders as models
+
+Build = Callable[[], onnx.ModelProto]
+
+
+def inspect(model: onnx.ModelProto, folder: Path) -> Inspection:
+    """Inspects in this process, which has imported onnx anyway."""
+    path = models.write_model(model, folder / "m.onnx")
+    return decode(Inspection, inspect_model({"model": str(path), "name": "m"}))
+
+
+def test_a_child_says_the_same(tmp_path: Path) -> None:
+    expected = inspect(models.conv_net(), tmp_path)
+    assert inspect_file(tmp_path / "m.onnx", name="m") == expected
+
+
+def test_facts_of_a_model(tmp_path: Path) -> None:
+    found = inspect(models.conv_net(channels=8, classes=10), tmp_path)
+    assert found.interface.inputs == (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)
+    assert found.interface.outputs == (TensorSpec("scores", "float32", ("batch", 10)),)
+    assert found.initializer_bytes == 4 * (8 * 3 * 3 * 3 + 8 + 8 * 10 + 10)
+    assert found.operators["Conv"] == found.operators["Gemm"] == 1
+    assert (found.opsets, found.ir_version) == ({"": models.OPSET}, models.IR_VERSION)
+    assert not found.interface.external
+    assert not found.external
+
+
+@pytest.mark.parametrize(
+    ("build", "dtypes"),
+    [
+        (models.half_net, ["float16"]),
+        (models.bfloat16_net, ["bfloat16"]),
+        (models.int8_net, ["float32"]),
+        (models.string_input, ["string"]),
+        (models.zero_inputs, []),
+        (models.sequence_input, ["sequence(float32)"]),
+        (models.optional_input, ["optional(float32)"]),
+        (models.embedding, ["int64", "int64"]),
+    ],
+)
+def test_inputs_of_every_kind_are_described(tmp_path: Path, build: Build, dtypes: list[str]) -> None:
+    assert [item.dtype for item in inspect(build(), tmp_path).interface.inputs] == dtypes
+
+
+def test_operators_and_weights_of_subgraphs_and_functions_count(tmp_path: Path) -> None:
+    loop = inspect(models.loop_net(), tmp_path)
+    assert loop.operators == {"Add": 1, "Identity": 1, "Loop": 1, "MatMul": 1}
+    assert loop.initializer_bytes == 4 * (16 + 4) + 8 + 1
+    assert inspect(models.function_net(), tmp_path).operators == {"Add": 1, "Relu": 1, "local.ReluPlus": 1}
+
+
+def test_axes_the_model_says_nothing_of_are_none(tmp_path: Path) -> None:
+    model = models.conv_net(batch=None)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims[1].dim_value = -1
+    dims[2].dim_param = dims[3].dim_param = "?"  # Paddle's exporter, of sizes that differ
+    found = inspect(model, tmp_path).interface
+    assert found.inputs[0].shape == (None, None, None, None)
+    assert found.outputs[0].shape is None
+
+
+def test_an_input_with_an_initializer_is_no_input(tmp_path: Path) -> None:
+    model = models.conv_net()
+    model.graph.input.append(models.value("fc.b", TensorProto.FLOAT, [10]))
+    assert [item.name for item in inspect(model, tmp_path).interface.inputs] == ["image"]
+
+
+def test_external_weights_count_without_being_there(tmp_path: Path) -> None:
+    model = models.matmul_net(size=64)
+    path = models.write_external_model(model, tmp_path / "m.onnx", location="sub/w.bin")
+    (tmp_path / "sub" / "w.bin").unlink()
+    found = inspect_file(path, name="m")
+    assert found.external == {"sub/w.bin": 2 * 64 * 64 * 4}
+    assert found.initializer_bytes == 2 * 64 * 64 * 4
+    assert found.interface.external
+
+
+def test_sparse_initializers_count(tmp_path: Path) -> None:
+    model = models.conv_net()
+    values = models.tensor("sparse", np.ones(3, np.float32))
+    model.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(values, models.tensor("", np.arange(3, dtype=np.int64)), [100])
+    )
+    before = inspect(models.conv_net(), tmp_path).initializer_bytes
+    assert inspect(model, tmp_path).initializer_bytes == before + 3 * 4 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (TensorProto.INT4, 4),
+        (TensorProto.FLOAT8E4M3FN, 7),
+        (TensorProto.BFLOAT16, 14),
+        (TensorProto.STRING, 0),
+    ],
+)
+def test_sizes_follow_the_element_type(kind: int, expected: int) -> None:
+    assert values_bytes(TensorProto(data_type=kind, dims=[7])) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x89PNG\r\n\x1a\n" + bytes(range(256)), id="picture"),
+        pytest.param(bytes(1000), id="zeros"),
+        pytest.param(models.conv_net().SerializeToString()[:-40], id="truncated"),
+        pytest.param(models.conv_net().graph.SerializeToString(), id="a graph alone"),
+        pytest.param(b"\x08\x08", id="no graph"),
+    ],
+)
+def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="not an ONNX model, or a part of one: the model"):
+        inspect_model({"model": str(path), "name": "the model"})
+
+
+def test_a_malformed_external_reference_is_told(tmp_path: Path) -> None:
+    for entries in ({"location": ""}, {"location": "w", "offset": "-1"}, {"location": "w", "length": "x"}):
+        model = models.conv_net()
+        tensor = model.graph.initializer[0]
+        models.point_outside(tensor, "w")
+        del tensor.external_data[:]
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
+        with pytest.raises(SourceError, match=r"external tensor 'conv\.w'"):
+            inspect(model, tmp_path)
+
+
+def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(SourceError, match="expected under 2 GiB"):
+        inspect_model({"model": str(path), "name": "m"})
+
+
+def test_weights_are_never_in_memory(tmp_path: Path) -> None:
+    sizes = {"small": 64, "large": 3072}
+    peaks = {}
+    for name, size in sizes.items():
+        path = models.write_model(models.matmul_net(size=size), tmp_path / f"{name}.onnx")
+        request = {"model": str(path), "name": name}
+        peaks[name] = run_child("pipeline.stages.fetch.inspection:inspect_model", request).peak_rss_bytes
+    assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
+
+
+def gather_net(nodes: list[onnx.NodeProto], *tables: TensorProto, rank: int = 1) -> onnx.GraphProto:
+    return models.build_model(
+        nodes,
+        inputs=[models.value("ids", TensorProto.INT64, ["n"] * rank)],
+        outputs=[models.value("y", TensorProto.FLOAT, None)],
+        initializers=tables,
+    ).graph
+
+
+TABLE = models.tensor("table", np.zeros((7, 5), np.float32))
+SMALL = models.tensor("small", np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "bound"),
+    [
+        ([helper.make_node("Gather", ["table", "ids"], ["y"])], 7),
+        ([helper.make_node("Gather", ["table", "ids"], ["y"], axis=1)], 5),
+        ([helper.make_node("Gather", ["table", "ids"], ["y"], axis=-1)], 5),
+        ([helper.make_node("GatherElements", ["table", "ids"], ["y"], axis=1)], 5),
+        ([helper.make_node("GatherND", ["table", "ids"], ["y"])], 5),
+        ([helper.make_node("Gather", [t, "ids"], [f"y{t}"]) for t in ("table", "small")], 3),
+        (
+            [
+                helper.make_node("Cast", ["ids"], ["a"], to=TensorProto.INT32),
+                helper.make_node("Unsqueeze", ["a", "axes"], ["b"]),
+                helper.make_node("Concat", ["b", "b"], ["c"], axis=0),
+                helper.make_node("Gather", ["table", "c"], ["y"]),
+            ],
+            7,
+        ),
+        (
+            [
+                helper.make_node("Identity", ["table"], ["copy"]),
+                helper.make_node("Gather", ["copy", "ids"], ["y"]),
+            ],
+            7,
+        ),
+        (
+            [
+                helper.make_node("Constant", [], ["held"], value=SMALL),
+                helper.make_node("Gather", ["held", "ids"], ["y"]),
+            ],
+            3,
+        ),
+        ([helper.make_node("Gather", ["nowhere", "ids"], ["y"])], None),
+        (
+            [
+                helper.make_node("Add", ["ids", "ids"], ["a"]),
+                helper.make_node("Gather", ["table", "a"], ["y"]),
+            ],
+            None,
+        ),
+    ],
+)
+def test_indices_are_bounded_by_what_they_index(nodes: list[onnx.NodeProto], bound: int | None) -> None:
+    assert find_index_bounds(gather_net(nodes, TABLE, SMALL)) == ({} if bound is None else {"ids": bound})
+
+
+@pytest.mark.parametrize("operator", ["Gather", "GatherND", "Identity", "Cast", "Constant", "Where"])
+def test_a_node_that_lacks_its_inputs_is_left_for_onnxruntime_to_refuse(operator: str) -> None:
+    for inputs, outputs in (([], ["y"]), (["table"], []), (["table"], ["y"])):
+        assert find_index_bounds(gather_net([helper.make_node(operator, inputs, outputs)], TABLE)) == {}
+
+
+def test_an_index_used_in_a_branch_is_bounded_too() -> None:
+    gather = helper.make_node("Gather", ["table", "ids"], ["y"])
+    branch = helper.make_graph([gather], "branch", [], [models.value("y", TensorProto.FLOAT, None)])
+    choice = helper.make_node("If", ["yes"], ["z"], then_branch=branch, else_branch=branch)
+    assert find_index_bounds(gather_net([choice], TABLE)) == {"ids": 7}
+
+
+def test_fused_embeddings_bound_their_indices() -> None:
+    inputs = ["ids", "", "table", "small", "", "gamma", "beta", "", "ids"]
+    node = helper.make_node("EmbedLayerNormalization", inputs, ["y"], domain="com.microsoft")
+    assert find_index_bounds(gather_net([node], TABLE, SMALL)) == {"ids": 3}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (models.unknown_operator, "unknown operator Frobnicate in opset 17"),
+        (models.unknown_domain, "unknown operator com.example.nowhere:Relu"),
+        (models.future_opset, r"expected opset up to \d+ of ai.onnx, got 999"),
+        (models.future_ir, r"expected IR version up to \d+, got 999"),
+    ],
+)
+def test_what_onnxruntime_does_not_know_is_told(tmp_path: Path, build: Build, message: str) -> None:
+    path = models.write_model(build(), tmp_path / "m.onnx")
+    with pytest.raises(SourceError, match=rf"does not accept the model: m\n  {message}"):
+        check_accepted(path, name="m")
+
+
+def test_an_invalid_graph_is_told(tmp_path: Path) -> None:
+    model = models.conv_net()
+    model.graph.node[1].input[0] = "nowhere"
+    path = models.write_model(model, tmp_path / "m.onnx")
+    with pytest.raises(SourceError, match="nowhere"):
+        check_accepted(path, name="m")
+
+
+def test_a_good_model_is_accepted(tmp_path: Path) -> None:
+    check_accepted(models.write_external_model(models.conv_net(), tmp_path / "m.onnx"), name="m")
+
+
+def test_an_unknown_refusal_is_passed_on_without_places_in_sources() -> None:
+    said = (
+        "ONNX Runtime cannot load /x/m.onnx\n  Fail: [ONNXRuntimeError] : 1 : FAIL : "
+        "/onnxruntime_src/onnxruntime/core/x.cc:46 void onnxruntime::f(const std::string&) It is wrong."
+    )
+    reason, hint = explain_refusal(said)
+    assert reason == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
+    assert hint is None

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
+from pipeline.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
+from pipeline.tuning.objective import Figures, Objective
+
+figures = st.floats(min_value=0.001, max_value=1e6)
+rounds = st.lists(figures, min_size=3, max_size=15)
+
+# Milliseconds of ResNet-50 on two cores, five interleaved rounds: default, and mapped weights.
+DEFAULT_FIRST = (228.4, 231.9, 230.2, 263.0, 229.7)
+MAPPED_FIRST = (46.1, 47.3, 45.8, 46.0, 59.9)
+STEADY = (18.1, 18.0, 18.3, 18.0, 18.2)
+
+
+OBJECTIVE = Objective(1000)
+
+
+def samples(
+    first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
+) -> tuple[Figures, ...]:
+    return tuple(
+        Figures(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
+        for one, other in zip(first, steady, strict=True)
+    )
+
+
+def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(value * factor for value in values)
+
+
+def test_summary_of_five_processes_is_their_order_statistics() -> None:
+    summary = summarise((5.0, 1.0, 4.0, 2.0, 3.0))
+    assert (summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum) == (1, 2, 3, 4, 5)
+    assert summary.count == 5
+
+
+def test_summary_of_one_process_is_its_figure() -> None:
+    summary = summarise((7.5,))
+    assert {summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum} == {7.5}
+
+
+def test_nothing_measured_has_no_summary() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        summarise(())
+
+
+@given(rounds)
+def test_order_statistics_are_in_order(values: list[float]) -> None:
+    s = summarise(values)
+    assert s.minimum <= s.p25 <= s.median <= s.p75 <= s.maximum
+
+
+@given(st.lists(st.tuples(figures, figures), min_size=3, max_size=15))
+def test_no_two_plans_are_each_below_the_other(pairs: list[tuple[float, float]]) -> None:
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    assert not (separated(a, b) and separated(b, a))
+
+
+@given(rounds)
+def test_a_plan_is_never_separated_from_itself(values: list[float]) -> None:
+    assert not separated(values, values)
+
+
+def test_a_clear_gap_survives_one_disturbed_round_in_five() -> None:
+    disturbed = (*MAPPED_FIRST[:4], 5000.0)
+    assert separated(disturbed, DEFAULT_FIRST)
+
+
+def test_a_gap_within_the_spread_is_noise() -> None:
+    assert not separated((18.0, 19.5, 18.4, 20.1, 18.2), (18.1, 19.6, 18.5, 20.2, 18.3))
+
+
+def test_rounds_that_disagree_are_noise_though_the_quartiles_are_apart() -> None:
+    below = (1.0, 1.0, 1.0, 1.0, 50.0, 50.0)
+    above = (9.0, 9.0, 9.0, 9.0, 9.0, 9.0)
+    assert summarise(below[:4]).p75 < summarise(above).p25
+    assert not separated(below, above)
+
+
+def test_a_machine_that_slowed_down_half_way_proves_nothing() -> None:
+    default = (100.0, 101.0, 180.0, 181.0, 182.0)
+    assert not separated(scaled(default, 0.97), default)
+
+
+def test_equal_plans_are_called_different_in_under_an_eighth_of_comparisons() -> None:
+    random.seed(2)
+    for count in (3, 5, 9):
+        trials = [
+            separated(
+                [random.gauss(10, 1) for _ in range(count)], [random.gauss(10, 1) for _ in range(count)]
+            )
+            for _ in range(2000)
+        ]
+        assert sum(trials) < 2000 / 8
+
+
+def test_fewer_than_three_rounds_show_no_spread() -> None:
+    with pytest.raises(ValueError, match="three rounds"):
+        separated((1.0, 1.0), (2.0, 2.0))
+
+
+def test_rounds_of_one_plan_only_cannot_be_paired() -> None:
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        separated((1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0))
+
+
+def test_a_ratio_to_nothing_is_infinite() -> None:
+    assert ratio_of_medians((1.0,), (0.0,)) == float("inf")
+
+
+def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast() -> None:
+    decision = decide(
+        {
+            DEFAULT: samples(DEFAULT_FIRST),
+            "prepared": samples(MAPPED_FIRST),
+            "portable": samples(DEFAULT_FIRST),
+        },
+        candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == ("prepared", True)
+    assert "5.0× sooner" in decision.reason
+    assert "1.00×" in decision.reason
+
+
+def test_a_gain_within_the_noise_ships_the_default_and_says_so() -> None:
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(scaled(DEFAULT_FIRST, 0.999))},
+        candidates=("prepared",),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == (DEFAULT, False)
+    assert "not ready sooner beyond the noise" in decision.reason
+    assert "230" in decision.reason
+    said = "nothing prepared beats plain ONNX Runtime for 1000 runs per load: the bundle ships the source"
+    assert decision.reason.startswith(said)
+
+
+def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
+    decision = decide(
+        {
+            DEFAULT: samples(DEFAULT_FIRST),
+            "prepared": samples(MAPPED_FIRST, scaled(STEADY, 1.4)),
+            "portable": samples(scaled(MAPPED_FIRST, 1.5)),
+        },
+        candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == ("portable", True)
+    assert "prepared takes 1.40× the time per run" in decision.reason
+
+
+def test_a_plan_slower_per_run_by_less_than_the_allowance_ships() -> None:
+    prepared = samples(MAPPED_FIRST, scaled(STEADY, 1.025))
+    assert separated(STEADY, scaled(STEADY, 1.025))
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",), objective=OBJECTIVE
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise() -> None:
+    plans = {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}
+    for first, steady, shipped in (
+        (scaled(DEFAULT_FIRST, 0.999), STEADY, DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), scaled(STEADY, 1.4), DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), STEADY, "portable"),
+    ):
+        fallback = decide_fallback({**plans, "portable": samples(first, steady)}, objective=OBJECTIVE)
+        assert fallback is not None
+        assert (fallback.shipped, fallback.faster) == (shipped, shipped != DEFAULT)
+    assert decide_fallback(plans, objective=OBJECTIVE) is None
+
+
+def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
+        "portable": samples(DEFAULT_FIRST, private_mb=300.0),
+    }
+    fallback = decide_fallback(plans, objective=Objective(1000, max_private_mb=200.0))
+    assert fallback is not None
+    assert fallback.shipped == DEFAULT
+
+
+def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it() -> None:
+    default, first = samples(DEFAULT_FIRST), samples(MAPPED_FIRST, scaled(STEADY, 2.0))
+    alone = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST)}
+    assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    decision = decide({**alone, FIRST: first}, candidates=("prepared",), objective=OBJECTIVE)
+    assert (decision.shipped, decision.faster) == ("prepared", True)
+    assert "prepared with its first phase" in decision.reason
+    slow = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST, scaled(STEADY, 1.3)), FIRST: first}
+    assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+
+
+def test_a_start_that_all_have_in_common_does_not_hide_what_differs() -> None:
+    starts = {DEFAULT: (90.0, 140.0, 95.0, 150.0, 100.0), "prepared": (150.0, 95.0, 140.0, 90.0, 130.0)}
+    own = {DEFAULT: (50.0, 52.0, 49.0, 51.0, 50.0), "prepared": (30.0, 31.0, 29.0, 30.0, 30.0)}
+    measured = {
+        name: tuple(
+            Figures(start + one, 0.8 * one, 0.2 * one, 18.0, 100.0, 200.0)
+            for start, one in zip(starts[name], own[name], strict=True)
+        )
+        for name in starts
+    }
+    assert decide(measured, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    levelled = with_common_start(measured)
+    assert decide(levelled, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
+    assert levelled[DEFAULT][0].ready_ms == pytest.approx(115.0 + 50.0)
+
+
+def test_slower_runs_within_the_noise_do_not_count() -> None:
+    noisy = (18.0, 24.0, 17.9, 23.5, 18.9)
+    default = samples(DEFAULT_FIRST, (17.9, 23.9, 17.8, 18.0, 18.8))
+    decision = decide(
+        {DEFAULT: default, "prepared": samples(MAPPED_FIRST, noisy)},
+        candidates=("prepared",),
+        objective=OBJECTIVE,
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_a_failed_candidate_is_passed_over() -> None:
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)},
+        candidates=("tuned", "prepared"),
+        objective=OBJECTIVE,
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_without_a_default_nothing_is_claimed_to_be_faster() -> None:
+    decision = decide(
+        {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
+    )
+    assert (decision.shipped, decision.faster) == ("prepared", False)
+    assert "uncompared" in decision.reason
+
+
+def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load() -> None:
+    noisy = (18.0, 22.0, 17.9, 25.0, 18.5)
+    plans = {DEFAULT: samples(DEFAULT_FIRST, noisy), "prepared": samples(MAPPED_FIRST, scaled(noisy, 1.06))}
+    assert not separated(noisy, scaled(noisy, 1.06))
+    for runs, shipped in ((1000, DEFAULT), (2, "prepared")):
+        decision = decide(plans, candidates=("prepared",), objective=Objective(runs))
+        assert decision.shipped == shipped
+
+
+def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
+    default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
+    slow = samples(MAPPED_FIRST, (4.0,) * 5)
+    assert not separated([1.0, 1.0, 1.0, 4.5, 4.5], [4.0] * 5)
+    decision = decide({DEFAULT: default, "prepared": slow}, candidates=("prepared",), objective=OBJECTIVE)
+    assert decision.shipped == DEFAULT
+    assert "the time per run in steady state" in decision.reason
+
+
+def test_a_default_beyond_a_limit_is_no_way_out() -> None:
+    plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
+    limited = Objective(1000, max_private_mb=200.0)
+    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
+
+
+def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it() -> None:
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST),
+        "prepared": samples(MAPPED_FIRST, private_mb=300.0),
+        "portable": samples(scaled(MAPPED_FIRST, 1.5)),
+    }
+    decision = decide(
+        plans, candidates=("prepared", "portable"), objective=Objective(1000, max_private_mb=200.0)
+    )
+    assert decision.shipped == "portable"
+    assert "prepared exceeds its limits: private memory 300 MB, allowed 200" in decision.reason

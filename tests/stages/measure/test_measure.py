@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import Requirements, VersionRange
+from pipeline.bundle.manifest import SourceRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from pipeline.errors import StageError
+from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.verification.answers import Answers
+from pipeline.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
+from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
+from pipeline.stages.core.inputs.samples import Sample
+from pipeline.stages.core.results import FetchResult, MeasureResult, ModelInterface, OptimizeResult
+from pipeline.stages.measure.contenders import Contender, device_of, write_recipe
+from pipeline.stages.measure.stage import MeasureStage
+from pipeline.stages.verify.reference import ReferenceAnswers, write_reference
+from tests.builders import conv_net, if_net, matmul_net, write_external_model
+
+pytestmark = pytest.mark.slow
+
+SPEC = ModelSpec(
+    name="net",
+    source=SourceSpec(path="net.onnx"),
+    targets=("cpu",),
+    measure=MeasureSpec(rounds=3, cold_rounds=1, steady_s=0.01),
+    tune=TuneSpec(max_trials=0),
+)
+PROVIDERS = (ProviderRecord(CPU),)
+
+
+@pytest.fixture(autouse=True)
+def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def fetch_result(*, initializer_bytes: int = 1000) -> FetchResult:
+    source = SourceRecord(
+        kind="path",
+        location="net.onnx",
+        sha256="sha256:" + "0" * 64,
+        files=(),
+        opsets={"": 21},
+        ir_version=10,
+        operators={},
+        initializer_bytes=initializer_bytes,
+    )
+    return FetchResult("net.onnx", source, ModelInterface((), (), {}, external=False))
+
+
+def optimize_result() -> OptimizeResult:
+    return OptimizeResult(
+        model="net_optimized.onnx",
+        step="all",
+        ladder=(),
+        session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
+        providers=PROVIDERS,
+        requirements=Requirements(VersionRange("1.23"), (CPU,)),
+        onnxruntime="1.31.1",
+    )
+
+
+def upstream(folder: Path, result: object) -> Upstream:
+    return Upstream(folder, encode(result))
+
+
+def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC, fetched: FetchResult | None = None) -> Context:
+    """Lays out what the earlier stages leave, with graphs that ONNX Runtime itself wrote."""
+    folders = {name: tmp_path / name for name in ("fetch", "cpu", "portable", "verify", "out")}
+    for folder in folders.values():
+        folder.mkdir()
+    source = folders["fetch"] / "net.onnx"
+    onnx.save(conv_net(), str(source))
+    for variant, level in (("cpu", "ORT_ENABLE_ALL"), ("portable", "ORT_ENABLE_BASIC")):
+        plan = SessionPlan(str(source), SessionOptionsRecord(level), PROVIDERS)
+        write_recipe({"source": encode(plan), "model": str(folders[variant] / "net_optimized.onnx")})
+    sample = folders["verify"] / "image.npz"
+    write_tensors(sample, {"image": np.random.default_rng(0).random((2, 3, 16, 16), np.float32)})
+    samples = (Sample(str(sample), "image=[2, 3, 16, 16]", 1536),)
+    write_reference(folders["verify"], ReferenceAnswers(samples, Answers((), (), ((),)), ()))
+    said: list[str] = []
+    return Context(
+        plan=Plan(spec, ("cpu",), {}),
+        variant="cpu",
+        upstream={
+            TaskId("fetch"): upstream(folders["fetch"], fetched or fetch_result()),
+            TaskId("optimize", "cpu"): upstream(folders["cpu"], optimize_result()),
+            TaskId("optimize", "portable"): upstream(folders["portable"], optimize_result()),
+            TaskId("verify", "cpu"): Upstream(folders["verify"], {}),
+            TaskId("verify", "portable"): Upstream(folders["verify"], {}),
+        },
+        folder=folders["out"],
+        say=said.append,
+        kept=folders["out"] / "kept",
+    )
+
+
+def said(context: Context) -> list[str]:
+    lines: list[str] = context.say.__self__  # type: ignore[attr-defined]
+    return lines
+
+
+def measured(context: Context) -> tuple[Mapping[str, Any], MeasureResult]:
+    result = MeasureStage().run(context)
+    MeasureStage().ensures(context, result)
+    return result, decode(MeasureResult, result)
+
+
+def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path: Path) -> None:
+    context = build_context(tmp_path)
+    _, result = measured(context)
+    warm, cold = result.measurements
+    # A model this small may or may not be faster; if not, the rounds are doubled before that is believed.
+    assert warm.rounds == 6 or (warm.rounds, result.decision.shipped) == (3, "prepared")
+    assert (warm.cache, cold.cache, cold.rounds) == ("warm", "cold", 1)
+    for record in (warm, cold):
+        assert [figures.plan for figures in record.plans] == ["default", "prepared", "portable", "recipe"]
+        assert all(figures.init_ms.count == record.rounds for figures in record.plans)
+        assert record.shapes == "image=[2, 3, 16, 16]"
+        assert not record.skipped
+    for figures in warm.plans:
+        assert 0 < figures.init_ms.median < figures.first_result_ms.median
+        assert figures.private_mb.median > 0
+    assert (result.decision.reason in said(context)) == (result.decision.shipped != "prepared")
+
+
+def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path: Path) -> None:
+    spec = SPEC.model_copy(update={"measure": MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)})
+    context = build_context(tmp_path, spec=spec, fetched=fetch_result(initializer_bytes=2_000_000_000))
+    (tmp_path / "fetch" / "net.onnx").write_bytes(b"not a model")
+    _, result = measured(context)
+    (warm,) = result.measurements
+    assert [figures.plan for figures in warm.plans] == ["prepared", "portable"]
+    assert warm.skipped.keys() == {"default", "recipe"}
+    assert "2000000000 bytes" in warm.skipped["recipe"]
+    assert (result.decision.shipped, result.decision.faster) == ("prepared", False)
+    assert len([line for line in said(context) if line.startswith("default failed")]) == 1
+
+
+def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path: Path) -> None:
+    context = build_context(tmp_path, fetched=fetch_result(initializer_bytes=2_000_000_000))
+    (tmp_path / "cpu" / "net_optimized.onnx").write_bytes(b"")
+    with pytest.raises(StageError, match="prepared model failed"):
+        MeasureStage().run(context)
+
+
+def test_what_is_shipped_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    plan, kept = Plan(SPEC, ("cpu",), {}), tmp_path / "kept"
+    context = Context(plan, "cpu", {}, tmp_path / "out", lambda line: None, kept)
+    result = {
+        "measurements": [{"cache": "warm", "rounds": 3, "shapes": "", "plans": []}],
+        "decision": {"shipped": "prepared", "faster": True, "reason": ""},
+    }
+    with pytest.raises(StageError, match="without being measured"):
+        MeasureStage().ensures(context, result)
+
+
+def test_figures_are_taken_again_when_the_rounds_or_the_users_options_change() -> None:
+    plan = Plan(SPEC, ("cpu",), {})
+    longer = SPEC.model_copy(update={"measure": MeasureSpec(rounds=7)})
+    threads = SPEC.model_copy(update={"runtime": RuntimeSpec(intra_op_num_threads=1)})
+    keys = [
+        MeasureStage().key(dataclasses.replace(plan, spec=spec), "cpu") for spec in (SPEC, longer, threads)
+    ]
+    assert keys[0] == MeasureStage().key(plan, "cpu")
+    assert all(keys[0] != key for key in keys[1:])
+
+
+def test_a_longer_deadline_and_options_for_another_target_measure_nothing_again() -> None:
+    plan = Plan(SPEC, ("cpu",), {})
+    patient = SPEC.model_copy(update={"measure": SPEC.measure.model_copy(update={"timeout_s": 9.0})})
+    exact = SPEC.model_copy(update={"runtime": RuntimeSpec.model_validate({"cuda": {"use_tf32": 0}})})
+    for spec in (patient, exact):
+        assert MeasureStage().key(dataclasses.replace(plan, spec=spec), "cpu") == MeasureStage().key(
+            plan, "cpu"
+        )
+
+
+def test_the_sample_is_that_of_the_task_that_asked_the_source() -> None:
+    for targets, asked in ((("cuda", "cpu"), "cpu"), (("cuda",), "portable")):
+        required = MeasureStage().requires(Plan(SPEC, targets, {}), "cuda")
+        assert TaskId("verify", asked) in required
+        assert len(set(required)) == len(required)
+
+
+@pytest.mark.parametrize(
+    ("options", "device"), [(None, "cpu"), ({}, "cuda:0"), ({"device_id": "3"}, "cuda:3")]
+)
+def test_the_device_that_is_locked_is_the_one_that_runs(options: dict[str, str] | None, device: str) -> None:
+    gpu = () if options is None else (ProviderRecord(CUDA, options),)
+    plan = SessionPlan("net.onnx", SessionOptionsRecord("ORT_DISABLE_ALL"), (*gpu, *PROVIDERS))
+    assert device_of((Contender("prepared", plan, Path()),)) == device
+
+
+@pytest.mark.parametrize(
+    ("model", "feeds"),
+    [
+        (matmul_net(size=64), {"x": np.ones((2, 64), np.float32)}),
+        (if_net(size=4096), {"x": np.ones((2, 4096), np.float32)}),
+        (conv_net(channels=32), {"image": np.ones((1, 3, 16, 16), np.float32)}),
+    ],
+    ids=["main graph", "branches", "blocked layouts"],
+)
+def test_the_recipe_is_one_file_wherever_the_source_has_its_weights(
+    tmp_path: Path, model: onnx.ModelProto, feeds: dict[str, Any]
+) -> None:
+    source = write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
+    recipe = tmp_path / "b" / "recipe.onnx"
+    recipe.parent.mkdir()
+    write_recipe({"source": encode(default_plan(str(source))), "model": str(recipe)})
+    assert list(recipe.parent.iterdir()) == [recipe]
+    sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, recipe)]
+    expected, got = (session.run(None, feeds) for session in sessions)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5, atol=1e-6)

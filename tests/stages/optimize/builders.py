@@ -1,0 +1,198 @@
+"""Models as the stage prepares them, and their runs on a processor that is emulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.digest import digest_file
+from pipeline.bundle.loader_config import (
+    LOADER_SCHEMA_VERSION,
+    FileEntry,
+    Golden,
+    LoaderConfig,
+    Tolerance,
+    Variant,
+    write_loader_config,
+)
+from pipeline.bundle.manifest import SourceRecord
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
+from pipeline.stages.core.results import FetchResult, OptimizeResult
+from pipeline.stages.fetch.inspection import Inspection, inspect_model
+from pipeline.stages.optimize.stage import OptimizeStage
+from tests import builders as models
+
+ROOT = Path(__file__).resolve().parents[3]
+
+RUN = """
+import json, logging, sys
+import numpy as np
+from pipeline.runtime.machine.hardware import read_hardware
+from pipeline.runtime.loading.bundle_loader import open_bundle
+from pipeline.runtime.loading.session import build_session, default_plan, onnxruntime_errors
+
+warnings = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger("pipeline").addHandler(handler)
+bundle, image, unsafe = sys.argv[1:]
+feeds = {"image": np.load(image)}
+opened = open_bundle(bundle)
+try:
+    raw = build_session(default_plan(unsafe, level="ORT_DISABLE_ALL")).run(None, feeds)[0].tolist()
+except onnxruntime_errors() as error:
+    raw = str(error)
+print(json.dumps({
+    "variant": opened.variant.name,
+    "passed_over": [str(variant) for variant in opened.passed_over],
+    "scores": opened.session.run(None, feeds)[0].tolist(),
+    "unsafe": raw,
+    "level": opened.session.get_session_options().graph_optimization_level.name,
+    "warnings": warnings,
+    "features": read_hardware(gpus=False).cpu_features,
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A bundle, an input for it, and what its source answers."""
+
+    bundle: Path
+    image: Path
+    expected: Any
+
+
+def prepare(root: Path, *, channels: int) -> Prepared:
+    bundle = root / "bundle"
+    variants, model = [], models.conv_net(channels=channels)
+    for name in ("cpu", "portable"):
+        build = Build(root / name)
+        models.write_model(model, build.source / "model.onnx")
+        result = build.optimize(name, inputs={"image": {"shapes": [[1, 3, 16, 16]]}})
+        shutil.copytree(build.folder, bundle / name)
+        variants.append(make_variant(bundle, name, result))
+    image = np.random.default_rng(7).standard_normal((1, 3, 16, 16), np.float32)
+    write_tensors(bundle / "golden.npz", {"input:image": image})
+    golden = Golden(make_entry(bundle, "golden.npz"), Tolerance(1e-3, 1e-5))
+    fetched = build.fetched().interface
+    write_loader_config(
+        bundle,
+        LoaderConfig(LOADER_SCHEMA_VERSION, "net", fetched.inputs, fetched.outputs, golden, tuple(variants)),
+    )
+    np.save(root / "image.npy", image)
+    answers = open_bundle(bundle, target="portable").session.run(None, {"image": image})
+    return Prepared(bundle, root / "image.npy", answers[0])
+
+
+def make_variant(bundle: Path, name: str, result: OptimizeResult) -> Variant:
+    files = sorted(path for path in (bundle / name).iterdir())
+    return Variant(
+        name=name,
+        target="cpu",
+        model=f"{name}/{result.model}",
+        files=tuple(make_entry(bundle, f"{name}/{path.name}") for path in files),
+        session_options=result.session_options,
+        providers=result.providers,
+        requirements=result.requirements,
+    )
+
+
+def make_entry(bundle: Path, path: str) -> FileEntry:
+    return FileEntry(path, (bundle / path).stat().st_size, digest_file(bundle / path))
+
+
+def run_elsewhere(
+    prepared: Prepared, command: Sequence[str], *, packages: Path | None = None
+) -> dict[str, Any]:
+    """Loads and runs the bundle in another process, and returns what `RUN` prints.
+
+    Args:
+        prepared: The bundle.
+        command: The interpreter, and what emulates its processor before it.
+        packages: Folder of packages that come before the installed ones.
+    """
+    unsafe = prepared.bundle / "cpu" / "net_optimized.onnx"
+    path = (packages, ROOT, os.environ.get("PYTHONPATH"))
+    done = subprocess.run(
+        [*command, "-c", RUN, str(prepared.bundle), str(prepared.image), str(unsafe)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) for folder in path if folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def assert_falls_back(prepared: Prepared, answer: dict[str, Any], *, reason: str) -> None:
+    """Fails unless the fallback was loaded, said once, optimised in full, and answered correctly."""
+    assert answer["variant"] == "portable"
+    (warning,) = answer["warnings"]
+    assert "taking variant portable" in warning
+    assert reason in warning
+    assert answer["level"] == "ORT_ENABLE_ALL"
+    np.testing.assert_allclose(answer["scores"], prepared.expected, rtol=1e-4, atol=1e-6)
+
+
+class Build:
+    """A fetched model, and what optimising it comes to."""
+
+    def __init__(self, root: Path) -> None:
+        self.source = root / "fetch"
+        self.folder = root / "optimize"
+        self.said: list[str] = []
+
+    def optimize(self, variant: str = "cpu", **spec: Any) -> OptimizeResult:
+        context = self.context(variant, spec)
+        self.folder.mkdir()
+        stage = OptimizeStage()
+        result = stage.run(context)
+        stage.ensures(context, result)
+        return decode(OptimizeResult, json.loads(json.dumps(result, allow_nan=False)))
+
+    def context(self, variant: str, spec: Mapping[str, Any]) -> Context:
+        model = ModelSpec.model_validate({"name": "net", "source": {"path": "model.onnx"}, **spec})
+        return Context(
+            plan=Plan(model.located_in(self.source), ("cpu",), {}),
+            variant=variant,
+            upstream={TaskId("fetch"): Upstream(self.source, encode(self.fetched()))},
+            folder=self.folder,
+            say=self.said.append,
+            kept=self.folder / "kept",
+        )
+
+    def fetched(self) -> FetchResult:
+        request = {"model": str(self.source / "model.onnx"), "name": "net"}
+        found = decode(Inspection, inspect_model(request))
+        record = SourceRecord(
+            kind="path",
+            location="model.onnx",
+            sha256=digest_file(self.source / "model.onnx"),
+            files=tuple(
+                FileEntry(path.relative_to(self.source).as_posix(), path.stat().st_size, digest_file(path))
+                for path in sorted(self.source.rglob("*"))
+                if path.is_file()
+            ),
+            opsets=found.opsets,
+            ir_version=found.ir_version,
+            operators=found.operators,
+            initializer_bytes=found.initializer_bytes,
+        )
+        return FetchResult("model.onnx", record, found.interface)
+
+    def files(self) -> set[str]:
+        return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}

@@ -1,0 +1,411 @@
+"""Whatever the model, optimising ends in files that load and run, or in an error that says why not."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.loader_config import VersionRange
+from pipeline.bundle.session_record import SessionPlan
+from pipeline.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
+from pipeline.runtime.loading.session import CPU, build_session, default_plan
+from pipeline.runtime.probing.child import Reply, run_child
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core import provenance as tool_versions
+from pipeline.stages.core.contract import Plan
+from pipeline.stages.optimize import attempt as optimize
+from pipeline.stages.optimize import reload_check
+from pipeline.stages.optimize.stage import OptimizeStage
+from tests import builders as models
+from tests.stages.optimize.builders import Build
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+def write(build: Build, model: onnx.ModelProto) -> None:
+    models.write_model(model, build.source / "model.onnx")
+
+
+def shapes(name: str, *dims: int) -> dict[str, Any]:
+    return {"inputs": {name: {"shapes": [list(dims)]}}}
+
+
+IMAGE = shapes("image", 2, 3, 16, 16)
+
+
+def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build: Build) -> None:
+    write(build, models.conv_net(channels=32, classes=300))
+    result = build.optimize(**IMAGE)
+    assert result.step == "all"
+    assert [attempt.outcome for attempt in result.ladder] == ["taken"]
+    assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
+    assert result.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
+    assert result.ladder[0].peak_rss_bytes > 0
+    assert result.ladder[0].elapsed_ms > 0
+
+
+@pytest.mark.slow
+def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build: Build) -> None:
+    write(build, models.conv_net(channels=32))
+    result = build.optimize(**IMAGE)
+    (finding,) = result.ladder[0].findings
+    assert (finding.rule, finding.severity) == ("nchwc-layout", "requirement")
+    assert result.requirements.machine is not None
+    assert result.requirements.onnxruntime.below is not None
+
+
+def test_the_portable_variant_needs_nothing_of_a_machine(build: Build) -> None:
+    write(build, models.conv_net(channels=32))
+    result = build.optimize("portable", **IMAGE)
+    assert result.step == "basic"
+    assert result.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
+    assert result.requirements.machine is None
+    assert result.requirements.onnxruntime == VersionRange("1.23")
+    written = onnx.load(build.folder / result.model, load_external_data=False)
+    assert {node.domain for node in written.graph.node} == {""}
+
+
+@pytest.mark.slow
+def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_the_same(
+    build: Build,
+) -> None:
+    model = models.conv_net()
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Gelu", ["conv"], ["relu"], domain="com.microsoft"))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    write(build, model)
+    result = build.optimize("portable", **IMAGE)
+    assert result.step == "basic"
+    assert result.requirements.machine is None
+    assert result.requirements.onnxruntime.below is None
+    written = onnx.load(build.folder / result.model, load_external_data=False)
+    assert {node.domain for node in written.graph.node} == {"", "com.microsoft"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "spec"),
+    [
+        pytest.param(models.if_net(), shapes("x", 2, 4), id="initializers in branches"),
+        pytest.param(models.loop_net(), {}, id="initializers in a loop"),
+        pytest.param(models.half_net(), shapes("x", 2, 8), id="float16"),
+        pytest.param(models.bfloat16_net(), {}, id="bfloat16"),
+        pytest.param(models.int8_net(), shapes("x", 2, 8), id="int8"),
+        pytest.param(models.function_net(), shapes("x", 2, 4), id="a function"),
+        pytest.param(models.zero_inputs(), {}, id="no inputs"),
+        pytest.param(
+            models.string_input(), {"inputs": {"words": {"shapes": [[3]], "values": ["low"]}}}, id="strings"
+        ),
+    ],
+)
+def test_every_shape_of_model_is_prepared_at_the_first_step(
+    build: Build, model: onnx.ModelProto, spec: dict[str, Any]
+) -> None:
+    write(build, model)
+    result = build.optimize(**spec)
+    assert result.step == "all"
+    # Nothing here is large enough to be mapped, and an empty data file is never left.
+    assert build.files() == {"net_optimized.onnx"}
+
+
+@pytest.mark.slow
+def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build: Build) -> None:
+    models.write_external_model(models.matmul_net(size=128), build.source / "model.onnx")
+    result = build.optimize(**shapes("x", 2, 128))
+    assert result.step == "all"
+    assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
+    assert (build.folder / "net_optimized.onnx.data").stat().st_size >= 2 * 128 * 128 * 4
+
+
+@pytest.mark.slow
+def test_the_prepared_file_answers_as_its_source(build: Build) -> None:
+    write(build, models.matmul_net(size=128))
+    result = build.optimize(**shapes("x", 2, 128))
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 128), np.float32)}
+    plans = [
+        SessionPlan(str(path), result.session_options, result.providers)
+        for path in (build.folder / result.model, build.source / "model.onnx")
+    ]
+    prepared, source = (build_session(plan).run(None, feeds)[0] for plan in plans)
+    np.testing.assert_allclose(prepared, source, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_old_models_merged_constants_do_not_become_inputs(build: Build) -> None:
+    """Up to IR version 3 initializers are inputs too, and stay listed when equal ones are merged."""
+    nodes = [
+        onnx.helper.make_node("Reshape", ["x", "first"], ["flat"]),
+        onnx.helper.make_node("Relu", ["flat"], ["positive"]),
+        onnx.helper.make_node("Reshape", ["positive", "second"], ["y"]),
+    ]
+    shape = np.array([-1, 4], np.int64)
+    model = models.build_model(
+        nodes,
+        inputs=[
+            models.value("x", onnx.TensorProto.FLOAT, ["batch", 4]),
+            *(models.value(name, onnx.TensorProto.INT64, [2]) for name in ("first", "second")),
+        ],
+        outputs=[models.value("y", onnx.TensorProto.FLOAT, ["batch", 4])],
+        initializers=[models.tensor(name, shape) for name in ("first", "second")],
+    )
+    model.ir_version = 3
+    model.opset_import[0].version = 8
+    write(build, model)
+    result = build.optimize(**shapes("x", 2, 4))
+    assert result.step == "all"
+    assert [(finding.rule, finding.severity) for finding in result.ladder[0].findings] == [
+        ("interface", "repaired")
+    ]
+
+
+@pytest.mark.slow
+def test_the_users_options_go_with_the_result(build: Build) -> None:
+    write(build, models.two_inputs())
+    result = build.optimize(
+        inputs={name: {"shapes": [[2, 4]]} for name in ("left", "right")},
+        runtime={"intra_op_num_threads": 1, "session_config": {"session.intra_op.allow_spinning": 0}},
+        optimize={"level": "extended"},
+    )
+    assert result.step == "extended"
+    assert result.session_options.attributes == {"intra_op_num_threads": 1}
+    assert result.session_options.config_entries == {"session.intra_op.allow_spinning": "0"}
+    assert [provider.name for provider in result.providers] == [CPU]
+
+
+@pytest.mark.slow
+def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
+    write(build, models.conv_net(channels=32))
+    result = build.optimize(**IMAGE, optimize={"disabled_optimizers": ["NchwcTransformer"]})
+    assert result.step == "all"
+    assert result.ladder[0].findings == ()
+
+
+def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) -> None:
+    model = models.matmul_net(size=64)
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "h_CUDAExecutionProvider"
+    models.write_external_model(model, build.source / "model.onnx", location="parts/weights.bin")
+    result = build.optimize(**shapes("x", 2, 64))
+    assert [attempt.step for attempt in result.ladder] == [
+        "all",
+        "all-reduced",
+        "extended",
+        "basic",
+        "source",
+    ]
+    assert all("provider-name" in attempt.outcome for attempt in result.ladder[:-1])
+    assert result.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
+    assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}
+    # Its weights are no second copy, and lying where the source has them is no hazard of the source.
+    assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
+    assert {finding.rule for finding in result.ladder[-1].findings} == {"provider-name"}
+    assert len(build.said) == 4
+
+
+@pytest.mark.slow
+def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_taken(build: Build) -> None:
+    model = models.if_net(size=4096)
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "sum_CUDAExecutionProvider"
+    source = models.write_external_model(model, build.source / "model.onnx")
+    result = build.optimize(**shapes("x", 2, 4096))
+    assert result.step == "source"
+    for path in (source, build.folder / result.model):
+        build_session(default_plan(str(path)))
+
+
+@pytest.mark.parametrize("failure", [ChildError("child process died: SIGSEGV"), LoadError("refused")])
+def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
+    build: Build, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
+            (build.folder / ".attempt" / "net_optimized.onnx").touch()
+            raise failure
+        return run_child(name, request, **options)
+
+    monkeypatch.setattr(optimize, "run_child", run)
+    result = build.optimize()
+    assert [attempt.step for attempt in result.ladder] == ["all", "all-reduced", "extended"]
+    assert result.ladder[0].outcome in str(failure)
+    assert build.files() == {"net_optimized.onnx"}
+
+
+@pytest.mark.slow
+def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
+            raise LoadError("refused")
+        return run_child(name, request, **options)
+
+    monkeypatch.setattr(reload_check, "run_child", run)
+    result = build.optimize("portable")
+    assert [attempt.step for attempt in result.ladder] == ["basic", "basic-only"]
+    assert result.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
+
+
+@pytest.mark.slow
+def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        return run_child("tests.runtime.probing.fakes:kill_itself", {"signal": int(signal.SIGKILL)})
+
+    monkeypatch.setattr(optimize, "run_child", run)
+    with pytest.raises(ChildKilledError, match="SIGKILL"):
+        build.optimize()
+    assert build.files() == set()
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build: Build) -> None:
+    write(build, models.matmul_net(size=128))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StageError, match=r"no room for the optimised model .*\n  expected \d+ bytes"):
+            build.optimize(inputs={"x": {"shapes": [[1, 128]]}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        reply = run_child(name, request, **options)
+        written = Path(request["folder"]) / request["model"]
+        written.write_bytes(written.read_bytes()[:40])
+        return reply
+
+    monkeypatch.setattr(optimize, "run_child", run)
+    with pytest.raises(StageError) as caught:
+        build.optimize(optimize={"level": "basic"})
+    assert "basic, source: ONNX Runtime cannot load" in caught.value.message
+    assert build.files() == set()
+
+
+@pytest.mark.slow
+def test_a_model_that_no_step_can_load_fails_with_every_reason(build: Build) -> None:
+    write(build, models.unknown_operator())
+    with pytest.raises(StageError) as caught:
+        build.optimize(**shapes("x", 2, 4), optimize={"level": "extended"})
+    assert "\n  extended, basic: ONNX Runtime cannot load" in caught.value.message
+    assert "\n  source: ONNX Runtime cannot load" in caught.value.message
+    assert "Frobnicate" in caught.value.message
+    assert str(caught.value.hint).startswith("ORTPREP_LOG=debug ortprep prepare ")
+    assert build.files() == set()
+
+
+@pytest.mark.slow
+def test_a_child_that_takes_too_long_is_a_reason_too(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(build, models.zero_inputs())
+
+    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+        # Its own work may be done in time if the deadline is noticed late.
+        return run_child("tests.runtime.probing.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+
+    monkeypatch.setattr(optimize, "run_child", run)
+    with pytest.raises(StageError, match=r"took too long"):
+        build.optimize(optimize={"level": "basic", "timeout_s": 0.01})
+    assert build.files() == set()
+
+
+def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(build: Build) -> None:
+    write(build, models.string_input())
+    with pytest.raises(SpecError, match="words"):
+        build.optimize(**shapes("words", 3))
+    assert build.said == []
+
+
+def test_a_file_too_many_or_too_few_is_noticed(build: Build) -> None:
+    write(build, models.zero_inputs())
+    encoded = encode(build.optimize())
+    context = build.context("cpu", {})
+    (build.folder / "left-over").touch()
+    with pytest.raises(StageError, match="left-over"):
+        OptimizeStage().ensures(context, encoded)
+    (build.folder / "left-over").unlink()
+    (build.folder / "net_optimized.onnx").unlink()
+    with pytest.raises(StageError, match=r"missing \['net_optimized.onnx'\]"):
+        OptimizeStage().ensures(context, encoded)
+
+
+def key(variant: str = "cpu", *, folder: Path = Path(), **spec: Any) -> str:
+    model = ModelSpec.model_validate({"name": "net", "source": {"path": "m"}, **spec}).located_in(folder)
+    return json.dumps(OptimizeStage().key(Plan(model, ("cpu",), {}), variant), sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("variant", "spec"),
+    [
+        ("cpu", {"optimize": {"timeout_s": 5}}),
+        ("cpu", {"runtime": {"cuda": {"use_tf32": 0}}}),
+        ("cpu", {"verify": {"seed": 3, "rtol": 0.5}}),
+        ("cpu", {"measure": {"rounds": 9}}),
+    ],
+)
+def test_nothing_is_optimised_again_for_what_does_not_decide_the_graph(
+    variant: str, spec: dict[str, Any]
+) -> None:
+    assert key(variant, **spec) == key(variant)
+
+
+def test_the_sample_that_the_reload_is_fed_is_part_of_the_key(tmp_path: Path) -> None:
+    keys = []
+    for value in (0.0, 1.0):
+        np.savez(tmp_path / "0.npz", x=np.full(3, value))
+        keys.append(key(folder=tmp_path, samples="*.npz"))
+    assert len({key(), *keys}) == 3
+
+
+def test_one_version_of_two_distributions_is_not_one_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for installed in (
+        {"onnxruntime": "1.31.1"},
+        {"onnxruntime-gpu": "1.31.1"},
+        {"onnxruntime-gpu": "1.31.2"},
+    ):
+        monkeypatch.setattr(tool_versions, "installed_version", installed.get)
+        keys.append(key())
+    assert len(set(keys)) == 3
+
+
+def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build: Build) -> None:
+    write(build, models.conv_net())
+    with pytest.raises(SpecError, match=r"inputs\.image\.shapes"):
+        build.optimize(**shapes("image", 2, 3, 16))
+    assert build.files() == set()
+
+
+def test_the_key_tells_variants_options_and_versions_apart(build: Build) -> None:
+    assert key() == key()
+    different = [
+        key(optimize={"level": "basic"}),
+        key(optimize={"disabled_optimizers": ["ConvAddFusion"]}),
+        key(runtime={"intra_op_num_threads": 2}),
+        key(inputs={"x": {"shapes": [[1]]}}),
+    ]
+    assert len({key(), *different}) == 5

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.session_record import ProviderRecord, SessionPlan
+from pipeline.errors import StageError
+from pipeline.runtime.loading.session import CPU, CUDA
+from pipeline.spec.models import RuntimeSpec
+from pipeline.stages.optimize.ladder import Step
+from pipeline.stages.optimize.session_plans import (
+    loading_options,
+    loading_providers,
+    saving_plan,
+    step_options,
+)
+
+STEP = Step("all", "ORT_ENABLE_ALL", ("ConvAddFusion",))
+DISABLED = "optimization.disable_specified_optimizers"
+
+
+def plan_saving(runtime: RuntimeSpec, variant: str = "cpu", step: Step = STEP) -> SessionPlan:
+    return saving_plan(
+        runtime, variant, step, source=Path("/in/net.onnx"), model=Path("/out/net_optimized.onnx")
+    )
+
+
+def test_jobs_get_the_options_the_user_asked_for() -> None:
+    runtime = RuntimeSpec(
+        intra_op_num_threads=3,
+        enable_cpu_mem_arena=False,
+        execution_mode="ORT_PARALLEL",
+        session_config={"session.intra_op.allow_spinning": False},
+    )
+    options = loading_options(runtime, level="ORT_DISABLE_ALL")
+    assert options.attributes == {
+        "intra_op_num_threads": 3,
+        "enable_cpu_mem_arena": False,
+        "execution_mode": "ORT_PARALLEL",
+    }
+    assert options.config_entries == {"session.intra_op.allow_spinning": "0"}
+
+
+def test_cuda_options_are_for_the_cuda_variant_alone() -> None:
+    runtime = RuntimeSpec(cuda={"use_tf32": 0})
+    assert loading_providers(runtime, "cuda") == (
+        ProviderRecord(CUDA, {"use_tf32": "0"}),
+        ProviderRecord(CPU),
+    )
+    for variant in ("cpu", "portable"):
+        assert loading_providers(runtime, variant) == (ProviderRecord(CPU),)
+
+
+def test_cpu_is_not_named_where_the_user_forbids_it() -> None:
+    runtime = RuntimeSpec(session_config={"session.disable_cpu_ep_fallback": "1"})
+    assert [provider.name for provider in loading_providers(runtime, "cuda")] == [CUDA]
+
+
+def test_of_the_cuda_options_only_the_device_reaches_the_saving_session() -> None:
+    plan = plan_saving(RuntimeSpec(cuda={"device_id": 1, "prefer_nhwc": 1}), "cuda")
+    assert plan.providers[0] == ProviderRecord(CUDA, {"device_id": "1"})
+
+
+def test_the_data_file_is_named_relative_to_the_model() -> None:
+    entries = plan_saving(RuntimeSpec()).session_options.config_entries
+    name = entries["session.optimized_model_external_initializers_file_name"]
+    assert name == "net_optimized.onnx.data"
+
+
+def test_optimizers_are_left_out_by_step_and_by_user_together_separated_by_semicolons() -> None:
+    plan = plan_saving(RuntimeSpec(session_config={DISABLED: "GeluFusionL2;ConvAddFusion"}))
+    assert plan.session_options.config_entries[DISABLED] == "ConvAddFusion;GeluFusionL2"
+
+
+def test_what_the_user_leaves_out_is_left_out_of_loads_that_optimise() -> None:
+    for level, disabled in (("ORT_DISABLE_ALL", None), ("ORT_ENABLE_ALL", "ConvAddFusion")):
+        options = step_options(RuntimeSpec(), replace(STEP, loading_level=level))
+        assert options.graph_optimization_level == level
+        assert options.config_entries.get(DISABLED) == disabled
+
+
+def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted() -> None:
+    wanted = RuntimeSpec(session_config={"session.save_external_prepacked_constant_initializers": "1"})
+    assert plan_saving(RuntimeSpec()).session_options.config_entries["session.disable_prepacking"] == "1"
+    assert "session.disable_prepacking" not in plan_saving(wanted).session_options.config_entries
+
+
+def test_the_source_is_not_written() -> None:
+    with pytest.raises(StageError, match="source"):
+        plan_saving(RuntimeSpec(), step=Step("source", None))

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.loader_config import VersionRange
+from pipeline.bundle.session_record import SessionOptionsRecord
+from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
+from pipeline.errors import PipelineError, StageError
+from pipeline.runtime.loading.session import CPU, build_session, default_plan
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.contract import Context, Plan, TaskId
+from pipeline.stages.core.results import OptimizeResult, TuneResult
+from pipeline.stages.optimize.attempt import job_of
+from pipeline.stages.tune.artefacts import Artefacts, readable_by
+from pipeline.stages.tune.model_features import measure_width, read_features
+from pipeline.stages.tune.stage import TuneStage
+from tests import builders as models
+from tests.stages.measure.test_measure import optimize_result
+from tests.stages.optimize.builders import Build
+
+
+def spec(**sections: Any) -> ModelSpec:
+    return ModelSpec.model_validate(
+        {"name": "net", "source": {"path": "model.onnx"}, "targets": ["cpu"], **sections}
+    )
+
+
+def plan(**sections: Any) -> Plan:
+    return Plan(spec(**sections), ("cpu",), {})
+
+
+def test_no_trials_are_no_task() -> None:
+    assert TuneStage().variants(plan()) == ("cpu",)
+    assert TuneStage().variants(plan(tune={"max_trials": 0})) == ()
+
+
+def test_a_target_is_searched_once_it_is_verified() -> None:
+    required = TuneStage().requires(Plan(spec(), ("cuda",), {}), "cuda")
+    assert required == (
+        TaskId("fetch"),
+        TaskId("optimize", "cuda"),
+        TaskId("verify", "cuda"),
+        TaskId("verify", "portable"),
+    )
+    assert len(set(TuneStage().requires(plan(), "cpu"))) == 3
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"tune": {"runs_per_load": 1}},
+        {"tune": {"space": {"form": ["ort"]}}},
+        {"tune": {"seed": 1}},
+        {"verify": {"rtol": 0.5}},
+        {"optimize": {"disabled_optimizers": ["NchwcTransformer"]}},
+        {"runtime": {"intra_op_num_threads": 1}},
+    ],
+)
+def test_whatever_decides_a_search_makes_it_anew(sections: dict[str, Any]) -> None:
+    assert TuneStage().key(plan(**sections), "cpu") != TuneStage().key(plan(), "cpu")
+
+
+@pytest.mark.parametrize(
+    "sections", [{"tune": {"timeout_s": 9}}, {"verify": {"seed": 3}}, {"measure": {"rounds": 9}}]
+)
+def test_what_decides_nothing_of_a_search_leaves_it(sections: dict[str, Any]) -> None:
+    assert TuneStage().key(plan(**sections), "cpu") == TuneStage().key(plan(), "cpu")
+
+
+def traits_of(model: onnx.ModelProto, tmp_path: Path) -> Any:
+    path = models.write_model(model, tmp_path / "net.onnx")
+    return read_features(path, initializer_bytes=7, fixed_shapes=True)
+
+
+def test_the_traits_of_a_convolution_net(tmp_path: Path) -> None:
+    features = traits_of(models.conv_net(), tmp_path)
+    assert features.has_convolutions
+    assert not features.has_1d_convolutions
+    assert not features.has_control_flow
+    assert (features.initializer_bytes, features.fixed_shapes, features.width) == (7, True, 1)
+
+
+def test_the_traits_of_a_1d_convolution_and_of_a_loop(tmp_path: Path) -> None:
+    kernel = models.tensor("w", np.ones((2, 3, 5), np.float32))
+    wave = models.build_model(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        inputs=[models.value("x", TensorProto.FLOAT, [1, 3, 9])],
+        outputs=[models.value("y", TensorProto.FLOAT, [1, 2, 5])],
+        initializers=[kernel],
+    )
+    assert traits_of(wave, tmp_path).has_1d_convolutions
+    features = traits_of(models.loop_net(), tmp_path)
+    assert features.has_control_flow
+    assert "MatMul" in features.operators  # of the body
+
+
+def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other() -> None:
+    def net(*nodes: onnx.NodeProto) -> onnx.GraphProto:
+        return models.build_model(nodes, inputs=[], outputs=[]).graph
+
+    def relu(source: str, to: str) -> onnx.NodeProto:
+        return helper.make_node("Relu", [source], [to])
+
+    assert measure_width(net()) == 0
+    assert measure_width(net(relu("x", "a"), relu("a", "b"))) == 1
+    assert measure_width(net(relu("x", "a"), relu("x", "b"), relu("a", "c"))) == 2
+    shape = helper.make_node("Shape", ["x"], ["s"])
+    assert measure_width(net(relu("x", "a"), shape)) == 1
+
+
+def test_onnx_runtimes_own_format_is_for_the_version_that_wrote_it(artefacts: Artefacts) -> None:
+    versions = VersionRange("1.23", "1.99")
+    written = artefacts.get("ort", "all")
+    major, minor, *_ = written.saved.onnxruntime.split(".")
+    assert readable_by(written, versions) == VersionRange(f"{major}.{minor}", f"{major}.{int(minor) + 1}")
+    assert readable_by(artefacts.get("mapped", "all"), versions) == versions
+
+
+@pytest.fixture(scope="module")
+def optimized(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    build = Build(tmp_path_factory.mktemp("optimized"))
+    models.write_model(models.matmul_net(size=128), build.source / "model.onnx")
+    assert build.optimize(inputs={"x": {"shapes": [[1, 128]]}}).step == "all"
+    return build
+
+
+@pytest.fixture
+def context(optimized: Build, tmp_path: Path) -> Context:
+    optimized.said.clear()
+    return context_in(optimized, tmp_path)
+
+
+def context_in(optimized: Build, folder: Path) -> Context:
+    return dataclasses.replace(optimized.context("cpu", {}), folder=folder, kept=folder / "kept")
+
+
+def artefacts_of(optimized: Build, context: Context) -> Artefacts:
+    return Artefacts(job_of(context), optimized.folder, "all", context.kept, context.say)
+
+
+@pytest.fixture(scope="module")
+def artefacts(optimized: Build, tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
+    """Every test's, so that each form is written once."""
+    return artefacts_of(optimized, context_in(optimized, tmp_path_factory.mktemp("artefacts")))
+
+
+def test_the_verified_file_is_taken_as_it_is(optimized: Build, context: Context) -> None:
+    assert artefacts_of(optimized, context).get("mapped", "all").folder == optimized.folder
+    assert not context.kept.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["inline", "prepacked", "ort"])
+def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts: Artefacts, form: str) -> None:
+    feeds = {"x": np.random.default_rng(0).random((3, 128), np.float32)}
+    found = [
+        build_session(default_plan(str(artefacts.get(name, "all").path), CPU, level="ORT_DISABLE_ALL")).run(
+            None, feeds
+        )[0]
+        for name in ("mapped", form)
+    ]
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.slow
+def test_what_an_interrupted_run_has_written_is_taken_over_and_what_it_half_wrote_is_not(
+    optimized: Build, context: Context
+) -> None:
+    artefacts = artefacts_of(optimized, context)
+    written = artefacts.get("ort", "all")
+    artefacts.get("ort", "all")
+    assert optimized.said == ["writing ort, all"]
+    assert artefacts_of(optimized, context).get("ort", "all") == written
+    assert optimized.said == ["writing ort, all"]
+
+    for description in context.kept.rglob("*.described"):
+        description.unlink()
+    written.path.write_bytes(b"half")
+    assert artefacts_of(optimized, context).get("ort", "all") == written
+    assert written.path.stat().st_size > 1000
+    assert optimized.said == ["writing ort, all"] * 2
+
+
+@pytest.mark.slow
+def test_a_level_that_is_not_there_fails_each_time_with_its_reason(
+    optimized: Build, context: Context
+) -> None:
+    artefacts = artefacts_of(optimized, context)
+    for _ in range(2):
+        with pytest.raises(StageError, match="no such level: 'utmost'"):
+            artefacts.get("inline", "utmost")
+    assert not list(context.kept.rglob("*.described"))
+    assert len(optimized.said) <= 2
+
+
+@pytest.mark.slow
+def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
+    optimized: Build, context: Context, tmp_path: Path
+) -> None:
+    prepared = tmp_path / "prepared"
+    shutil.copytree(optimized.folder, prepared)
+    artefacts = Artefacts(job_of(context), prepared, "all", context.kept, context.say)
+    artefacts.get("mapped", "all")
+    (prepared / "net_optimized.onnx").write_bytes(b"damaged")
+    with pytest.raises(PipelineError):
+        artefacts.get("ort", "all")
+    assert [path.name for path in (context.kept / "artefacts").iterdir()] == []
+
+
+def outcome(prepared: OptimizeResult, *, failure: str | None) -> dict[str, Any]:
+    trial = TrialRecord(
+        0, "base", {"form": "mapped"}, SessionOptionsRecord("ORT_DISABLE_ALL"), (), None, failure
+    )
+    record = TuningRecord(
+        runs_per_load=1,
+        limits={},
+        knobs={},
+        combinations=1,
+        trials=(trial,),
+        chosen=0,
+        beats_default=False,
+        reason="",
+        ended="",
+        noise=0.0,
+        elapsed_s=0.0,
+    )
+    return dict(encode(TuneResult(prepared, record)))
+
+
+def test_a_plan_that_failed_is_never_handed_on(context: Context) -> None:
+    with pytest.raises(StageError, match="a plan was chosen that failed: SIGSEGV"):
+        TuneStage().ensures(context, outcome(optimize_result(), failure="SIGSEGV"))

@@ -1,0 +1,462 @@
+"""Verification lets no wrong answer through, and says which one it was."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bundle.codec import decode, encode
+from pipeline.bundle.loader_config import Requirements, TensorSpec, VersionRange
+from pipeline.bundle.manifest import SourceRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.errors import SpecError, StageError, VerificationError
+from pipeline.runtime.loading.session import CPU
+from pipeline.runtime.probing.child import Reply
+from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
+from pipeline.runtime.verification import answers
+from pipeline.spec.models import ModelSpec
+from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
+from pipeline.stages.core.inputs import samples
+from pipeline.stages.core.results import FetchResult, ModelInterface, OptimizeResult, VerifyResult
+from pipeline.stages.verify import golden, stage
+from pipeline.stages.verify.stage import VerifyStage
+from tests import builders as models
+
+Options = Mapping[str, Any]
+
+
+class Build:
+    """A source and a candidate on disk, and what verifying one against the other comes to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
+        self.folder = root / "verify"
+
+    def verify(
+        self, source: onnx.ModelProto, candidate: onnx.ModelProto | None = None, **spec: Any
+    ) -> VerifyResult:
+        models.write_external_model(source, self.root / "fetch" / "model.onnx")
+        if candidate is not None:
+            models.write_external_model(candidate, self.candidate)
+        return self.verify_files(source, **spec)
+
+    @property
+    def candidate(self) -> Path:
+        return self.root / "optimize" / "model.onnx"
+
+    def verify_files(self, source: onnx.ModelProto, *, step: str = "all", **spec: Any) -> VerifyResult:
+        if not self.candidate.exists():
+            models.write_external_model(source, self.candidate)
+        self.folder.mkdir()
+        return self._run(self._context(source, step, spec))
+
+    def verify_portable(self, source: onnx.ModelProto, **spec: Any) -> VerifyResult:
+        """Verifies the same file as the portable variant, as the graph would afterwards."""
+        moved = self.folder.rename(self.root / "verify-cpu")
+        folder = self.root / "verify-portable"
+        folder.mkdir()
+        context = self._context(source, "basic", spec)
+        upstream = {
+            TaskId("fetch"): context.upstream[TaskId("fetch")],
+            TaskId("optimize", "portable"): context.upstream[TaskId("optimize", "cpu")],
+            TaskId("verify", "cpu"): Upstream(moved, {}),
+        }
+        assert upstream.keys() == set(VerifyStage().requires(context.plan, "portable"))
+        return self._run(replace(context, variant="portable", upstream=upstream, folder=folder))
+
+    def _run(self, context: Context) -> VerifyResult:
+        result = VerifyStage().run(context)
+        VerifyStage().ensures(context, result)
+        return decode(VerifyResult, json.loads(json.dumps(result, allow_nan=False)))
+
+    def _context(self, source: onnx.ModelProto, step: str, spec: Options) -> Context:
+        model = ModelSpec.model_validate({"name": "m", "source": {"path": "model.onnx"}, **spec})
+        fetched = FetchResult(
+            "model.onnx", SourceRecord("path", "", "", (), {}, 8, {}, 0), interface_of(source)
+        )
+        optimized = OptimizeResult(
+            model="model.onnx",
+            step=step,
+            ladder=(),
+            session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
+            providers=(ProviderRecord(CPU),),
+            requirements=Requirements(VersionRange("1.23"), (CPU,)),
+            onnxruntime="1.31.1",
+        )
+        return Context(
+            plan=Plan(model.located_in(self.root), ("cpu",), {}),
+            variant="cpu",
+            upstream={
+                TaskId("fetch"): Upstream(self.root / "fetch", encode(fetched)),
+                TaskId("optimize", "cpu"): Upstream(self.root / "optimize", encode(optimized)),
+            },
+            folder=self.folder,
+            say=self.said.append,
+            kept=self.folder / "kept",
+        )
+
+
+@pytest.fixture
+def build_in_children(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Does the children's work in this process: what is compared is the same, without their starting."""
+    for module in (answers, samples):
+        monkeypatch.setattr(module, "run_child", run_here)
+    return Build(tmp_path)
+
+
+def run_here(function: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> Reply:
+    module, _, name = function.partition(":")
+    value = getattr(importlib.import_module(module), name)(json.loads(json.dumps(request)))
+    return Reply(json.loads(json.dumps(value)), started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
+
+
+def interface_of(model: onnx.ModelProto) -> ModelInterface:
+    def describe(value: onnx.ValueInfoProto) -> TensorSpec:
+        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+        dims = value.type.tensor_type.shape.dim
+        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims)
+        return TensorSpec(value.name, {"float": "float32"}.get(kind, kind), shape)
+
+    inputs, outputs = (tuple(map(describe, values)) for values in (model.graph.input, model.graph.output))
+    return ModelInterface(inputs, outputs, {"ids": 11}, external=True)
+
+
+IMAGE: Options = {"inputs": {"image": {"shapes": [[2, 3, 16, 16], [1, 3, 16, 16]]}}}
+LEFT: Options = {"inputs": {"left": {"shapes": [[2, 4], [3, 4]]}}}
+
+
+def changed(model: onnx.ModelProto, edit: Callable[[onnx.GraphProto], object]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    edit(copy.graph)
+    return copy
+
+
+def test_a_source_that_was_only_copied_is_equal_in_every_sample(build_in_children: Build) -> None:
+    build = build_in_children
+    record = build.verify(models.conv_net(), **IMAGE).record
+    assert record.samples == 2
+    assert record.inputs == "seeded"
+    assert [error.output for error in record.errors] == ["scores"]
+    assert record.errors[0].max_abs < 1e-6
+    assert 0 < record.errors[0].worst_expected < 1
+    assert record.noise_floor[0].ratio < 1
+    names = {path.name for path in build.folder.iterdir()}
+    assert names == {"golden.npz", "reference", "reference.json", "samples"}
+
+
+def test_the_source_is_asked_once_for_all_variants(build: Build) -> None:
+    first = build.verify(models.conv_net(), **IMAGE)
+    build.said.clear()
+    (build.root / "fetch" / "model.onnx").unlink()
+    second = build.verify_portable(models.conv_net(), **IMAGE)
+    assert second.record == first.record
+    assert build.said == ["source on CPU: as verify/cpu was answered", "prepared model (basic)"]
+    assert list((build.root / "verify-portable").iterdir()) == []
+
+
+def test_another_variants_wrong_answer_is_found_by_the_kept_reference(build: Build) -> None:
+    source = two_outputs()
+    build.verify(source, **LEFT)
+    broken = changed(source, lambda graph: set_weight(graph.initializer[1], 7.0))
+    models.write_external_model(broken, build.candidate)
+    with pytest.raises(VerificationError, match="m/portable"):
+        build.verify_portable(source, **LEFT)
+
+
+@pytest.mark.parametrize("targets", [("cpu",), ("cuda",), ("cuda", "cpu")])
+def test_every_variant_comes_after_the_one_that_asks_the_source(targets: tuple[str, ...]) -> None:
+    spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}})
+    plan, done = Plan(spec, targets, {}), set[TaskId]()
+    for variant in VerifyStage().variants(plan):
+        required = VerifyStage().requires(plan, variant)
+        assert {task for task in required if task.stage == "verify"} <= done
+        done.add(TaskId("verify", variant))
+    assert {task.variant for task in done} == {*targets, "portable"}
+
+
+def test_golden_is_the_smallest_sample_and_sample_0_the_primary_one(build: Build) -> None:
+    build.verify(models.conv_net(), **IMAGE)
+    golden = read_tensors(build.folder / "golden.npz")
+    assert list(golden) == ["input:image", "output:scores"]
+    assert golden["input:image"].shape == (1, 3, 16, 16)
+    assert golden["output:scores"].shape == (1, 10)
+    assert read_tensors(build.folder / "samples" / "0.npz")["image"].shape == (2, 3, 16, 16)
+
+
+def test_one_perturbed_weight_fails_with_the_element_located(build: Build) -> None:
+    model = models.two_inputs()
+    models.write_external_model(model, build.candidate)
+    weights = build.candidate.parent / "weights.bin"
+    values = np.fromfile(weights, np.float32)
+    values[4 + 5 * 2] += 0.5  # row 2, column 4 of a 4 × 5 matrix: only column 4 of the product moves
+    values.tofile(weights)
+    with pytest.raises(VerificationError) as caught:
+        build.verify(model, inputs={"left": {"shapes": [[1, 4]]}})
+    message = caught.value.message
+    assert "m/cpu" in message
+    assert "'total' of sample left=[1, 4] right=[1, 4]" in message
+    assert "at [0, 4]" in message
+    assert "1 of its 5 elements" in message
+    assert "1 of 1 outputs" in message
+    assert "noise floor" in message
+    assert caught.value.hint is not None
+    assert "level: extended" in caught.value.hint
+    assert not list(build.folder.glob("answers*"))
+
+
+def test_nan_in_a_weight_is_found_and_only_in_the_output_it_reaches(build: Build) -> None:
+    source = two_outputs()
+    candidate = changed(source, lambda graph: set_weight(graph.initializer[1], np.nan))
+    with pytest.raises(VerificationError, match="NaN mask") as caught:
+        build.verify(source, candidate, **LEFT)
+    assert "output 'second'" in caught.value.message
+    assert "1 of 2 outputs (second)" in caught.value.message
+
+
+def test_another_output_type_is_refused(build: Build) -> None:
+    source = models.two_inputs()
+
+    def to_half(graph: onnx.GraphProto) -> None:
+        graph.node.append(onnx.helper.make_node("Cast", ["total"], ["half"], to=onnx.TensorProto.FLOAT16))
+        graph.output[0].CopyFrom(models.value("half", onnx.TensorProto.FLOAT16, ["batch", 5]))
+        rename(graph, {"total": "inner", "half": "total"})
+
+    with pytest.raises(VerificationError, match=r"tensor\(float\), got total tensor\(float16\)"):
+        build.verify(source, changed(source, to_half), **LEFT)
+
+
+def test_a_renamed_output_is_refused(build: Build) -> None:
+    source = models.two_inputs()
+    candidate = changed(source, lambda graph: rename(graph, {"total": "sum.total"}))
+    with pytest.raises(VerificationError, match="other outputs than its source"):
+        build.verify(source, candidate, **LEFT)
+
+
+def test_swapped_outputs_are_refused(build: Build) -> None:
+    source = two_outputs()
+    candidate = changed(source, lambda graph: graph.output.reverse())
+    with pytest.raises(VerificationError, match="other outputs than its source"):
+        build.verify(source, candidate, **LEFT)
+
+
+def test_a_candidate_that_takes_other_inputs_is_refused(build: Build) -> None:
+    source = models.two_inputs()
+    candidate = changed(source, lambda graph: graph.input[0].type.tensor_type.shape.dim[1].Clear())
+    with pytest.raises(VerificationError, match="other inputs than its source"):
+        build.verify(source, candidate, **LEFT)
+
+
+def test_a_candidate_that_does_not_run_is_a_verification_error(build: Build) -> None:
+    source = models.two_inputs()
+    bad = models.tensor("w", np.zeros((3, 5), np.float32))
+    candidate = changed(source, lambda graph: graph.initializer[0].CopyFrom(bad))
+    with pytest.raises(VerificationError, match="does not run: m/cpu"):
+        build.verify(source, candidate, **LEFT)
+
+
+def test_a_source_that_does_not_run_is_not_blamed_on_the_candidate(build: Build) -> None:
+    with pytest.raises(StageError, match="source does not run") as caught:
+        build.verify(models.unknown_operator(), inputs={"x": {"shapes": [[1, 4]]}})
+    assert not isinstance(caught.value, VerificationError)
+
+
+def test_a_random_model_is_called_random(build_in_children: Build) -> None:
+    node = onnx.helper.make_node("RandomNormal", [], ["y"], shape=[8])
+    model = models.build_model([node], inputs=[], outputs=[models.value("y", onnx.TensorProto.FLOAT, [8])])
+    with pytest.raises(VerificationError, match="other answers each time") as caught:
+        build_in_children.verify(model)
+    assert caught.value.hint is not None
+    assert "seed" in caught.value.hint
+
+
+def test_a_tolerance_below_the_noise_floor_is_called_too_tight(build: Build) -> None:
+    source = normalized_conv()
+    optimise(models.write_model(source, build.root / "inline.onnx"), build.candidate)
+    with pytest.raises(VerificationError) as caught:
+        build.verify(source, verify={"rtol": 0, "atol": 1e-13}, **IMAGE)
+    assert caught.value.hint is not None
+    assert "is outside this tolerance too" in caught.value.hint
+
+
+def test_a_large_error_is_no_noise_however_tight_the_tolerance(build: Build) -> None:
+    source = normalized_conv()
+    broken = changed(source, lambda graph: set_weight(graph.initializer[0], 7.0))
+    with pytest.raises(VerificationError) as caught:
+        build.verify(source, broken, verify={"rtol": 0, "atol": 1e-13}, **IMAGE)
+    assert caught.value.hint is not None
+    assert "optimise less" in caught.value.hint
+
+
+def test_an_output_may_have_a_tolerance_of_its_own(build: Build) -> None:
+    source = two_outputs()
+    candidate = changed(source, lambda graph: set_weight(graph.initializer[1], 0.001))
+    loose = {"outputs": {"second": {"rtol": 10, "atol": 10}}}
+    record = build.verify(source, candidate, verify=loose, **LEFT).record
+    assert [error.output for error in record.errors] == ["first", "second"]
+    assert record.errors[1].max_abs > 1e-3
+
+
+def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build: Build) -> None:
+    feeds = {name: np.full((3, 4), 0.5, np.float32) for name in ("left", "right")}
+    write_tensors(build.root / "real.npz", feeds | {"label": np.array(1)})
+    record = build.verify(models.two_inputs(), samples="*.npz", **LEFT).record
+    assert (record.samples, record.inputs) == (2, "samples")
+    assert read_tensors(build.folder / "samples" / "0.npz")["left"].shape == (2, 4)
+
+
+def test_samples_that_do_not_fit_are_the_users_error(build: Build) -> None:
+    write_tensors(build.root / "real.npz", {"left": np.zeros((3, 4), np.float64)})
+    with pytest.raises(SpecError, match=r"real\.npz"):
+        build.verify(models.two_inputs(), samples="*.npz", **LEFT)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (models.zero_inputs(), {}),
+        (models.bfloat16_net(), {}),
+        (models.half_net(), {"x": {"shapes": [[2, 8]]}}),
+        (models.int8_net(), {"x": {"shapes": [[2, 8]]}}),
+        (models.string_input(), {"words": {"shapes": [[4]], "values": ["low", "high", "é"]}}),
+        (models.embedding(), {"ids": {"shapes": [[2, 7]]}}),
+        (models.if_net(), {"x": {"shapes": [[2, 4], [0, 4]]}}),
+    ],
+    ids=["zero inputs", "bfloat16", "float16", "int8", "strings", "indices", "control flow, empty batch"],
+)
+def test_every_shape_of_model_can_be_verified(build: Build, model: onnx.ModelProto, inputs: Options) -> None:
+    record = build.verify(model, inputs=inputs).record
+    assert all(error.ratio <= 1 for error in record.errors)
+    assert record.noise_floor
+
+
+def test_the_key_changes_with_a_samples_bytes_and_with_every_tolerance(build: Build) -> None:
+    def key(**spec: Any) -> Mapping[str, Any]:
+        data = {"name": "m", "source": {"path": "m.onnx"}, "samples": "*.npz", **spec}
+        return VerifyStage().key(
+            Plan(ModelSpec.model_validate(data).located_in(build.root), ("cpu",), {}), "cpu"
+        )
+
+    write_tensors(build.root / "a.npz", {"x": np.zeros(3)})
+    before = key()
+    assert key() == before
+    assert key(verify={"rtol": 0.5}) != before
+    assert key(inputs={"x": {"range": [0, 2]}}) != before
+    write_tensors(build.root / "a.npz", {"x": np.ones(3)})
+    assert key() != before
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(1, 300))
+def test_shares_fit_together_and_waste_no_room(sizes: list[int], room: int) -> None:
+    share = golden.share_room(sizes, room_bytes=room)
+    taken = sum(min(size, share) for size in sizes)
+    assert taken <= room
+    assert taken == sum(sizes) or taken > room - len(sizes)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.integers(1, 400),
+    st.sampled_from([np.float32, np.int8, np.dtype("<U3")]),
+)
+def test_a_part_is_small_reaches_every_index_and_catches_what_it_holds(
+    shape: list[int], max_bytes: int, dtype: Any
+) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    part, layout = golden.take_part(np.asfortranarray(array), max_bytes=max_bytes)
+    step, *recorded_shape = layout.tolist()
+    assert recorded_shape == shape
+    assert part.tolist() == array.reshape(-1)[::step].tolist()
+    assert part.nbytes <= max(max_bytes, array.itemsize)
+    assert math.gcd(step, array.size) == 1 or array.size == 1
+
+
+def test_golden_records_a_part_of_every_large_output_and_says_where_its_inputs_are_large(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(golden, "MAX_GOLDEN_BYTES", 0)
+    monkeypatch.setattr(golden, "MIN_OUTPUT_BYTES", 64)
+    monkeypatch.setattr(stage, "MAX_GOLDEN_BYTES", 0)
+    build.verify(two_outputs(), **LEFT)
+    names = ["input:left", "part:first", "layout:first", "part:second", "layout:second"]
+    assert list(read_tensors(build.folder / "golden.npz")) == names
+    assert any(line.startswith("golden sample with inputs of") for line in build.said)
+
+
+def test_golden_has_the_same_bytes_each_time(build: Build) -> None:
+    build.verify(two_outputs(), **LEFT)
+    first = (build.folder / "golden.npz").read_bytes()
+    shutil.rmtree(build.folder)
+    build.verify(two_outputs(), **LEFT)
+    assert (build.folder / "golden.npz").read_bytes() == first
+
+
+def two_outputs() -> onnx.ModelProto:
+    """`first` = left · a, `second` = left · b."""
+    rng = np.random.default_rng(0)
+    return models.build_model(
+        [
+            onnx.helper.make_node("MatMul", ["left", "a"], ["first"]),
+            onnx.helper.make_node("MatMul", ["left", "b"], ["second"]),
+        ],
+        inputs=[models.value("left", onnx.TensorProto.FLOAT, ["batch", 4])],
+        outputs=[models.value(name, onnx.TensorProto.FLOAT, ["batch", 3]) for name in ("first", "second")],
+        initializers=[models.tensor(name, rng.standard_normal((4, 3), np.float32)) for name in ("a", "b")],
+    )
+
+
+def set_weight(tensor: onnx.TensorProto, value: float) -> None:
+    values = onnx.numpy_helper.to_array(tensor).copy()
+    values.flat[0] = value
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+
+def normalized_conv() -> onnx.ModelProto:
+    """Convolution and batch normalisation: optimisation folds them, so its sums are rounded otherwise."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 3, 3, 3), np.float32)}
+    weights |= {name: rng.uniform(0.5, 2, 8).astype(np.float32) for name in ("scale", "bias", "mean", "var")}
+    return models.build_model(
+        [
+            onnx.helper.make_node("Conv", ["image", "w"], ["conv"]),
+            onnx.helper.make_node("BatchNormalization", ["conv", "scale", "bias", "mean", "var"], ["y"]),
+        ],
+        inputs=[models.value("image", onnx.TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        outputs=[models.value("y", onnx.TensorProto.FLOAT, ["batch", 8, 14, 14])],
+        initializers=[models.tensor(name, array) for name, array in weights.items()],
+    )
+
+
+def optimise(source: Path, destination: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(destination)
+    destination.parent.mkdir()
+    onnxruntime.InferenceSession(source, options, providers=[CPU])
+
+
+def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for node in graph.node:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)

@@ -1,0 +1,114 @@
+"""Spaces of models that differ in what can matter to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipeline.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
+from pipeline.tuning.space import Knob, PlanChoice, Rule, Setting, Space
+
+VERSIONS = (
+    "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",
+)  # fmt: skip
+"""One ONNX Runtime of every minor version the tables of options describe, and the last."""
+
+LEVELS = ("all", "all-reduced", "extended")
+
+CONVOLUTIONS = ModelFeatures(
+    operators=("Conv", "Gemm", "Relu"),
+    initializer_bytes=100_000_000,
+    width=4,
+    layout_bound=True,
+    has_1d_convolutions=True,
+    fixed_shapes=True,
+)
+"""A model to which everything can matter."""
+
+TRANSFORMER = ModelFeatures(
+    operators=("Attention", "MatMul", "SkipLayerNormalization"),
+    initializer_bytes=400_000_000,
+    width=1,
+    layout_bound=False,
+    has_1d_convolutions=False,
+    fixed_shapes=False,
+)
+
+SERVER = Conditions("cpu", "1.31.1", cores=8, levels=LEVELS)
+GPU = Conditions("cuda", "1.31.1", cores=8, levels=("all", "extended"))
+
+EVERYTHING_ALLOWED = ("tf32", "cudnn_default", "io_binding")
+
+
+def cpu_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Space:
+    return build_space(features, dataclasses.replace(SERVER, **conditions))
+
+
+def cuda_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Space:
+    return build_space(features, dataclasses.replace(GPU, **conditions))
+
+
+def names(space: Space) -> set[str]:
+    return {knob.name for knob in space.knobs}
+
+
+def plan(space: Space, **values: str) -> PlanChoice:
+    """Returns the base with other values of some knobs."""
+    choice = space.base
+    for knob, value in values.items():
+        assert value in space.knob(knob).values
+        choice = choice.but(knob, value)
+    return space.canonical(choice)
+
+
+def small_space() -> Space:
+    """Two knobs, one of which means nothing where the other is off."""
+    return Space(
+        (
+            Knob("engine", (Setting("on"), Setting("off")), "Whether it runs."),
+            Knob("speed", (Setting("low"), Setting("mid"), Setting("high")), "How fast."),
+        ),
+        (Rule({"engine": "off"}, ("speed", "low")),),
+    )
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    """Every space that a model, a machine and a user can lead to."""
+    features = ModelFeatures(
+        operators=tuple(
+            draw(st.sets(st.sampled_from(("Conv", "FusedConv", "MatMul", "LSTM", "If", "Loop")), max_size=4))
+        ),
+        initializer_bytes=draw(st.sampled_from((0, 10**6, 1_900_000_000, 1_900_000_001, 10**11))),
+        width=draw(st.integers(1, 9)),
+        layout_bound=draw(st.booleans()),
+        has_1d_convolutions=draw(st.booleans()),
+        fixed_shapes=draw(st.booleans()),
+    )
+    conditions = Conditions(
+        target=draw(st.sampled_from(("cpu", "cuda"))),
+        onnxruntime=draw(st.sampled_from(VERSIONS)),
+        cores=draw(st.sampled_from((1, 2, 3, 4, 8, 64))),
+        levels=draw(st.sampled_from((("source",), ("basic",), ("all",), ("all", "extended"), LEVELS))),
+        allowed=draw(st.sets(st.sampled_from(EVERYTHING_ALLOWED))),
+    )
+    return build_space(features, conditions)
+
+
+@st.composite
+def restricted_spaces(draw: st.DrawFn) -> Space:
+    """The same, some knobs with fewer values and in another order."""
+    space = draw(spaces())
+    wanted = {}
+    for knob in draw(st.lists(st.sampled_from(space.knobs), unique_by=lambda knob: knob.name)):
+        values = st.lists(st.sampled_from(knob.values), min_size=1, unique=True)
+        wanted[knob.name] = tuple(draw(values))
+    return restrict(space, wanted)
+
+
+@st.composite
+def raw_choices(draw: st.DrawFn, space: Space) -> PlanChoice:
+    """A value for every knob, whatever comes to the same."""
+    return PlanChoice(tuple((knob.name, draw(st.sampled_from(knob.values))) for knob in space.knobs))

@@ -1,0 +1,290 @@
+"""Machines with known costs of every plan, and trials that crash, hang or take all memory.
+
+A table is made of what was seen on real models: every value of a knob multiplies the time to the first
+result, the time of a run and the memory by a factor, and some pairs of values by another. Measuring adds
+noise that the seed, the plan and the process's number decide, and moves the clock by what the process takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import ChildError
+from pipeline.tuning.budget import SearchLimits
+from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.search import PlanSearchResult, SearchEffects, search
+from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from pipeline.tuning.trial import measure_and_check
+
+Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
+"""First result, run and memory, by `knob=value` or several of them that come together."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What plans truly cost.
+
+    Attributes:
+        base: Figures of the base.
+        factors: What values do to it.
+        others: Figures of the default and the recipe, relative to the base: first result and run.
+    """
+
+    base: Figures
+    factors: Factors
+    others: Mapping[PlanChoice, tuple[float, float]]
+
+    def figures(self, choice: PlanChoice) -> Figures:
+        """Returns the true figures of a plan."""
+        if choice in self.others:
+            first, steady = self.others[choice]
+            return _scaled(self.base, first, steady, 1.5)
+        values = {f"{knob}={value}" for knob, value in choice.values}
+        found = [factors for wanted, factors in self.factors.items() if values.issuperset(wanted)]
+        return _scaled(
+            self.base, *(math.prod(column) for column in zip((1.0, 1.0, 1.0), *found, strict=True))
+        )
+
+
+def _scaled(base: Figures, first: float, steady: float, memory: float) -> Figures:
+    return dataclasses.replace(
+        base,
+        ready_ms=base.ready_ms * first,
+        init_ms=base.init_ms * first,
+        first_ms=base.first_ms * first,
+        steady_ms=base.steady_ms * steady,
+        private_mb=base.private_mb * memory,
+        peak_mb=base.peak_mb * memory,
+    )
+
+
+COMMON: Factors = {
+    ("level=all-reduced",): (1.02, 1.12, 1.0),
+    ("level=extended",): (1.05, 1.15, 1.0),
+    ("threads=4",): (0.97, 1.03, 1.0),
+    ("threads=2",): (1.0, 1.55, 0.98),
+    ("threads=1",): (1.05, 2.7, 0.97),
+    ("spinning=off",): (1.02, 1.1, 1.0),
+    ("execution=parallel",): (1.04, 1.06, 1.02),
+    ("memory_arena=off",): (0.97, 1.2, 0.9),
+    ("memory_pattern=off",): (0.99, 1.02, 0.99),
+    ("device_allocator=on",): (0.98, 1.0, 0.93),
+}
+
+TRANSFORMER_TABLE = Table(
+    base=Figures(
+        ready_ms=304.0, init_ms=240.0, first_ms=64.0, steady_ms=22.0, private_mb=620.0, peak_mb=900.0
+    ),
+    factors={
+        **COMMON,
+        ("form=inline",): (1.5, 1.0, 1.6),
+        ("form=ort",): (1.1, 1.0, 1.05),
+        ("form=prepacked",): (0.45, 1.0, 0.5),
+        ("prepacking=off",): (0.28, 1.41, 0.4),
+        ("prepacking=parallel",): (0.62, 1.0, 1.0),
+        # What is arranged already is not arranged in parallel.
+        ("form=prepacked", "prepacking=parallel"): (1.6, 1.0, 1.0),
+        ("form=ort", "prepacking=off"): (0.8, 1.0, 0.9),
+        ("execution=parallel", "threads=4"): (1.0, 0.91, 1.0),
+        ("memory_arena=off", "device_allocator=on"): (1.03, 1.05, 1.0),
+    },
+    others={DEFAULT: (2.05, 1.0), RECIPE: (1.7, 1.0)},
+)
+"""Prepacking costs most of a load and saves a third of a run; pairs matter for a soon first result."""
+
+CONVOLUTION_TABLE = Table(
+    base=Figures(ready_ms=48.0, init_ms=28.0, first_ms=20.0, steady_ms=18.0, private_mb=190.0, peak_mb=310.0),
+    factors={
+        **COMMON,
+        ("form=inline",): (1.3, 1.0, 1.5),
+        ("form=ort",): (0.86, 1.0, 1.05),
+        ("form=prepacked",): (1.02, 1.0, 1.0),
+        ("prepacking=off",): (0.95, 1.15, 0.8),
+        ("prepacking=parallel",): (0.99, 1.0, 1.0),
+        # A spinning pool is worth little where one operator follows another at once.
+        ("spinning=off",): (0.9, 1.01, 1.0),
+        ("spinning=off", "threads=4"): (0.97, 0.94, 1.0),
+        ("level=extended", "form=ort"): (0.93, 0.97, 1.0),
+        ("memory_arena=off", "memory_pattern=off"): (0.97, 0.9, 1.0),
+    },
+    others={DEFAULT: (4.8, 1.02), RECIPE: (1.4, 1.0)},
+)
+"""The layout is in the graph, so prepacking matters little; what pays comes of pairs."""
+
+RECURRENT_TABLE = Table(
+    base=Figures(ready_ms=15.0, init_ms=9.0, first_ms=6.0, steady_ms=3.5, private_mb=80.0, peak_mb=140.0),
+    factors={
+        **COMMON,
+        ("form=inline",): (0.96, 1.0, 1.1),
+        ("form=ort",): (0.8, 1.0, 1.02),
+        ("form=prepacked",): (1.1, 1.0, 1.0),
+        ("prepacking=off",): (0.9, 1.3, 0.9),
+        ("prepacking=parallel",): (1.05, 1.0, 1.0),
+        # Too little work for many threads.
+        ("threads=4",): (0.93, 0.95, 1.0),
+        ("threads=2",): (0.88, 0.87, 1.0),
+        ("threads=1",): (0.84, 0.93, 1.0),
+        ("threads=1", "execution=parallel"): (1.0, 0.89, 1.0),
+    },
+    others={DEFAULT: (1.9, 1.0), RECIPE: (1.05, 1.0)},
+)
+"""Small and sequential: fewer threads are better, and branches in parallel do no harm with one each."""
+
+TABLES = {
+    "transformer": TRANSFORMER_TABLE,
+    "convolutions": CONVOLUTION_TABLE,
+    "recurrent": RECURRENT_TABLE,
+}
+
+
+@dataclass
+class Machine:
+    """Measures plans of a table; a fake of `SearchEffects` that has its own clock.
+
+    Attributes:
+        table: What is true.
+        space: Where its sampler names plans.
+        seed: Of noise and sampler.
+        noise: Distance between the quartiles of a figure, relative to its median.
+        start_s: What a process takes beside the session.
+        fails: Why a plan's n-th process fails; None if it does not.
+        now_s: The clock.
+        measured: Processes by plan.
+        explored: The same when the last comparison began.
+        failed: Plans of which a process failed.
+        recorded: What the search told of.
+        said: Its lines.
+        asked: How often the sampler was asked, by the number of trials.
+    """
+
+    table: Table
+    space: Space
+    seed: int = 0
+    noise: float = 0.03
+    start_s: float = 0.4
+    fails: Callable[[PlanChoice, int], str | None] = lambda choice, number: None
+    now_s: float = 0.0
+    measured: Counter[PlanChoice] = field(default_factory=Counter)
+    explored: Counter[PlanChoice] = field(default_factory=Counter)
+    failed: set[PlanChoice] = field(default_factory=set)
+    recorded: list[Trial] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    asked: Counter[int] = field(default_factory=Counter)
+
+    def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
+        number = self.measured[choice]
+        self.measured[choice] += 1
+        true = self.table.figures(choice)
+        self.now_s += self.process_s(true)
+        if (failure := self.fails(choice, number)) is not None:
+            self.failed.add(choice)
+            raise ChildError(failure)
+        chance, sigma = random.Random(f"{self.seed} {choice} {number}"), self.noise / 1.349
+        init_ms = true.init_ms * math.exp(chance.gauss(0, sigma))
+        first_ms = true.first_ms * math.exp(chance.gauss(0, sigma))
+        return dataclasses.replace(
+            true,
+            ready_ms=init_ms + first_ms,
+            init_ms=init_ms,
+            first_ms=first_ms,
+            steady_ms=true.steady_ms * math.exp(chance.gauss(0, sigma)),
+        )
+
+    def process_s(self, figures: Figures) -> float:
+        return self.start_s + (figures.ready_ms + 20 * figures.steady_ms) / 1e3
+
+    def suggest(self, trials: Sequence[Trial]) -> PlanChoice:
+        self.asked[len(trials)] += 1
+        chance = random.Random(f"{self.seed} {len(trials)} {self.asked[len(trials)]}")
+        return PlanChoice(tuple((knob.name, chance.choice(knob.values)) for knob in self.space.knobs))
+
+    def record(self, trial: Trial) -> None:
+        self.recorded.append(trial)
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        if line.endswith("afresh"):
+            self.explored = Counter(self.measured)
+
+    def effects(self, known: Mapping[PlanChoice, Trial] | None = None) -> SearchEffects:
+        return SearchEffects(
+            measure=self.measure,
+            suggest=self.suggest,
+            clock=lambda: self.now_s,
+            record=self.record,
+            known=known or {},
+            say=self.say,
+        )
+
+    def search(
+        self, objective: Objective, limits: SearchLimits, known: Mapping[PlanChoice, Trial] | None = None
+    ) -> PlanSearchResult:
+        return search(self.space, objective, limits, self.effects(known))
+
+
+def true_cost(table: Table, choice: PlanChoice, objective: Objective) -> float:
+    return objective.cost_ms(table.figures(choice))
+
+
+def best_choice(
+    table: Table, space: Space, objective: Objective, *, works: Callable[[PlanChoice], bool] = lambda _: True
+) -> PlanChoice:
+    """Returns what trying everything without noise would find."""
+    choices = (choice for choice in space.choices() if works(choice))
+    return min(choices, key=lambda choice: true_cost(table, choice, objective))
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: not one of the errors that a search survives."""
+
+
+@dataclass
+class DyingMachine(Machine):
+    """One that ends, with the search, before its n-th process or after its n-th trial."""
+
+    last_process: float = math.inf
+    last_trial: float = math.inf
+
+    def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
+        if self.measured.total() >= self.last_process:
+            raise Killed
+        return super().measure(choice, deadline_s)
+
+    def record(self, trial: Trial) -> None:
+        super().record(trial)
+        if len(self.recorded) >= self.last_trial:
+            raise Killed
+
+
+Request = Mapping[str, Any]
+
+
+def crash(request: Request) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return {}
+
+
+def crash_after_measuring(request: Request) -> dict[str, Any]:
+    measure_and_check(request)
+    return crash(request)
+
+
+def hang(request: Request) -> dict[str, Any]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+    return {}
+
+
+def take_all_memory(request: Request) -> dict[str, Any]:
+    taken = []
+    while True:
+        taken.append(bytearray(os.urandom(1)) * 2**26)

@@ -1,0 +1,324 @@
+"""What is chosen of measured finalists; figures are those of a transformer on two cores, in ms and MB."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import TuningError
+from pipeline.tuning.knobs import shares_files
+from pipeline.tuning.objective import Figures, Objective, Trial
+from pipeline.tuning.plan_selection import beats, choose
+from pipeline.tuning.search import PlanSearchResult
+from pipeline.tuning.space import DEFAULT, PlanChoice, Space
+from tests.tuning.builders import TRANSFORMER, cpu_space, plan
+
+SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
+BASE = SPACE.base
+UNPACKED = plan(SPACE, prepacking="off")
+PARALLEL = plan(SPACE, prepacking="parallel")
+SAVED = plan(SPACE, form="prepacked")
+INLINE = plan(SPACE, form="inline")
+
+WOBBLE = (1.0, 0.99, 1.01, 0.995, 1.005)
+
+
+def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) -> tuple[Figures, ...]:
+    """Returns five processes within 2 % of each other."""
+    return tuple(
+        Figures(
+            ready_ms=first_result_ms * wobble,
+            init_ms=0.8 * first_result_ms * wobble,
+            first_ms=0.2 * first_result_ms * wobble,
+            steady_ms=steady_ms * wobble,
+            private_mb=private_mb,
+            peak_mb=2 * private_mb,
+        )
+        for wobble in WOBBLE
+    )
+
+
+def turned(figures: tuple[Figures, ...], places: int = 2) -> tuple[Figures, ...]:
+    """Returns the same processes in other rounds."""
+    return (*figures[places:], *figures[:places])
+
+
+def found(
+    finals: Mapping[PlanChoice, tuple[Figures, ...]], *, anchor: PlanChoice = DEFAULT
+) -> PlanSearchResult:
+    return PlanSearchResult(trials=(), finals=finals, anchor=anchor, noise=0.02, ended="", elapsed_s=0.0)
+
+
+def chosen(
+    finals: Mapping[PlanChoice, tuple[Figures, ...]], objective: Objective, space: Space = SPACE
+) -> PlanChoice:
+    return choose(space, objective, found({DEFAULT: rounds(623, 22, 900), **finals})).choice
+
+
+def test_the_number_of_runs_decides_between_a_soon_first_result_and_short_runs() -> None:
+    finals = {BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}
+    assert chosen(finals, Objective(1)) == UNPACKED
+    assert chosen(finals, Objective(1000)) == BASE
+
+
+def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_taken() -> None:
+    finals = {BASE: rounds(304, 22), SAVED: turned(rounds(150, 22))}
+    assert chosen(finals, Objective(100_000)) == SAVED
+    assert chosen(dict(reversed(finals.items())), Objective(100_000)) == SAVED
+
+
+def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken() -> None:
+    two_changes = plan(SPACE, form="inline", memory_arena="off")
+    finals = {
+        two_changes: rounds(299, 21.9),
+        INLINE: turned(rounds(300, 21.95)),
+        PARALLEL: turned(rounds(420, 21.9), 3),
+    }
+    assert chosen(finals, Objective(1000)) == INLINE
+    assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, Objective(1000)) == BASE
+
+
+def test_a_cheaper_plan_beyond_the_noise_is_taken_though_it_changes_more() -> None:
+    finals = {BASE: rounds(304, 22), plan(SPACE, form="inline", memory_arena="off"): rounds(304, 20)}
+    assert chosen(finals, Objective(1000)) != BASE
+
+
+def test_the_default_is_the_measure_and_never_chosen() -> None:
+    verdict = choose(SPACE, Objective(1000), found({DEFAULT: rounds(100, 20), BASE: rounds(150, 22)}))
+    assert (verdict.choice, verdict.beats_default, verdict.first_phase) == (BASE, False, None)
+
+
+def test_a_difference_within_the_noise_beats_nothing() -> None:
+    one, other = rounds(623, 22), turned(rounds(622, 22))
+    assert not beats(other, one, Objective(1000))
+    verdict = choose(SPACE, Objective(1000), found({DEFAULT: one, BASE: other}))
+    assert not verdict.beats_default
+
+
+def test_a_sooner_first_result_beats_the_default_unless_runs_take_longer() -> None:
+    default = rounds(623, 22)
+    assert beats(turned(rounds(300, 22)), default, Objective(10**9))
+    assert not beats(rounds(300, 25), default, Objective(10**9))
+    assert beats(rounds(300, 25), default, Objective(10))
+
+
+def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least() -> None:
+    finals = {BASE: rounds(304, 22, 700), SAVED: rounds(150, 22, 690), UNPACKED: rounds(86, 31, 300)}
+    assert chosen(finals, Objective(10, max_private_mb=500)) == UNPACKED
+    assert chosen(finals, Objective(1, max_steady_ratio=1.1)) == SAVED
+
+
+def test_without_a_default_the_best_plan_is_chosen_and_beats_nothing() -> None:
+    finals = {BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}
+    verdict = choose(SPACE, Objective(1), found(finals, anchor=BASE))
+    assert (verdict.choice, verdict.beats_default) == (UNPACKED, False)
+    verdict = choose(SPACE, Objective(10_000), found(finals, anchor=BASE))
+    assert verdict.choice == BASE
+
+
+def tried(choice: PlanChoice, *, failure: str | None = None, private_mb: float = 500.0) -> Trial:
+    figures = () if failure else rounds(304, 22, private_mb)[:2]
+    return Trial(0, "screening", choice, figures, rounds(623, 22, 900)[: len(figures)], failure)
+
+
+def test_without_a_comparison_the_base_is_left_or_what_worked() -> None:
+    alone = found({DEFAULT: rounds(623, 22)})
+    verdict = choose(SPACE, Objective(1), dataclasses.replace(alone, trials=(tried(BASE), tried(SAVED))))
+    assert verdict.choice == BASE
+    assert verdict.reason == "nothing beat the default: no other plan could be compared with it"
+    crashed = dataclasses.replace(alone, trials=(tried(BASE, failure="SIGSEGV"), tried(SAVED)))
+    assert choose(SPACE, Objective(1), crashed).choice == SAVED
+
+
+def test_a_plan_that_failed_is_never_what_is_left() -> None:
+    trials = (tried(BASE, failure="SIGSEGV"), tried(SAVED, failure="hung"))
+    with pytest.raises(TuningError, match=r"no plan runs but default ONNX Runtime\n  the base plan: SIGSEGV"):
+        choose(SPACE, Objective(1), dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials))
+
+
+def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left() -> None:
+    finals = {DEFAULT: rounds(100, 20), BASE: rounds(150, 20, 500), UNPACKED: rounds(160, 80, 150)}
+    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+    limited = Objective(1000, max_private_mb=300)
+    assert choose(SPACE, limited, found(finals)).choice == UNPACKED
+    with pytest.raises(TuningError, match="no plan keeps the limits") as caught:
+        choose(SPACE, Objective(1000, max_private_mb=100), found(finals))
+    assert "prepacking=off: private memory 150 MB, allowed 100" in caught.value.message
+
+
+def test_where_nothing_beats_the_default_a_dearer_base_is_not_left() -> None:
+    finals = {DEFAULT: rounds(100, 20), BASE: rounds(100, 23), SAVED: turned(rounds(100, 20))}
+    assert choose(SPACE, Objective(100_000), found(finals)).choice == SAVED
+
+
+def test_noise_never_hides_that_a_plan_costs_far_more() -> None:
+    default = with_steady(rounds(100, 1), (1.0, 1.0, 1.0, 4.5, 4.5))
+    slow = with_steady(rounds(10, 4), (4.0,) * 5)
+    assert not beats(slow, default, Objective(1_000_000))
+    assert beats(slow, default, Objective(1))
+
+
+def with_steady(figures: tuple[Figures, ...], steady_ms: tuple[float, ...]) -> tuple[Figures, ...]:
+    return tuple(dataclasses.replace(one, steady_ms=ms) for one, ms in zip(figures, steady_ms, strict=True))
+
+
+def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
+    drift = (1.0, 1.3, 1.6, 1.1, 2.0)
+    cheaper, dearer = (drifting(rounds(304, steady), drift) for steady in (20.0, 20.7))
+    default = drifting(rounds(304, 22), drift)
+    verdict = choose(SPACE, Objective(1000), found({BASE: dearer, SAVED: cheaper, DEFAULT: default}))
+    assert (verdict.choice, verdict.beats_default) == (SAVED, True)
+
+
+def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[Figures, ...]:
+    return tuple(
+        dataclasses.replace(one, ready_ms=one.ready_ms * factor, steady_ms=one.steady_ms * factor)
+        for one, factor in zip(figures, factors, strict=True)
+    )
+
+
+def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds() -> None:
+    finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
+    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+    level = {BASE: turned(rounds(304, 22)), SAVED: rounds(304, 19)[:3], DEFAULT: rounds(304, 22)}
+    assert not choose(SPACE, Objective(1000), found(level)).beats_default
+
+
+def test_the_sooner_twin_of_a_plainer_plan_serves_first_too() -> None:
+    finals = {**PHASES, SAVED: turned(rounds(302, 22, 700))}
+    verdict = choose(SPACE, Objective(100_000), found(finals))
+    assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
+
+
+def test_without_a_default_in_the_last_comparison_the_cheapest_is_left_and_beats_nothing() -> None:
+    verdict = choose(SPACE, Objective(1), found({BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}))
+    assert (verdict.choice, verdict.beats_default) == (UNPACKED, False)
+    assert verdict.reason == "nothing beat the default: it failed in the last comparison"
+
+
+def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
+    finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
+    assert choose(SPACE, Objective(1), found(finals)).reason == (
+        "the base plan: cost 0.5×, ready 0.5×, steady run 1× of the default's at 1 run per load"
+    )
+    finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
+    reason = choose(SPACE, Objective(1, max_private_mb=600), found(finals)).reason
+    assert reason.startswith(
+        "nothing beat the default beyond the noise: the best, the base plan, has cost 2×, ready 2×"
+    )
+    assert reason.endswith("beyond its limits (private memory 700 MB, allowed 600)")
+
+
+def test_more_private_memory_than_the_default_s_is_told_beside_the_gain() -> None:
+    heavy = {DEFAULT: rounds(600, 20, 275), BASE: rounds(300, 20, 592)}
+    reason = choose(SPACE, Objective(1), found(heavy)).reason
+    assert reason.endswith("; takes more private memory: 592 MB against 275 (limit: tune.max_private_mb)")
+    light = {DEFAULT: rounds(600, 20, 592), BASE: rounds(300, 20, 592)}
+    assert "memory" not in choose(SPACE, Objective(1), found(light)).reason
+
+
+PHASES = {
+    DEFAULT: rounds(623, 22, 900),
+    BASE: rounds(304, 22, 700),
+    UNPACKED: rounds(86, 31, 300),
+    PARALLEL: rounds(200, 22.5, 700),
+}
+
+
+def test_a_plan_with_a_much_sooner_first_result_over_the_same_files_serves_first() -> None:
+    verdict = choose(SPACE, Objective(100_000), found(PHASES))
+    assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
+    assert verdict.overlap_mb == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({UNPACKED: rounds(292, 31, 300)}, "it gains too little"),
+        ({UNPACKED: ()}, "it was not measured"),
+    ],
+)
+def test_no_plan_serves_first_that_is_not_worth_it(
+    changes: Mapping[PlanChoice, tuple[Figures, ...]], why: str
+) -> None:
+    finals = {choice: figures for choice, figures in {**PHASES, **changes}.items() if figures}
+    del finals[PARALLEL]
+    verdict = choose(SPACE, Objective(100_000), found(finals))
+    assert (verdict.choice, verdict.first_phase, verdict.overlap_mb) == (BASE, None, None), why
+
+
+def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit() -> None:
+    within = choose(SPACE, Objective(100_000, max_private_mb=1000), found(PHASES))
+    assert within.first_phase == UNPACKED
+    beyond = choose(SPACE, Objective(100_000, max_private_mb=999), found(PHASES))
+    assert (beyond.choice, beyond.first_phase) == (BASE, None)
+
+
+def test_the_soonest_plan_needs_none_before_it() -> None:
+    assert choose(SPACE, Objective(1), found(PHASES)).first_phase is None
+
+
+INLINE_UNPACKED = plan(SPACE, form="inline", prepacking="off")
+
+
+def test_a_plan_serves_first_over_files_of_its_own_only_where_it_is_clearly_sooner_for_that() -> None:
+    finals = {DEFAULT: PHASES[DEFAULT], BASE: PHASES[BASE], INLINE: rounds(86, 31)}
+    assert choose(SPACE, Objective(100_000), found(finals)).first_phase == INLINE
+    near = {**finals, UNPACKED: turned(rounds(89, 31))}
+    assert choose(SPACE, Objective(100_000), found(near)).first_phase == UNPACKED
+    far = {**finals, UNPACKED: rounds(120, 31)}
+    assert choose(SPACE, Objective(100_000), found(far)).first_phase == INLINE
+
+
+def test_without_prepacking_arranged_copies_beside_the_weights_are_no_other_files() -> None:
+    assert shares_files(UNPACKED, SAVED)
+    assert not shares_files(SAVED, UNPACKED)
+    assert not shares_files(BASE, SAVED)
+    assert shares_files(PARALLEL, BASE)
+    assert not shares_files(INLINE_UNPACKED, BASE)
+
+
+def test_a_spec_may_ask_for_one_phase() -> None:
+    verdict = choose(SPACE, Objective(100_000, two_phases=False), found(PHASES))
+    assert (verdict.choice, verdict.first_phase) == (BASE, None)
+
+
+def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise() -> None:
+    finals = {DEFAULT: rounds(623, 22), BASE: rounds(304, 22)}
+    for places in range(1, 5):
+        alike = {**finals, UNPACKED: turned(rounds(303, 31), places)}
+        assert choose(SPACE, Objective(100_000), found(alike)).first_phase is None
+    scattered = tuple(
+        dataclasses.replace(one, ready_ms=ms)
+        for one, ms in zip(finals[BASE], (150.0, 420.0, 180.0, 390.0, 330.0), strict=True)
+    )
+    noisy = {**finals, UNPACKED: scattered}
+    assert choose(SPACE, Objective(100_000), found(noisy)).first_phase is None
+
+
+OWN = (BASE, UNPACKED, PARALLEL, SAVED, INLINE, INLINE_UNPACKED)
+
+
+@given(
+    st.lists(st.tuples(st.floats(20, 900), st.floats(0.5, 60)), min_size=len(OWN), max_size=len(OWN)),
+    st.sampled_from((1, 2, 10, 1000, 10**6)),
+)
+def test_a_pair_never_costs_more_than_the_best_plan_alone(
+    figures: list[tuple[float, float]], runs: int
+) -> None:
+    objective = Objective(runs)
+    finals = {plan: rounds(*of_plan) for plan, of_plan in zip(OWN, figures, strict=True)}
+    verdict = choose(SPACE, objective, found({DEFAULT: rounds(1000, 61), **finals}))
+    second = finals[verdict.choice][0]
+    first = second if verdict.first_phase is None else finals[verdict.first_phase][0]
+    best = min(objective.cost_ms(of_plan[0]) for of_plan in finals.values())
+    assert objective.pair_cost_ms(first, second) <= 1.021 * best  # 1 % of the pair, 1 % of its second plan
+    if verdict.first_phase is not None:
+        assert first.ready_ms < 0.951 * second.ready_ms
+        assert first.steady_ms > second.steady_ms
+    elif runs == 10**6:
+        assert second.ready_ms * 0.9 < min(of_plan[0].ready_ms for of_plan in finals.values())
