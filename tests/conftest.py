@@ -17,23 +17,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is under nohup and in background jobs; commands under test would ignore Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if importlib.util.find_spec("hypothesis") is not None:  # the runtime's tests go without it
+HAS_HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
+"""False where only what a runtime job needs is installed."""
+
+if HAS_HYPOTHESIS:
     from hypothesis import HealthCheck, settings
 
-    # How long an example takes tells how busy the machine is, and nothing of what is tested.
-    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("busy")
+    # The same examples in every run, whatever they take: a failure is one of the change that is tested.
+    # `--hypothesis-profile=default` draws others.
+    settings.register_profile(
+        "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("repeatable")
 
 ROOT = Path(__file__).parent
 LOOK_AT_THE_MACHINE = (
     "runtime/pool",
-    "pool",
     "cluster",
     "diagnose",
     "cli/test_doctor_command.py",
     "cli/test_pool_commands.py",
 )
 """Tests that count what others' tests of their kind leave running, or time what those would disturb."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Where only what a runtime job needs is installed, passes over the tests that need more."""
+    if HAS_HYPOTHESIS or not collection_path.match("test_*.py"):
+        return None
+    return "pytest.mark.runtime" not in collection_path.read_text() or None
 
 
 def scope_of(nodeid: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.telemetry import TELEMETRY_VARIABLE
-from tests.prepare.project import REPOSITORY
+from tests.prepare.builders import REPOSITORY
 
 BUNDLE = REPOSITORY / "tests/compat/0.1.0/conv"
 LOAD = "import sys; from pipeline.runtime import load; load(sys.argv[1])"
 POOL = (
-    "import sys; from pipeline.runtime import SessionPool\n"
-    "if __name__ == '__main__': SessionPool(sys.argv[1], devices='cpu').close()"
+    "import sys; from pipeline.runtime import PoolConfig, SessionPool\n"
+    "if __name__ == '__main__': SessionPool(sys.argv[1], PoolConfig(devices='cpu')).close()"
 )
 COMMANDS = {
     "load": ["-c", LOAD, str(BUNDLE)],

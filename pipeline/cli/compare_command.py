@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from pipeline.bundle.codec import encode
-from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, command
-from pipeline.cli.compare_tables import (
-    build_changes_table,
-    build_differences_table,
-    build_markdown,
-    list_differences_of,
-    title_of,
-)
-from pipeline.cli.compared import read_compared
-from pipeline.cli.console import printable, say, write_json, write_line, write_table
+from pipeline.bundle.digest import PREFIX, is_digest
+from pipeline.bundle.tuning_record import Summary
+from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command
+from pipeline.cli.console import build_table, echo, printable, write_json, write_line, write_table
+from pipeline.cli.manifest_sources import read_compared
 from pipeline.cli.registry_commands import Registry
+from pipeline.cli.tables import format_summary
 from pipeline.errors import PipelineError
-from pipeline.report.regression.comparison import Comparison
-from pipeline.report.regression.comparison import compare as compare_bundles
-from pipeline.report.regression.limits import parse_limits
+from pipeline.measuring.regression.change import Change, Verdict, format_value
+from pipeline.measuring.regression.comparison import Comparison, VariantComparison
+from pipeline.measuring.regression.comparison import compare as compare_bundles
+from pipeline.measuring.regression.limits import FIGURES, parse_limits
+from pipeline.measuring.regression.variant_snapshot import Difference
 
+_VERDICTS: dict[Verdict, str] = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "noise": "within the noise",
+    "same": "within the limit",
+    "missing": "not known any more",
+    "new": "new",
+    "incomparable": "not comparable",
+}
+_HEADINGS = ("figure", "cache", ">old", ">new", ">ratio", "verdict")
+_WHAT_HEADINGS = ("what else changed", "old", "new")
+_MAX_CHARACTERS = 90
+_DIGEST_DIGITS = 12
+_DASH = "–"
 _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 
 @command
 def compare(
     old: Annotated[str, typer.Argument(help=f"What there is: {_WHICH}")],
-    new: Annotated[str, typer.Argument(help="What is to take its place, likewise.")],
+    new: Annotated[str, typer.Argument(help="What is to take its place, named in the same ways.")],
     fail_over: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +78,7 @@ def compare(
     if json:
         write_json(encode(comparison))
     elif markdown:
-        for line in build_markdown(comparison, title=title):
+        for line in _format_markdown(comparison, title=title):
             write_line(line)
     else:
         _write_tables(comparison, title=title)
@@ -73,13 +87,13 @@ def compare(
 
 def _write_tables(comparison: Comparison, *, title: str) -> None:
     for variant in comparison.variants:
-        name = title_of(comparison, variant)
+        name = _title_of(comparison, variant)
         if variant.changes:
-            write_table(build_changes_table(variant, title=f"{name}, {title}"))
-        if differences := list_differences_of(variant):
-            write_table(build_differences_table(differences, title=name))
+            write_table(_build_changes_table(variant, title=f"{name}, {title}"))
+        if differences := _list_differences_of(variant):
+            write_table(_build_differences_table(differences, title=name))
     if comparison.differences:
-        write_table(build_differences_table(comparison.differences, title=comparison.model))
+        write_table(_build_differences_table(comparison.differences, title=comparison.model))
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:
@@ -92,7 +106,7 @@ def _judge(comparison: Comparison, *, title: str) -> None:
     for variant in comparison.variants:
         name = variant.old or variant.new
         for remark in variant.remarks:
-            say(printable(f"{name}: {remark}", lines=False))
+            echo(printable(f"{name}: {remark}", lines=False))
         failures += [printable(f"{name}: {failure}", lines=False) for failure in variant.failures]
     if comparison.outcome == "ok":
         return
@@ -103,3 +117,84 @@ def _judge(comparison: Comparison, *, title: str) -> None:
         f"cannot be compared: {title}{lines}",
         hint="prepare both on the same machine with the same inputs, or ortprep compare … --across-hardware",
     )
+
+
+def _build_changes_table(variant: VariantComparison, *, title: str) -> Table:
+    """Returns one row per figure of a variant: medians ± half the distance between quartiles, and verdict."""
+    return build_table(title, _HEADINGS, map(_changes_row, variant.changes))
+
+
+def _build_differences_table(differences: Sequence[Difference], *, title: str) -> Table:
+    """Returns one row per thing that is not as it was."""
+    return build_table(title, _WHAT_HEADINGS, map(_differences_row, differences))
+
+
+def _title_of(comparison: Comparison, variant: VariantComparison) -> str:
+    """Returns what a variant is called above its table."""
+    return f"{comparison.model} on {variant.new or variant.old or ''}"
+
+
+def _list_differences_of(variant: VariantComparison) -> tuple[Difference, ...]:
+    """Returns what else changed for a variant, its hardware first."""
+    return (*variant.hardware, *variant.differences)
+
+
+def _format_markdown(comparison: Comparison, *, title: str) -> Iterator[str]:
+    """Yields the lines of a comparison in GitHub's Markdown.
+
+    What others wrote into a manifest is in code spans, where it is neither markup nor a mention of anybody.
+    """
+    yield f"### {_code(title)}: {comparison.outcome}"
+    yield from _markdown_table(_WHAT_HEADINGS, map(_differences_row, comparison.differences))
+    for variant in comparison.variants:
+        yield ""
+        yield f"#### {_code(_title_of(comparison, variant))}: {variant.outcome}"
+        lines = (*variant.failures, *variant.remarks)
+        yield from ("", *(f"- {_code(line)}" for line in lines)) if lines else ()
+        yield from _markdown_table(_HEADINGS, map(_changes_row, variant.changes))
+        yield from _markdown_table(_WHAT_HEADINGS, map(_differences_row, _list_differences_of(variant)))
+
+
+def _markdown_table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    # In a table alone: elsewhere the backslash would be seen.
+    escaped = str.maketrans({"|": "\\|"})
+    found = [" | ".join(_code(cell).translate(escaped) if cell else "" for cell in row) for row in rows]
+    if not found:
+        return
+    yield ""
+    yield f"| {' | '.join(heading.removeprefix('>') for heading in headings)} |"
+    yield f"|{' --- |' * len(headings)}"
+    yield from (f"| {row} |" for row in found)
+
+
+def _code(text: str) -> str:
+    return f"`{printable(text, lines=False).replace('`', chr(39))}`"
+
+
+def _changes_row(change: Change) -> tuple[str, ...]:
+    unit = FIGURES[change.figure]
+    return (
+        f"{change.figure} {unit}",
+        change.cache,
+        _format(change.old, is_exact=not change.cache),
+        _format(change.new, is_exact=not change.cache),
+        _DASH if change.ratio is None else f"{change.ratio:.2f}×",
+        _VERDICTS[change.verdict],
+    )
+
+
+def _format(summary: Summary | None, *, is_exact: bool) -> str:
+    if summary is None or not is_exact:
+        return format_summary(summary)
+    return format_value(summary.median)
+
+
+def _differences_row(difference: Difference) -> tuple[str, ...]:
+    return tuple(_shorten(text) for text in (difference.what, difference.old, difference.new))
+
+
+def _shorten(text: str) -> str:
+    shown = printable(text, lines=False) or _DASH
+    if is_digest(shown):
+        return shown.removeprefix(PREFIX)[:_DIGEST_DIGITS]
+    return shown if len(shown) <= _MAX_CHARACTERS else f"{shown[: _MAX_CHARACTERS - 1]}…"

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,10 +56,6 @@ def printable(text: str, *, lines: bool = True) -> str:
 
     Everything that reaches a terminal passes through here, since models, bundles, registries and messages of
     ONNX Runtime are other people's text.
-
-    Args:
-        text: From anywhere.
-        lines: Whether it may have several; else they are joined.
     """
     joined = text if lines else " ".join(text.split("\n"))
     return "".join(one if one.isprintable() or one in "\n\t" else _NOT_SHOWN for one in joined)
@@ -78,6 +74,15 @@ def write_json(data: Any) -> None:
     text = json.dumps(data, indent=1, ensure_ascii=not is_utf8)
     with _while_read():
         sys.stdout.write("\n".join(map(_escaped, text.split("\n"))) + "\n")
+
+
+def write_yaml(data: Any) -> None:
+    """Writes YAML to stdout, keys in the order they have."""
+    import yaml
+
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
+    with _while_read():
+        sys.stdout.write(text)
 
 
 def _escaped(line: str) -> str:
@@ -103,6 +108,30 @@ class _PlainConsole(Console):
         return Text(printable(text, lines=False), style=style, justify=justify, overflow=overflow)
 
 
+def build_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, fold: Collection[str] = ()
+) -> Table:
+    """Returns a table for people.
+
+    Args:
+        title: What it shows.
+        headings: One per column; those that start with `>` are of figures, which stand to the right.
+        rows: One text per column.
+        fold: Headings of the columns whose long texts are wrapped instead of cut off.
+    """
+    table = Table(title=title)
+    for heading in headings:
+        name = heading.removeprefix(">")
+        table.add_column(
+            name,
+            justify="left" if name == heading else "right",
+            overflow="fold" if name in fold else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def write_table(table: Table) -> None:
     """Writes a table to stdout: as wide as the terminal, or as wide as it likes in a pipe."""
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
@@ -113,7 +142,7 @@ def write_table(table: Table) -> None:
         sys.stdout.write(capture.get())
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Writes talk to stderr."""
     with _talking():
         sys.stderr.write(printable(text) + "\n")
@@ -139,9 +168,9 @@ def exit_when_interrupted() -> None:
         signal.signal(signal.SIGINT, end)
 
 
-def say_error(error: PipelineError) -> None:
+def echo_error(error: PipelineError) -> None:
     """Writes an error to stderr: what failed, expected and got, and a hint."""
-    say(f"error: {error}")
+    echo(f"error: {error}")
 
 
 def start_logging(level: str | None) -> None:

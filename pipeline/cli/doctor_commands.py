@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,15 +13,16 @@ from typing import Annotated
 import typer
 
 from pipeline.bundle.codec import encode
-from pipeline.cli.app import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
-from pipeline.cli.console import say, write_json, write_line, write_table
+from pipeline.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
+from pipeline.cli.console import echo, write_json, write_line, write_table
 from pipeline.cli.doctor_tables import build_table, describe_findings
-from pipeline.cli.examination import Locations, examine_all
+from pipeline.cli.model_resolution import Locations, examine_all
 from pipeline.diagnose.conclusion import conclude
 from pipeline.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
+from pipeline.diagnose.doctor_model import DoctorModel, plan_of
 from pipeline.diagnose.sampling import parse_shapes
-from pipeline.diagnose.subject import Subject, plan_of
 from pipeline.errors import PipelineError, PoolError, SpecError
+from pipeline.runtime.probing.scratch_folder import scratch_folder
 
 Shape = Annotated[
     list[str] | None,
@@ -31,20 +31,10 @@ Shape = Annotated[
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the doctor is asked.
+class DoctorRequest:
+    """What the doctor is asked; `rounds` of None are each check's own number of fresh processes."""
 
-    Attributes:
-        subjects: The models.
-        devices: Where they are examined; the first is the one for checks of a single device.
-        rounds: Fresh processes per figure; None for each check's own number.
-        artifacts: Folder of bundles.
-        trace: Where a profile's trace is kept.
-        expect: Execution providers that have to be usable.
-        is_suite: Whether every check is made.
-    """
-
-    subjects: tuple[Subject, ...]
+    subjects: tuple[DoctorModel, ...]
     devices: tuple[str, ...]
     rounds: int | None
     artifacts: Path
@@ -85,13 +75,13 @@ def doctor(
     json: AsJson = False,
 ) -> None:
     """Say where the time of loading and running a model goes on this machine, and what would help."""
-    wanted = _checks_named(check, models or [])
+    checks = _checks_named(check, models or [])
     _check_options(check, shape=shape, rounds=rounds, trace=trace, expect=expect)
     shapes = parse_shapes(shape or ())
-    with _ended_properly(), tempfile.TemporaryDirectory(prefix="ortprep-doctor-") as folder:
-        locations = Locations(Path(folder), configs, artifacts)
+    with _ended_properly(), scratch_folder("ortprep-doctor-") as folder:
+        locations = Locations(folder, configs, artifacts)
         subjects = examine_all(models or (), locations, shapes=shapes)
-        request = Request(
+        request = DoctorRequest(
             subjects=subjects,
             devices=_resolve(devices),
             rounds=rounds,
@@ -100,7 +90,7 @@ def doctor(
             expect=tuple(expect or ()),
             is_suite=check == _ALL,
         )
-        diagnoses = list(_run(wanted, request, show=not json))
+        diagnoses = list(_run(checks, request, show=not json))
     if check == _ALL:
         diagnoses.append(conclude(diagnoses, subject=subjects[0].name))
         if not json:
@@ -114,12 +104,12 @@ def doctor(
 
 @contextmanager
 def _ended_properly() -> Iterator[None]:
-    """Has whoever asks the process to end wait until nothing of it is left."""
+    """Cleans up before the process ends on SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted; what the doctor had found is lost")
+        echo("interrupted; what the doctor had found is lost")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -165,9 +155,9 @@ def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
     return tuple(_CHECKS) if check == _ALL else (check,)
 
 
-def _run(checks: Sequence[str], request: Request, *, show: bool) -> Iterator[Diagnosis]:
+def _run(checks: Sequence[str], request: DoctorRequest, *, show: bool) -> Iterator[Diagnosis]:
     for check in checks:
-        say(f"{check}: …")
+        echo(f"{check}: …")
         try:
             diagnosis = _CHECKS[check](request)
         except (PipelineError, OSError) as error:
@@ -195,8 +185,8 @@ def _show(diagnosis: Diagnosis) -> None:
 
 
 def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
-    from pipeline.runtime.hardware import read_hardware
-    from pipeline.runtime.pool.devices import resolve_devices
+    from pipeline.runtime.machine.hardware import read_hardware
+    from pipeline.runtime.placement.devices import resolve_devices
 
     try:
         return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
@@ -204,13 +194,13 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         raise typer.BadParameter(error.message, param_hint="--devices") from None
 
 
-def _env(request: Request) -> Diagnosis:
+def _env(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.environment.check import diagnose_environment
 
     return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
 
 
-def _gil(request: Request) -> Diagnosis:
+def _gil(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.gil.check import diagnose_gil
 
     # Among other checks it watches a model of its own, which is large enough for a clear answer.
@@ -221,11 +211,11 @@ def _gil(request: Request) -> Diagnosis:
     return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
 
 
-def _rounds(request: Request, usual: int) -> int:
+def _rounds(request: DoctorRequest, usual: int) -> int:
     return request.rounds or (_SUITE_ROUNDS if request.is_suite else usual)
 
 
-def _init(request: Request) -> Diagnosis:
+def _init(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
 
     return diagnose_initialisation(
@@ -233,25 +223,25 @@ def _init(request: Request) -> Diagnosis:
     )
 
 
-def _options(request: Request) -> Diagnosis:
+def _options(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.variations.check import ROUNDS, diagnose_options
 
     return diagnose_options(request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS))
 
 
-def _parallel(request: Request) -> Diagnosis:
+def _parallel(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.parallel.check import diagnose_parallel
 
     return diagnose_parallel(request.subjects[0], devices=request.devices)
 
 
-def _concurrent(request: Request) -> Diagnosis:
+def _concurrent(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
 
     return diagnose_concurrent(request.subjects, devices=request.devices)
 
 
-def _profile(request: Request) -> Diagnosis:
+def _profile(request: DoctorRequest) -> Diagnosis:
     from pipeline.diagnose.profiling.check import diagnose_profile
 
     subject = request.subjects[0]
@@ -261,7 +251,7 @@ def _profile(request: Request) -> Diagnosis:
     return diagnose_profile(subject, device=request.devices[0], trace=trace)
 
 
-_CHECKS: Mapping[str, Callable[[Request], Diagnosis]] = {
+_CHECKS: Mapping[str, Callable[[DoctorRequest], Diagnosis]] = {
     "env": _env,
     "gil": _gil,
     "init": _init,

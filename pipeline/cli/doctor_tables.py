@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.table import Table as RichTable
+from rich.table import Table
 
-from pipeline.diagnose.diagnosis import Cell, Diagnosis, Severity, Table
+from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Severity, TableCell
 
 _BAR_CELLS = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MARKS: dict[Severity, str] = {"good": "ok", "note": "note", "advice": "advice", "problem": "PROBLEM"}
 
 
-def build_table(table: Table) -> RichTable:
+def build_table(table: DiagnosisTable) -> Table:
     """Returns a table; a column of bars is added where it is to be drawn as a waterfall."""
-    made = RichTable(title=table.title, title_justify="left")
+    made = Table(title=table.title, title_justify="left")
     for index, heading in enumerate(table.columns):
         numeric = any(isinstance(row[index], (int, float)) for row in table.rows)
         made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
@@ -28,18 +28,13 @@ def build_table(table: Table) -> RichTable:
     return made
 
 
-def _figures(table: Table) -> list[float]:
+def _figures(table: DiagnosisTable) -> list[float]:
     index = table.columns.index(str(table.bars))
     return [float(row[index] or 0) for row in table.rows]
 
 
 def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tuple[str, ...]:
-    """Returns a bar for each figure; each begins where the one before it ended, and all fill the width.
-
-    Args:
-        figures: Not below zero.
-        cells: Width in characters.
-    """
+    """Returns a bar for each figure; each begins where the one before it ended, and all fill the width."""
     total, begin, bars = sum(figures) or 1.0, 0.0, []
     for figure in figures:
         eighths = round(figure / total * cells * 8)
@@ -49,7 +44,7 @@ def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tupl
     return tuple(bars)
 
 
-def format_cell(cell: Cell) -> str:
+def format_cell(cell: TableCell) -> str:
     """Returns a cell's text: three digits that count, a dash for nothing."""
     if cell is None:
         return "–"

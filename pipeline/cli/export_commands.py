@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.bundle.codec import encode
-from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
-from pipeline.cli.console import say, write_json, write_line
-from pipeline.runtime.hardware import read_hardware
-from pipeline.runtime.loading.bundle_loader import check_choice
+from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
+from pipeline.cli.console import echo, write_json, write_line
+from pipeline.runtime.loading.load_options import check_choice
 from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from pipeline.runtime.machine.hardware import read_hardware
 from pipeline.versions import parse_version
 
 if TYPE_CHECKING:
-    from pipeline.export.choosing import Server, Wish
-    from pipeline.export.exported import Exported
+    from pipeline.export.export_result import ExportResult
+    from pipeline.export.variant_selection import ExportOptions, Server
 
 export_app = typer.Typer(help="Lay bundles out for other servers.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
@@ -69,7 +69,7 @@ def triton(
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle to go with it", param_hint="--name")
     request = TritonRequest(
-        wish=_wish(variant, target, precision),
+        options=_options(variant, target, precision),
         server=_server(onnxruntime, here=here),
         name=name,
         instances=instances,
@@ -94,11 +94,11 @@ def ort_package(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write a model package of ONNX Runtime; every bundle is a component of it."""
-    from pipeline.export.package.writing import PackageRequest, export_package
+    """Write a model package of ONNX Runtime (1.32 or newer); every bundle is a component of it."""
+    from pipeline.export.ort_package.package import PackageRequest, export_package
 
     request = PackageRequest(
-        wish=_wish(variant, target, precision),
+        options=_options(variant, target, precision),
         server=_server(onnxruntime, here=here),
         name=name,
         constrain_device=constrain_device,
@@ -106,30 +106,30 @@ def ort_package(
     _tell([export_package([find_bundle(one, artifacts) for one in bundles], out, request)], json=json)
 
 
-def _wish(variants: list[str] | None, target: str | None, precision: str) -> Wish:
-    from pipeline.export.choosing import Wish
+def _options(variants: list[str] | None, target: str | None, precision: str) -> ExportOptions:
+    from pipeline.export.variant_selection import ExportOptions
 
     check_choice("precision", precision, (FASTEST, *PRECISIONS))
-    return Wish(tuple(variants or ()), target, precision)
+    return ExportOptions(tuple(variants or ()), target, precision)
 
 
 def _server(onnxruntime: str | None, *, here: bool) -> Server:
-    from pipeline.export.choosing import Server
+    from pipeline.export.variant_selection import Server
 
     if onnxruntime is not None and parse_version(onnxruntime) is None:
         raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
     return Server(onnxruntime, read_hardware() if here else None)
 
 
-def _tell(exports: Sequence[Exported], *, json: bool) -> None:
-    from pipeline.export.listing import describe_model
+def _tell(exports: Sequence[ExportResult], *, json: bool) -> None:
+    from pipeline.export.export_result import describe_model
 
     if json:
         write_json([encode(one) | {"path": str(one.path)} for one in exports])
         return
     for exported in exports:
         for passed in exported.passed_over:
-            say(f"passed over {passed}")
+            echo(f"passed over {passed}")
         write_line(str(exported.path))
         for model in exported.models:
             for line in describe_model(model):

@@ -33,14 +33,8 @@ _CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
-class Section:
-    """Options that are set in one place.
-
-    Attributes:
-        name: `session_config`, `attributes`, `cuda` or `cpu`.
-        title: What they are, in words.
-        options: By name.
-    """
+class OptionGroup:
+    """Options that are set in one place: `session_config`, `attributes`, `cuda` or `cpu`."""
 
     name: str
     title: str
@@ -49,26 +43,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Listing:
-    """What was asked for.
-
-    Attributes:
-        version: Of ONNX Runtime.
-        sections: Those that have any option.
-        remarks: What a reader should know besides, a line each.
-    """
+    """Groups that have any option, of a version of ONNX Runtime, and remarks for the reader."""
 
     version: str
-    sections: tuple[Section, ...]
+    sections: tuple[OptionGroup, ...]
     remarks: tuple[str, ...]
 
 
 def list_options(provider: str | None = None, *, version: str | None = None, part: str = "") -> Listing:
-    """Returns options that ONNX Runtime knows.
-
-    Args:
-        provider: One of `PROVIDERS`, None for all.
-        version: Of ONNX Runtime, None for the installed one.
-        part: What names contain, in any case.
+    """Returns options that ONNX Runtime knows, of a provider or all, whose names contain `part` in any case.
 
     Raises:
         SpecError: There is no such provider, or that is not a version.
@@ -101,20 +84,20 @@ def _require_version(version: str) -> None:
         raise SpecError(error.message, hint=f"ortprep options --onnxruntime {NEWEST}") from None
 
 
-def _sections(provider: str | None, version: str) -> Iterator[Section]:
+def _sections(provider: str | None, version: str) -> Iterator[OptionGroup]:
     if provider in (None, "session"):
-        yield Section("session_config", "session config entries", known_session_config(version))
-        yield Section("attributes", "attributes of SessionOptions", known_attributes(version))
+        yield OptionGroup("session_config", "session config entries", known_session_config(version))
+        yield OptionGroup("attributes", "attributes of SessionOptions", known_attributes(version))
     if provider in (None, "cuda"):
-        yield Section("cuda", f"options of {CUDA}", known_provider_options(CUDA, version))
+        yield OptionGroup("cuda", f"options of {CUDA}", known_provider_options(CUDA, version))
     if provider in (None, "cpu"):
-        yield Section("cpu", f"options of {_CPU}", known_provider_options(_CPU, version))
+        yield OptionGroup("cpu", f"options of {_CPU}", known_provider_options(_CPU, version))
 
 
-def _narrow(section: Section, part: str) -> Section:
+def _narrow(section: OptionGroup, part: str) -> OptionGroup:
     wanted = part.lower()
     options = tuple(option for option in section.options if wanted in option.name.lower())
-    return Section(section.name, section.title, options)
+    return OptionGroup(section.name, section.title, options)
 
 
 def _version_remarks(given: str | None, version: str) -> Iterator[str]:
@@ -126,7 +109,7 @@ def _version_remarks(given: str | None, version: str) -> Iterator[str]:
         yield f"the last ONNX Runtime that is listed is {NEWEST}; {version} may have more"
 
 
-def _nothing_found(sections: Sequence[Section], provider: str | None, part: str) -> str:
+def _nothing_found(sections: Sequence[OptionGroup], provider: str | None, part: str) -> str:
     if any(section.options for section in sections):
         return f"no option that was asked for has {part!r} in its name"
     return f"ONNX Runtime knows no options of provider {provider}"
@@ -154,7 +137,7 @@ def build_options_tables(listing: Listing) -> Iterator[Table]:
         yield _build_sources_table(numbers)
 
 
-def _build_section_table(section: Section, version: str, numbers: Mapping[str, str]) -> Table:
+def _build_section_table(section: OptionGroup, version: str, numbers: Mapping[str, str]) -> Table:
     table = Table(title=f"{section.title}, ONNX Runtime {version}", box=box.SIMPLE_HEAD, leading=1)
     # Names have up to 63 characters: with a column of their own they would leave no room on a terminal of
     # 100. So an option's texts share two columns, and the second leaves the first as much as a name takes.

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.bundle.codec import encode
-from pipeline.cli.app import ARTIFACTS, Artifacts, AsJson, command, find_bundle
-from pipeline.cli.console import TransferBar, say, write_json, write_line, write_table
+from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
+from pipeline.cli.console import TransferBar, echo, write_json, write_line, write_table
 from pipeline.errors import RegistryError
 
 if TYPE_CHECKING:
-    from pipeline.registry.promotion import Moved
-    from pipeline.registry.publishing import Published
-    from pipeline.registry.state import State, Version
+    from pipeline.registry.catalogue import Catalogue
+    from pipeline.registry.promotion import PromoteResult
+    from pipeline.registry.publish import PublishResult
+    from pipeline.registry.versions import ModelState
 
 Registry = Annotated[
     str | None,
@@ -32,6 +33,12 @@ Verify = Annotated[
     typer.Option(
         metavar="KEY",
         help="Refuse what is not signed so: a public key's file, or KIND:option=value,… of model-signing.",
+    ),
+]
+Sign = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY", help="Sign it: a private key's file, or KIND:option=value,… of model-signing."
     ),
 ]
 NameAndVersion = Annotated[
@@ -52,14 +59,9 @@ def publish(
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     label: Annotated[
-        str | None, typer.Option(help="Human name of the version; else the date and a number.")
+        str | None, typer.Option(help="Human name of the version; else the date and some digits.")
     ] = None,
-    sign: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY", help="Sign it: a private key's file, or KIND:option=value,… of model-signing."
-        ),
-    ] = None,
+    sign: Sign = None,
     verify: Verify = None,
     alias: Annotated[
         str | None, typer.Option(help="Promote it to this alias at once, if the gate lets it pass.")
@@ -75,50 +77,58 @@ def publish(
 ) -> None:
     """Publish a bundle to a registry, merged with what other machines published of the same source."""
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.promotion import check_alias
+    from pipeline.registry.documents import check_alias_name
+    from pipeline.registry.promotion import PromotionGate
     from pipeline.registry.promotion import promote as move_alias
-    from pipeline.registry.publishing import Note
-    from pipeline.registry.publishing import publish as publish_bundle
-    from pipeline.registry.references import Reference
-    from pipeline.registry.signatures import parse_signer, parse_verifier
+    from pipeline.registry.publish import publish as publish_bundle
+    from pipeline.registry.references import VersionRef
+    from pipeline.registry.signature_methods import parse_signer, parse_verifier
 
-    note = Note(label, by, socket.gethostname() if record_host else "")
+    signer = None if sign is None else parse_signer(sign)
+    verifier = None if verify is None else parse_verifier(verify)
     if alias is not None:
-        check_alias(alias)
+        check_alias_name(alias)
     with open_catalogue(_registry(registry)) as catalogue, TransferBar() as bar:
         published = publish_bundle(
             find_bundle(bundle, artifacts),
             catalogue,
-            note=note,
-            signer=None if sign is None else parse_signer(sign),
-            verifier=None if verify is None else parse_verifier(verify),
+            label=label,
+            by=by,
+            host=socket.gethostname() if record_host else "",
+            signer=signer,
+            verifier=verifier,
             repair=repair,
             observer=bar.show,
         )
         _tell_published(published, label, json=json)
         if alias is not None:
             version = published.version
-            moved = move_alias(Reference(version.record.model, version.digest), alias, catalogue, by=by)
-            say(f"{version.record.model}@{moved.alias.name}: {version.digest}")
+            reference, gate = VersionRef(version.model, version.digest), PromotionGate(verifier=verifier)
+            move_alias(reference, alias, catalogue, gate=gate, by=by, signer=signer)
+            echo(f"{version.model}@{alias}: {version.digest}")
 
 
-def _tell_published(published: Published, label: str | None, *, json: bool) -> None:
+def _tell_published(published: PublishResult, label: str | None, *, json: bool) -> None:
     version = published.version
-    model, labels = version.record.model, ", ".join(version.labels)
     if json:
-        write_json(encode(published))
+        write_json(encode_version(published))
     else:
-        write_line(f"{model}@{version.digest}")
+        write_line(f"{version.model}@{version.digest}")
         sent = f"{published.uploaded_bytes / 2**20:.1f} of {published.total_bytes / 2**20:.1f} MB uploaded"
-        say(f"{model}@{labels}: {sent}{'' if published.is_new else '; nothing new'}")
-    if label is not None and label not in version.labels:
-        say(f"{label} names an earlier version of the same source, and goes on to: this one is {labels}")
-    _tell_superseded(version)
+        echo(f"{version.model}@{version.label}: {sent}{'' if published.is_new else '; nothing new'}")
+    if label is not None and label != version.label:
+        echo(f"{label} names another version of the same source, and goes on to: this one is {version.label}")
+    if published.superseded_by:
+        echo(f"there is a more complete or newer version of the same source: {published.superseded_by}")
 
 
-def _tell_superseded(version: Version) -> None:
-    if version.superseded_by:
-        say(f"there is a more complete or newer version of the same source: {version.superseded_by}")
+def encode_version(value: object) -> Any:
+    """Returns a result as JSON types, without the documents themselves."""
+    data = encode(value)
+    for found in (data, *data.values()):
+        if isinstance(found, dict):
+            found.pop("data", None)
+    return data
 
 
 @command
@@ -126,33 +136,32 @@ def pull(
     reference: NameAndVersion,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The bundle's folder.")],
     registry: Registry = None,
-    variants: Annotated[
-        str, typer.Option(help="usable (on this machine), all, or names and targets with commas.")
-    ] = "usable",
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="This part, for another machine; else what fits this one best."),
+    ] = None,
     verify: Verify = None,
     json: AsJson = False,
 ) -> None:
-    """Pull a version from a registry: what this machine can use of it."""
+    """Pull a version from a registry: the part of it that fits this machine best, byte for byte."""
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.choosing import Wanted
-    from pipeline.registry.pulling import pull as pull_version
+    from pipeline.registry.pull import PullRequest
+    from pipeline.registry.pull import pull as pull_version
     from pipeline.registry.references import parse_reference
-    from pipeline.registry.signatures import parse_verifier
+    from pipeline.registry.signature_methods import parse_verifier
 
-    names = tuple(name.strip() for name in variants.split(",") if name.strip())
-    if not names:
-        raise typer.BadParameter("expected usable, all, or names", param_hint="--variants")
-    wanted = Wanted(parse_reference(reference), names, None if verify is None else parse_verifier(verify))
+    verifier = None if verify is None else parse_verifier(verify)
+    request = PullRequest(parse_reference(reference), part, verifier)
     with open_catalogue(_registry(registry)) as catalogue, TransferBar() as bar:
-        pulled = pull_version(wanted, catalogue, out, observer=bar.show, say=say)
+        pulled = pull_version(request, catalogue, out, observer=bar.show, say=echo)
     if json:
         write_json(encode(pulled) | {"path": str(pulled.path)})
         return
     write_line(str(pulled.path))
     size = f"{pulled.fetched_bytes / 2**20:.1f} of {pulled.total_bytes / 2**20:.1f} MB fetched"
-    say(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}")
-    for name, reason in pulled.left_out.items():
-        say(f"  left out {name}: {reason}")
+    echo(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}")
+    for digest, reason in pulled.left_out.items():
+        echo(f"  left out part {digest}: {reason}")
 
 
 @command
@@ -163,7 +172,7 @@ def verify(
 ) -> None:
     """Check every byte of a pulled bundle against the signatures it was published with."""
     from pipeline.registry.receipt import verify_bundle
-    from pipeline.registry.signatures import describe_method, parse_verifier
+    from pipeline.registry.signature_methods import describe_method, parse_verifier
 
     method = parse_verifier(key)
     receipt = verify_bundle(bundle, method)
@@ -180,22 +189,31 @@ def promote(
     registry: Registry = None,
     max_regression: Annotated[
         float,
-        typer.Option(min=0.1, max=1000, help="How much longer init and steady runs may take than now."),
+        typer.Option(min=1.0, max=1000, help="How many times worse a figure may be than now."),
     ] = 1.10,
+    across_hardware: Annotated[
+        bool, typer.Option("--across-hardware", help="Compare figures from different hardware all the same.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overrule the gate; needs --reason.")] = False,
+    verify: Verify = None,
+    sign: Sign = None,
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
 ) -> None:
-    """Make an alias name a version, if it was verified and is not slower than what the alias names now."""
+    """Make an alias name a version that was verified, and in which `ortprep compare` finds nothing worse."""
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.promotion import Gate
+    from pipeline.registry.promotion import PromotionGate
     from pipeline.registry.promotion import promote as move_alias
     from pipeline.registry.references import parse_reference
+    from pipeline.registry.signature_methods import parse_signer, parse_verifier
 
-    gate = Gate(max_regression, force)
+    verifier = None if verify is None else parse_verifier(verify)
+    gate = PromotionGate(max_regression, force, across_hardware, verifier)
+    signer = None if sign is None else parse_signer(sign)
     with open_catalogue(_registry(registry)) as catalogue:
-        moved = move_alias(parse_reference(reference), alias, catalogue, gate=gate, reason=reason, by=by)
+        wanted = parse_reference(reference)
+        moved = move_alias(wanted, alias, catalogue, gate=gate, reason=reason, by=by, signer=signer)
     _tell_moved(moved, json=json)
 
 
@@ -204,6 +222,7 @@ def rollback(
     name: Annotated[str, typer.Argument(help="Model.")],
     alias: Annotated[str, typer.Argument(help="The alias.")],
     registry: Registry = None,
+    sign: Sign = None,
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
@@ -211,23 +230,24 @@ def rollback(
     """Make an alias name what it named before."""
     from pipeline.registry.catalogue import open_catalogue
     from pipeline.registry.promotion import rollback as roll_back
+    from pipeline.registry.signature_methods import parse_signer
 
+    signer = None if sign is None else parse_signer(sign)
     with open_catalogue(_registry(registry)) as catalogue:
-        moved = roll_back(name, alias, catalogue, reason=reason, by=by)
+        moved = roll_back(name, alias, catalogue, reason=reason, by=by, signer=signer)
     _tell_moved(moved, json=json)
 
 
-def _tell_moved(moved: Moved, *, json: bool) -> None:
+def _tell_moved(moved: PromoteResult, *, json: bool) -> None:
     if json:
-        write_json(encode(moved))
+        write_json(encode_version(moved))
         return
     version = moved.version
-    write_line(f"{version.record.model}@{moved.alias.name}: {', '.join(version.labels)} {version.digest}")
+    write_line(f"{version.model}@{moved.alias}: {version.label} {version.digest}")
     if moved.before:
-        say("unchanged" if moved.before == version.digest else f"before: {moved.before}")
+        echo("unchanged" if moved.before == version.digest else f"before: {moved.before}")
     for objection in moved.forced:
-        say(f"  overruled: {objection}")
-    _tell_superseded(version)
+        echo(f"  overruled: {objection}")
 
 
 @command
@@ -244,12 +264,12 @@ def list_(registry: Registry = None, json: AsJson = False) -> None:
         write_table(build_models_table(states))
 
 
-def _summary(state: State) -> dict[str, Any]:
+def _summary(state: ModelState) -> dict[str, Any]:
     return {
         "model": state.model,
         "versions": len(state.versions),
-        "labels": state.labels,
-        "aliases": {name: alias.version for name, alias in state.aliases.items()},
+        "labels": {label: claims[0].digest for label, claims in state.labels().items()},
+        "aliases": dict(state.aliases),
     }
 
 
@@ -260,18 +280,34 @@ def versions(
     """List the versions of a model, and where its aliases have been."""
     from pipeline.cli.registry_tables import build_moves_table, build_versions_table
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.state import latest_version, resolve
+    from pipeline.registry.versions import resolve
 
     url = _registry(registry)
     with open_catalogue(url) as catalogue:
         state = catalogue.read_state(name)
-    resolve(state, None, registry=url)
+        resolve(state, None, registry=url)
+        recorded = catalogue.read_moves(name, state.versions.values())
+        moves = [move for found in recorded.values() for move in found]
+        signed = {} if json else _count_signed(catalogue, state)
     if json:
-        write_json(encode(state) | {"latest": latest_version(state).digest})
+        found = [encode_version(version) for version in state.versions.values()]
+        data = _summary(state) | {"versions": found, "superseded_by": dict(state.superseded_by)}
+        write_json(data | {"latest": state.latest().digest, "moves": [encode(move) for move in moves]})
         return
-    write_table(build_versions_table(state))
-    if state.aliases:
-        write_table(build_moves_table(state))
+    write_table(build_versions_table(state, signed))
+    for version in state.versions.values():
+        write_line(f"{name}@{version.digest}  {version.label}")
+    if moves:
+        write_table(build_moves_table(state, moves))
+
+
+def _count_signed(catalogue: Catalogue, state: ModelState) -> dict[str, int]:
+    """Returns how many parts of each version have a signature, by any key."""
+    counts = {}
+    for version in state.versions.values():
+        parts = [catalogue.read_part(state.model, part.digest) for part in version.parts]
+        counts[version.digest] = sum(bool(catalogue.read_signatures(part)) for part in parts)
+    return counts
 
 
 @command
@@ -284,15 +320,19 @@ def gc(
     keep_days: Annotated[
         float, typer.Option(min=0, max=36_500, help="Keep what is younger than so many days.")
     ] = 30,
+    grace_hours: Annotated[
+        float,
+        typer.Option(min=0, max=10_000, help="Keep what was uploaded in the last so many hours."),
+    ] = 24,
     delete: Annotated[bool, typer.Option("--delete", help="Do it; else only say what would go.")] = False,
     json: AsJson = False,
 ) -> None:
     """Say which versions neither an alias nor the policy keeps, or remove them."""
     from pipeline.cli.registry_tables import describe_collected
     from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.collection import Policy, collect
+    from pipeline.registry.garbage_collection import RetentionPolicy, collect
 
-    policy = Policy(keep_latest, keep_days)
+    policy = RetentionPolicy(keep_latest, keep_days, grace_hours)
     with open_catalogue(_registry(registry)) as catalogue:
         known = catalogue.backend.list_models()
         unknown = [name for name in names or () if name not in known]
@@ -302,10 +342,10 @@ def gc(
             )
         collected = [collect(name, catalogue, policy=policy, dry_run=not delete) for name in names or known]
     if json:
-        write_json([encode(one) for one in collected])
+        write_json([encode(one) | {"versions": [v.digest for v in one.versions]} for one in collected])
         return
     for one in collected:
         for line in describe_collected(one, done=delete):
             write_line(line)
     if not delete:
-        say("nothing was removed; --delete does it")
+        echo("nothing was removed; --delete does it")

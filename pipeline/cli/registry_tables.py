@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.table import Table
 
-from pipeline.registry.collection import Collected
-from pipeline.registry.records import PartVariant
-from pipeline.registry.state import State, Version, latest_version
+from pipeline.cli.console import build_table
+from pipeline.registry.alias_moves import Move
+from pipeline.registry.documents import PartVariant, Version
+from pipeline.registry.garbage_collection import CollectResult
+from pipeline.registry.versions import ModelState
 
-_DIGEST_DIGITS = 12
 
-
-def build_models_table(states: Iterable[State]) -> Table:
+def build_models_table(states: Iterable[ModelState]) -> Table:
     """Returns one row per model."""
-    table = Table(title="models")
-    for heading in ("model", "latest", "aliases"):
-        table.add_column(heading)
-    table.add_column("versions", justify="right")
-    for state in states:
-        latest = _name(latest_version(state)) if state.versions else "–"
-        aliases = (
-            f"{name} → {_name(state.versions[a.version])}" for name, a in state.aliases.items() if a.version
-        )
-        table.add_row(state.model, latest, ", ".join(aliases) or "–", str(len(state.versions)))
-    return table
+    return build_table("models", ("model", "latest", "aliases", ">versions"), map(_model_row, states))
 
 
-def build_versions_table(state: State) -> Table:
-    """Returns one row per version, the latest last."""
-    table = Table(title=state.model)
-    for heading in ("version", "label", "aliases", "variants", "published", "signed", "by"):
-        table.add_column(heading)
-    table.add_column("MB", justify="right")
-    for version in state.versions.values():
-        parts = [state.parts[digest] for digest in version.record.parts]
-        signed = sum(bool(state.signatures.get(digest)) for digest in version.record.parts)
-        aliases = [name for name, alias in state.aliases.items() if alias.version == version.digest]
-        table.add_row(
-            _short(version.digest),
-            ", ".join((*version.labels, *(("(superseded)",) if version.superseded_by else ()))),
-            ", ".join(aliases) or "–",
-            ", ".join(_describe(variant) for part in parts for variant in part.variants),
-            version.published_at[:16],
-            f"{signed} of {len(parts)} parts" if signed else "no",
-            version.by or "–",
-            f"{sum(part.size_bytes for part in parts) / 2**20:.1f}",
-        )
-    return table
+def _model_row(state: ModelState) -> tuple[str, ...]:
+    latest = state.latest().label if state.versions else "–"
+    aliases = (
+        f"{name} → {state.versions[digest].label}"
+        for name, digest in state.aliases.items()
+        if digest in state.versions
+    )
+    return state.model, latest, ", ".join(aliases) or "–", str(len(state.versions))
+
+
+def build_versions_table(state: ModelState, signed: Mapping[str, int]) -> Table:
+    """Returns one row per version, the latest last; `signed` counts signed parts by a version's digest."""
+    headings = ("label", "aliases", "parts", "published", "signed", "by", ">MB")
+    rows = [_version_row(state, one, signed.get(one.digest, 0)) for one in state.versions.values()]
+    return build_table(state.model, headings, rows)
+
+
+def _version_row(state: ModelState, version: Version, signed: int) -> tuple[str, ...]:
+    aliases = [name for name, digest in state.aliases.items() if digest == version.digest]
+    return (
+        f"{version.label}{' (superseded)' if version.digest in state.superseded_by else ''}",
+        ", ".join(aliases) or "–",
+        "\n".join(", ".join(_describe(one) for one in part.variants) for part in version.parts),
+        version.published_at[:16],
+        f"{signed} of {len(version.parts)} parts" if signed else "no",
+        version.by or "–",
+        f"{sum(part.size_bytes for part in version.parts) / 2**20:.1f}",
+    )
 
 
 def _describe(variant: PartVariant) -> str:
@@ -56,40 +53,29 @@ def _describe(variant: PartVariant) -> str:
     return f"{variant.name} on {hardware}" if hardware else variant.name
 
 
-def build_moves_table(state: State) -> Table:
+def build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
     """Returns one row per move of an alias, oldest first."""
-    table = Table(title="aliases")
-    for heading in ("alias", "when", "what", "version", "by", "reason", "overruled"):
-        table.add_column(heading)
-    for alias in state.aliases.values():
-        for move in alias.history:
-            record = move.record
-            version = state.versions.get(record.version)
-            table.add_row(
-                alias.name,
-                record.at[:16],
-                record.action,
-                _name(version) if version else _short(record.version),
-                record.by or "–",
-                record.reason or "–",
-                "; ".join(record.forced) or "–",
-            )
-    return table
+    rows = [
+        (
+            move.alias,
+            move.at[:16],
+            move.action,
+            state.versions[move.version].label,
+            move.by or "–",
+            move.reason or "–",
+            "; ".join(move.forced) or "–",
+            "no" if move.signature is None else "yes",
+        )
+        for move in moves
+    ]
+    headings = ("alias", "when", "what", "version", "by", "reason", "overruled", "signed")
+    return build_table("aliases", headings, rows)
 
 
-def describe_collected(collected: Collected, *, done: bool) -> Iterator[str]:
+def describe_collected(collected: CollectResult, *, done: bool) -> Iterator[str]:
     """Yields the lines that say what a collection removes, or removed."""
-    what = "removed" if done else "would remove"
-    files = f"{len(collected.files)} files of {collected.size_bytes / 2**20:.1f} MB"
-    versions = f"{len(collected.versions)} versions ({', '.join(collected.labels) or '–'})"
-    yield (
-        f"{collected.model}: {what} {versions}, {len(collected.parts)} parts, {files}; keeps {collected.kept}"
-    )
-
-
-def _name(version: Version) -> str:
-    return version.labels[-1] if version.labels else _short(version.digest)
-
-
-def _short(digest: str) -> str:
-    return digest.removeprefix("sha256:")[:_DIGEST_DIGITS]
+    what, swept = "removed" if done else "would remove", collected.swept
+    files = f"{swept.files} files of {swept.size_bytes / 2**20:.1f} MB"
+    versions = f"{len(collected.versions)} versions"
+    yield f"{collected.model}: {what} {versions}, {len(swept.parts)} parts, {files}; keeps {collected.kept}"
+    yield from (f"  {version.label} {version.digest}" for version in collected.versions)

@@ -1,8 +1,9 @@
-"""Manifests as tables for people."""
+"""Manifests, searches and pools as tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -14,32 +15,27 @@ from pipeline.bundle.manifest import (
     VariantRecord,
     VerificationRecord,
 )
-from pipeline.bundle.summary import Summary
-from pipeline.bundle.tuning_record import FirstPhaseRecord
+from pipeline.bundle.tuning_record import FirstPhaseRecord, Summary, TrialFigures, TrialRecord, TuningRecord
+from pipeline.cli.console import build_table
 from pipeline.measuring.shipped import shipped_figures
-from pipeline.report.trials import describe_choice
-from pipeline.report.wording import count_of, format_ratio
+from pipeline.report.formatting import count_of, format_ratio
+from pipeline.report.trials import describe_choice, figures_of, find_remarks, rank_trial
+
+if TYPE_CHECKING:
+    from pipeline.diagnose.load_test import LoadTestResult
+    from pipeline.runtime.placement.assignment import ModelLoad, Placement
+    from pipeline.runtime.pool.stats import PoolStats, WorkerStats
+    from pipeline.stages.tune.remeasurement import Remeasurement
 
 
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
     """Returns one row per plan: medians, the distance between quartiles, and ratios to the default plan."""
-    table = Table(title=f"{title}, {measurement.cache} cache, {measurement.shapes}")
-    table.add_column("plan")
-    for heading in (
-        "ready ms",
-        "init ms",
-        "first run ms",
-        "steady ms",
-        "private MB",
-        "peak MB",
-        "GPU MB",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("sooner", justify="right")
+    figures = (">ready ms", ">init ms", ">first run ms", ">steady ms", ">private MB", ">peak MB", ">GPU MB")
     default = next((plan for plan in measurement.plans if plan.plan == "default"), None)
-    for plan in measurement.plans:
-        table.add_row(*_figures_row(plan, default))
-    return table
+    rows = [_figures_row(plan, default) for plan in measurement.plans]
+    return build_table(
+        f"{title}, {measurement.cache} cache, {measurement.shapes}", ("plan", *figures, ">sooner"), rows
+    )
 
 
 def _figures_row(plan: PlanFigures, default: PlanFigures | None) -> tuple[str, ...]:
@@ -80,23 +76,10 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
 
 def build_variants_table(manifest: Manifest) -> Table:
     """Returns one row per variant: size, accuracy and cost of what is shipped, side by side."""
-    table = Table(title=f"{manifest.name}: variants")
-    for heading in ("variant", "precision", "for"):
-        table.add_column(heading)
-    for heading in (
-        "size MB",
-        "SNR dB",
-        "cosine",
-        "top-1",
-        "ready ms",
-        "init ms",
-        "steady ms",
-        "private MB",
-    ):
-        table.add_column(heading, justify="right")
-    for variant in manifest.variants:
-        table.add_row(*_variant_row(manifest, variant))
-    return table
+    headings = ("variant", "precision", "for", ">size MB", ">SNR dB", ">cosine", ">top-1")
+    costs = (">ready ms", ">init ms", ">steady ms", ">private MB")
+    rows = [_variant_row(manifest, variant) for variant in manifest.variants]
+    return build_table(f"{manifest.name}: variants", (*headings, *costs), rows)
 
 
 def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
@@ -193,3 +176,120 @@ def describe_bundle(manifest: Manifest) -> list[str]:
     for variant in manifest.variants:
         lines += describe_variant(variant)
     return lines
+
+
+_FIGURES = (">ready ms", ">init ms", ">steady ms", ">private MB", ">cost of default's")
+
+
+def build_trials_table(record: TuningRecord, *, title: str) -> Table:
+    """Returns one row per trial, cheapest first; a choice is told by what it changes."""
+    rows = [
+        (
+            str(trial.number),
+            describe_choice(record, trial),
+            *_cells(figures_of(trial)),
+            ", ".join(find_remarks(record, trial)),
+        )
+        for trial in sorted(record.trials, key=rank_trial)
+    ]
+    return build_table(
+        f"{title}, cost at {record.runs_per_load} runs per load",
+        (">trial", "plan", *_FIGURES, ""),
+        rows,
+        fold=("plan", ""),
+    )
+
+
+def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
+    if figures is None:
+        return ("–",) * 5
+    summaries = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
+    return (*(format_summary(one) for one in summaries), f"{figures.cost_ratio.median:.3f}×")
+
+
+def describe_search(record: TuningRecord) -> list[str]:
+    """Returns the lines that say what a search came to."""
+    lines = [
+        f"{count_of(len(record.trials), 'plan')} of {record.combinations} combinations tried in "
+        f"{record.elapsed_s:.0f} s, until {record.ended}; noise {record.noise:.1%}",
+        f"chosen: trial {record.chosen}: {record.reason}",
+    ]
+    if record.first_phase is not None:
+        lines.append(describe_first_phase(record.first_phase))
+    lines += [
+        f"trial {one.steadier} costs less than trial {one.sooner} from {one.runs} runs per load on"
+        for one in record.break_evens
+    ]
+    return lines
+
+
+def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -> Table:
+    """Returns a trial's figures then and now, and default ONNX Runtime's now."""
+    rows = (
+        ("recorded", *_cells(figures_of(trial))),
+        ("now", *_cells(again.figures)),
+        ("default, now", *_cells(again.default)),
+    )
+    return build_table(f"{title}, trial {trial.number}", ("", *_FIGURES), rows)
+
+
+_MB = 2**20
+
+
+def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> Table:
+    """Returns one row per device: its models, the work of a round, and the memory they take."""
+    costs = {load.name: load.cost_ms for load in loads}
+    rows = [
+        (
+            assignment.device,
+            ", ".join(f"{name} ({costs[name]:.3g} ms)" for name in assignment.models) or "–",
+            f"{assignment.cost_ms:.3g}",
+            f"{assignment.memory_bytes / _MB:.0f}",
+        )
+        for assignment in placement.assignments
+    ]
+    title = f"a round of one request per model takes at least {placement.makespan_ms:.3g} ms"
+    return build_table(title, ("device", "models", ">ms a round", ">memory MB"), rows)
+
+
+def build_workers_table(stats: PoolStats) -> Table:
+    """Returns one row per worker: what it took to start and what it has served."""
+    figures = (">pid", ">ready after s", ">private MB", ">served", ">p50 ms", ">p99 ms", ">restarts")
+    headings = ("worker", "state", "variant", *figures)
+    return build_table("workers", headings, map(_worker_row, stats.workers))
+
+
+def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
+    private_mb = None if worker.private_bytes is None else worker.private_bytes / _MB
+    return (
+        worker.name,
+        worker.state,
+        ", ".join(_served_variants(worker)) or "–",
+        "–" if worker.pid is None else str(worker.pid),
+        _pool_figure(worker.start_s),
+        _pool_figure(private_mb),
+        str(worker.served),
+        _pool_figure(worker.p50_ms),
+        _pool_figure(worker.p99_ms),
+        str(worker.restarts),
+    )
+
+
+def _served_variants(worker: WorkerStats) -> Iterator[str]:
+    for model, variant in worker.variants.items():
+        buckets = len(worker.buckets.get(model, ()))
+        yield f"{variant} and {buckets} bucket{'s' if buckets > 1 else ''}" if buckets else variant
+
+
+def describe_load_test(result: LoadTestResult) -> Iterator[str]:
+    """Yields the lines that say what came of many requests."""
+    yield (
+        f"{result.requests} requests in {result.elapsed_s:.2f} s: {result.per_second:.0f} a second, "
+        f"{result.wrong} answered wrongly, {result.failed} failed"
+    )
+    for problem in result.problems:
+        yield f"  {problem}"
+
+
+def _pool_figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.linking import copy_file, link_or_copy, unlinkable_files
+from pipeline.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from pipeline.bundle.loader_config import FileEntry, Variant
 from pipeline.bundle.paths import is_safe_path, resolve_inside
 from pipeline.bundle.verification import compare_files, raise_differences
@@ -14,13 +14,8 @@ from pipeline.errors import ExportError
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A file of the bundle and where it goes.
-
-    Attributes:
-        source: As the bundle records it.
-        path: Relative POSIX path in the export.
-    """
+class PlannedFile:
+    """A file of the bundle, and its relative POSIX path in the export."""
 
     source: FileEntry
     path: str
@@ -31,18 +26,10 @@ class Placed:
         return FileEntry(self.path, self.source.size_bytes, self.source.sha256)
 
 
-def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[Placed, ...]:
+def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[PlannedFile, ...]:
     """Returns where a variant's files go; what lies beside the model keeps its name, which the model says.
 
     The files of a first phase, which exports leave out, are passed over where it has any of its own.
-
-    Args:
-        variant: The variant.
-        folder: Relative POSIX path of the new folder.
-        model: New name of the model file.
-
-    Raises:
-        ExportError: A file does not lie beside the model, or has the model's new name.
     """
     home = PurePosixPath(variant.model).parent
     first = variant.first_phase
@@ -57,7 +44,7 @@ def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[Placed, ..
                 f"cannot lay out variant {variant.name!r}\n  expected its files in {home}, got {entry.path}"
             )
         inside = model if entry.path == variant.model else str(path.relative_to(home))
-        placed.append(Placed(entry, f"{folder}/{inside}"))
+        placed.append(PlannedFile(entry, f"{folder}/{inside}"))
     names = [one.path for one in placed]
     if len(set(names)) != len(names) or not all(map(is_safe_path, names)):
         raise ExportError(
@@ -66,19 +53,8 @@ def plan_files(variant: Variant, folder: str, *, model: str) -> tuple[Placed, ..
     return tuple(placed)
 
 
-def place_files(root: Path, variant: Variant, placed: tuple[Placed, ...], destination: Path) -> None:
-    """Puts files where they go, as hard links where file system and ONNX Runtime take them, and checks them.
-
-    Args:
-        root: The bundle's folder, already checked.
-        variant: The variant they are of.
-        placed: What `plan_files` returned.
-        destination: The export's folder.
-
-    Raises:
-        IntegrityError: What is there now is not what the bundle records.
-        OSError: The disk is full or read-only.
-    """
+def place_files(root: Path, variant: Variant, placed: tuple[PlannedFile, ...], destination: Path) -> None:
+    """Puts files where they go, as hard links where that works, and checks them."""
     model = resolve_inside(root, variant.model)
     alone = {model.parent / name for name in unlinkable_files(model)}
     for one in placed:

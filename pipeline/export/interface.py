@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeline.bundle.loader_config import LoaderConfig, TensorSpec, Variant
-from pipeline.export.trial import Trial
+from pipeline.export.trial import TrialRun
 
 Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
 
-def settle_interface(
-    config: LoaderConfig, variant: Variant, trial: Trial, golden: Mapping[str, tuple[int, ...]]
+def resolve_interface(
+    config: LoaderConfig, variant: Variant, trial: TrialRun, golden: Mapping[str, tuple[int, ...]]
 ) -> Interface:
     """Returns inputs and outputs; a server compares them with those of the session it makes.
 

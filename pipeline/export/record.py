@@ -13,10 +13,10 @@ from pipeline.bundle.loader_config import FileEntry
 from pipeline.bundle.record import read_record, write_record
 from pipeline.bundle.verification import compare_files, describe_files
 from pipeline.errors import BundleError, ExportError
-from pipeline.export.exported import ExportedModel
-from pipeline.export.listing import LISTING_FILE, format_listing
+from pipeline.export.export_result import ExportedModel, describe_model
 
 EXPORT_FILE = "ortprep-export.json"
+LISTING_FILE = "ortprep-export.txt"
 EXPORT_SCHEMA_VERSION = "1.0"
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -41,43 +41,22 @@ class ExportRecord:
 
 
 def write_export_record(folder: Path, layout: str, models: tuple[ExportedModel, ...]) -> None:
-    """Writes the record with its own digest, and the plain list.
-
-    Args:
-        folder: The export's folder.
-        layout: `triton` or `ort-package`.
-        models: What is in it.
-
-    Raises:
-        BundleError: It is larger than readers accept.
-        OSError: The folder is read-only or full.
-    """
-    (folder / LISTING_FILE).write_text(format_listing(models), encoding="utf-8")
+    """Writes the record with its own digest, and the plain list."""
+    lines = [line for model in models for line in describe_model(model)]
+    (folder / LISTING_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = describe_files(folder, DigestCache().digest)
     record = ExportRecord(EXPORT_SCHEMA_VERSION, layout, pipeline.__version__, models, files)
     write_record(folder / EXPORT_FILE, record, max_bytes=_MAX_BYTES)
 
 
 def read_export_record(folder: Path) -> ExportRecord:
-    """Reads the record of an export.
-
-    Raises:
-        BundleError: It is missing, too large, not of this form, or was changed.
-    """
+    """Reads the record of an export."""
     path = folder / EXPORT_FILE
     return read_record(ExportRecord, path, supported=EXPORT_SCHEMA_VERSION, max_bytes=_MAX_BYTES)
 
 
-def settle_destination(out: Path, bundles: Sequence[Path]) -> Path:
-    """Returns where an export goes, links followed.
-
-    Args:
-        out: As the user named it.
-        bundles: What is exported.
-
-    Raises:
-        ExportError: It is in one of the bundles, or a file.
-    """
+def resolve_destination(out: Path, bundles: Sequence[Path]) -> Path:
+    """Returns where an export goes, links followed."""
     place = Path(os.path.realpath(out))
     for bundle in bundles:
         if place.is_relative_to(os.path.realpath(bundle)):
@@ -93,15 +72,7 @@ def settle_destination(out: Path, bundles: Sequence[Path]) -> Path:
 
 
 def check_replaceable(folder: Path, *, layout: str) -> None:
-    """Raises unless nothing is lost with a folder: it is absent, empty, or an export as it was written.
-
-    Args:
-        folder: Where an export is to go.
-        layout: Of that export.
-
-    Raises:
-        ExportError: Something else is there.
-    """
+    """Raises unless nothing is lost with a folder: it is absent, empty, or an export as it was written."""
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
     found = _describe(folder)

@@ -15,7 +15,7 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import TensorSpec, Variant, find_variant, read_loader_config
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import ChildError
-from pipeline.runtime.child import run_child
+from pipeline.runtime.probing.child import run_child
 
 _HERE = __name__
 
@@ -24,13 +24,13 @@ TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """What a session of an exported model says of itself.
 
     Attributes:
         missing: What this machine lacks for it; there was no session then, and no tensors.
         inputs: As the session lists them; symbolic sizes by name or None.
-        outputs: Likewise.
+        outputs: As the session lists them.
     """
 
     missing: tuple[str, ...] = ()
@@ -47,14 +47,8 @@ class Trial:
 
 def try_model(
     bundle: Path, variant: Variant, plan: SessionPlan, *, timeout_s: float | None = TIMEOUT_S
-) -> Trial:
+) -> TrialRun:
     """Makes the session of an exported model and compares its answers with the golden sample.
-
-    Args:
-        bundle: The bundle's folder, whose bytes the caller has checked.
-        variant: The variant that was exported.
-        plan: How the server will make the session; its model is the exported file.
-        timeout_s: Seconds for it; None waits for ever.
 
     Raises:
         LoadError: It does not load, or does not answer as recorded.
@@ -63,7 +57,7 @@ def try_model(
     """
     request = {"bundle": os.path.realpath(bundle), "variant": variant.name, "plan": encode(plan)}
     try:
-        return decode(Trial, run_child(f"{_HERE}:run_trial", request, timeout_s=timeout_s).value)
+        return decode(TrialRun, run_child(f"{_HERE}:run_trial", request, timeout_s=timeout_s).value)
     except ChildError as error:
         raise type(error)(f"export of variant {variant.name!r}: {error.message}", hint=error.hint) from error
 
@@ -75,14 +69,10 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `bundle`, its folder; `variant`, its name; `plan`, a `SessionPlan` as JSON types.
 
     Returns:
-        A `Trial` as JSON types.
-
-    Raises:
-        LoadError: It does not load, or does not answer as recorded.
-        BundleError: The bundle cannot be read.
+        A `TrialRun` as JSON types.
     """
-    from pipeline.runtime.golden import check_answers
     from pipeline.runtime.loading.session import build_session
+    from pipeline.runtime.verification.golden import check_answers
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
@@ -90,16 +80,16 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
     assert variant is not None  # the caller has it from the same file
     missing = _missing_here(variant)
     if missing:
-        return dict(encode(Trial(missing)))
+        return dict(encode(TrialRun(missing)))
     session = build_session(decode(SessionPlan, request["plan"]))
     check_answers(session, config, root, variant=variant)
-    return dict(encode(Trial((), _describe(session.get_inputs()), _describe(session.get_outputs()))))
+    return dict(encode(TrialRun((), _describe(session.get_inputs()), _describe(session.get_outputs()))))
 
 
 def _missing_here(variant: Variant) -> tuple[str, ...]:
-    from pipeline.runtime.hardware import read_hardware
     from pipeline.runtime.loading.session import import_onnxruntime
     from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu
+    from pipeline.runtime.machine.hardware import read_hardware
 
     onnxruntime = import_onnxruntime()
     return find_reasons(

@@ -1,8 +1,8 @@
 """The build as doit sees it; the only module that knows doit.
 
-doit orders and parallelises the tasks. Whether one is up to date is decided by our receipts alone: doit's own
-database is written only when a run ends, so a killed run would forget, and it takes an equal modification
-time for an equal file. It is therefore kept in memory.
+doit orders and parallelises the tasks; our receipts alone decide whether one is up to date. doit writes its
+own database only when a run ends, so a killed run would forget, and it takes an equal modification time for
+an equal file. So that database stays in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from doit.cmd_base import ModuleTaskLoader
@@ -17,10 +18,13 @@ from doit.doit_cmd import DoitMain
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 
 from pipeline.bundle.digest import DigestCache
+from pipeline.bundle.manifest import MANIFEST_FILE
 from pipeline.errors import PipelineError
+from pipeline.graph.build import plan_builds
+from pipeline.graph.engine import BuildRequest, BuildResult, Observer
 from pipeline.graph.execution import Task, remove_outcome, run_on_device, why_stale
-from pipeline.graph.explain import explain_tasks, format_explanations
-from pipeline.graph.observer import Observer
+from pipeline.graph.explanation import explain_tasks, format_explanations
+from pipeline.graph.receipts import REPORT_FILE
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",
@@ -55,14 +59,7 @@ def build_doit_tasks(
     write: Callable[[str], None],
     errors: Errors | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields every task as doit takes it.
-
-    Args:
-        builds: The tasks of each model, in build order.
-        observer: Told how it goes.
-        write: Takes what `explain` answers, a line at a time.
-        errors: Collects what tasks raised, for the exit code of a caller in the same process.
-    """
+    """Yields every task as doit takes it."""
     cache = DigestCache()
     yield {"basename": "prepare", "name": None, "doc": "build every bundle: all that is not up to date"}
     used = {task.id.stage for tasks in builds for task in tasks}
@@ -125,20 +122,22 @@ def _doit_task(
 def _report_task(
     builds: Sequence[Sequence[Task]], observer: Observer, errors: Errors | None
 ) -> dict[str, Any]:
-    packages = tuple(tasks[-1] for tasks in builds)
+    packages = [tasks[-1] for tasks in builds]
+    manifests = [task.folder / MANIFEST_FILE for task in packages]
+    out = packages[0].artifacts / REPORT_FILE if packages else None
     return {
         "basename": "report",
-        "actions": [functools.partial(_report, packages, observer, errors)],
+        "actions": [functools.partial(_report, manifests, out, observer, errors)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
-        "uptodate": [functools.partial(_is_report_current, packages)],
-        "clean": [_ReportRemoval(packages)],
+        "uptodate": [functools.partial(_is_report_current, manifests, out)],
+        "clean": [_ReportRemoval(out)],
         "doc": "write what all bundles are and achieve as one HTML file",
     }
 
 
 @dataclass(frozen=True)
 class _Removal:
-    """Removes what tasks left, for `doit clean`: the tasks' files and receipts, the first task's named."""
+    """Removes the tasks' files and receipts, for `doit clean`."""
 
     tasks: tuple[Task, ...]
 
@@ -160,7 +159,7 @@ def _act(
 
 
 def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | None:
-    """Does a task's work; what it raises is the task's failure, and is collected."""
+    """Does a task's work; a `PipelineError` is the task's failure, and is collected."""
     try:
         work()
     except PipelineError as error:
@@ -171,36 +170,41 @@ def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | 
 
 
 def _publish(task: Task, name: str, observer: Observer, errors: Errors | None) -> TaskFailed | None:
-    # Imported here: whoever only builds need not have what registries need.
-    from pipeline.graph.publishing import publish_model
+    # Imported here: a machine that only builds need not have what registries need.
+    from pipeline.graph.publication import publish_model
 
     return _attempt(lambda: publish_model(task, functools.partial(observer.said, name)), errors)
 
 
-def _report(packages: Sequence[Task], observer: Observer, errors: Errors | None) -> TaskFailed | None:
-    # Imported here: whoever only builds need not have what reports need.
-    from pipeline.graph.reporting import report_tasks
+def _report(
+    manifests: Sequence[Path], out: Path | None, observer: Observer, errors: Errors | None
+) -> TaskFailed | None:
+    # Imported here: a machine that only builds need not have what reports need.
+    from pipeline.graph.report_file import write_report
 
-    return _attempt(lambda: report_tasks(packages, functools.partial(observer.said, "report")), errors)
+    def write() -> None:
+        if out is not None:
+            size_bytes = write_report(manifests, out)
+            observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")
+
+    return _attempt(write, errors)
 
 
-def _is_report_current(packages: Sequence[Task]) -> bool:
-    from pipeline.graph.reporting import is_report_of_tasks_current
+def _is_report_current(manifests: Sequence[Path], out: Path | None) -> bool:
+    from pipeline.graph.report_file import is_report_current
 
-    return is_report_of_tasks_current(packages)
+    return out is None or is_report_current(manifests, out)
 
 
 @dataclass(frozen=True)
 class _ReportRemoval:
     """Removes the report, for `doit clean report`."""
 
-    packages: tuple[Task, ...]
+    out: Path | None
 
     def __call__(self) -> None:
-        from pipeline.graph.reporting import report_file
-
-        if self.packages:
-            report_file(self.packages).unlink(missing_ok=True)
+        if self.out is not None:
+            self.out.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return "<remove the report"
@@ -314,3 +318,19 @@ class Reporter:
     def complete_run(self) -> None:
         """Called when nothing more comes."""
         self._observer.ended()
+
+
+class DoitEngine:
+    """doit, on this machine."""
+
+    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
+        """Builds what is not up to date; raises as `Engine.prepare` does."""
+        builds = plan_builds(
+            order.configs,
+            order.artifacts,
+            names=order.names,
+            only=order.only,
+            skip_unavailable=order.skip_unavailable,
+        )
+        code, errors = run_doit(builds, observer, jobs=order.jobs)
+        return BuildResult(code == 0, errors)

@@ -1,4 +1,4 @@
-"""What an engine is: it takes what the user ordered and has every stage run, here or elsewhere."""
+"""Build engines, and the observer of a build."""
 
 from __future__ import annotations
 
@@ -7,20 +7,42 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.errors import PipelineError
-from pipeline.graph.observer import Observer
+
+
+class Observer(Protocol):
+    """Takes the events of a build. `task` is `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+
+    def started(self, task: str) -> None:
+        """A task begins."""
+
+    def said(self, task: str, line: str) -> None:
+        """A running task has something to say; may be called in another process than the other events."""
+
+    def finished(self, task: str) -> None:
+        """A task was done."""
+
+    def current(self, task: str) -> None:
+        """A task was up to date."""
+
+    def failed(self, task: str, message: str) -> None:
+        """A task failed."""
+
+    def skipped(self, task: str, message: str) -> None:
+        """A task was not tried, because one before it failed."""
+
+    def ended(self) -> None:
+        """Nothing more comes."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be prepared.
+class BuildRequest:
+    """What to prepare.
 
     Attributes:
         configs: Folder of `NAME.yaml` files and `defaults.yaml`.
-        artifacts: Folder that bundles are written to.
+        artifacts: Folder of the bundles.
         names: Models; all of them if empty.
-        only: This target alone.
-        skip_unavailable: Prepare the rest where a target cannot be had.
-        jobs: How many tasks may run at once where the engine runs them itself.
+        jobs: Maximum number of concurrent tasks, for an engine that runs them itself.
     """
 
     configs: Path
@@ -32,26 +54,21 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of an order.
-
-    Attributes:
-        done: Whether everything is there now.
-        errors: Of the tasks that failed.
-    """
+class BuildResult:
+    """Whether every bundle is up to date now, and the errors of the failed tasks."""
 
     done: bool
     errors: tuple[PipelineError, ...]
 
 
 class Engine(Protocol):
-    """Runs the stages of `graph.build.STAGES`; where and in which order is its own affair."""
+    """Runs the stages of `graph.build.STAGES`."""
 
-    def prepare(self, order: Order, observer: Observer) -> Outcome:
+    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
         """Builds what is not up to date; when a model fails, the others go on.
 
         Raises:
-            SpecError: A spec is wrong, or a target cannot be had; nothing was begun.
+            SpecError: A spec is wrong, or a target is not available; nothing was started.
             PipelineError: The engine itself cannot work.
         """
         ...

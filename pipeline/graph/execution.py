@@ -1,4 +1,4 @@
-"""Is a task up to date, why not, and doing it: the only place where stages are run."""
+"""Task state and task execution: the only place that runs stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError, StageError, hint_of_os_error
 from pipeline.graph.receipts import (
     KEPT_PREFIX,
     RECEIPT_VERSION,
-    Receipt,
+    TaskReceipt,
     changed_files,
     differences,
     kept_folder,
@@ -36,14 +36,14 @@ from pipeline.graph.receipts import (
     write_receipt,
 )
 from pipeline.measuring.device_lock import working
-from pipeline.stages.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
+from pipeline.stages.core.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
 MEASURING = ("tune", "measure")
-"""Stages that take the lock of their device by themselves; all other work shares the machine."""
+"""Stages that lock their device themselves; all other work shares the machine."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,6 @@ class Task:
     """One stage of one plan, for one variant.
 
     Attributes:
-        stage: What is run.
-        plan: The model and its targets.
-        id: Stage and variant.
         artifacts: Folder of bundles and intermediate files.
     """
 
@@ -112,10 +109,10 @@ def build_tasks(plan: Plan, stages: tuple[Stage, ...], artifacts: Path) -> tuple
 
 
 def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
-    """Returns why a task has to be run, one reason a line; nothing if it is up to date.
+    """Returns why a task has to run, one reason a line; nothing if it is up to date.
 
     Raises:
-        PipelineError: The key itself cannot be computed (the source file is missing, say).
+        PipelineError: The key cannot be computed: the source file is missing, say.
     """
     with _bordered(task):
         receipt = read_receipt(task.receipt)
@@ -125,7 +122,7 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
 
 
 def why_other(task: Task) -> tuple[str, ...]:
-    """As `why_stale`, but by receipts alone: the files themselves may be elsewhere.
+    """As `why_stale`, but by receipts alone: the files may be elsewhere.
 
     Raises:
         PipelineError: As `why_stale`.
@@ -135,30 +132,23 @@ def why_other(task: Task) -> tuple[str, ...]:
         return ("never done",) if receipt is None else _why_other(task, receipt)
 
 
-def _why_other(task: Task, receipt: Receipt) -> tuple[str, ...]:
+def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
     missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
     if missing:
         return tuple(f"{name} has to be done first" for name in missing)
-    return differences(receipt.key, _full_key(task))
+    return tuple(differences(receipt.key, _full_key(task)))
 
 
 def run_on_device(task: Task, *, cache: DigestCache, say: Say) -> bool:
-    """Runs a task as `run_task` does, apart from measurements: those take their device for themselves."""
+    """Runs a task as `run_task` does; stages other than measurements share the CPU."""
     return run_task(task, cache=cache, say=say, shared=nullcontext if task.id.stage in MEASURING else working)
 
 
 def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], Any] = nullcontext) -> bool:
     """Runs a task unless it is up to date, and returns whether it did.
 
-    One process at a time works on a task: a second one waits and then finds it done. The files appear in one
-    rename and the receipt comes last, so that a process killed at any instant leaves the old outcome or a
-    task that is simply run again.
-
-    Args:
-        task: What to run.
-        cache: Remembers digests of files.
-        say: Takes progress, a line at a time.
-        shared: Held while the work is done, unless the stage takes its own device lock.
+    One process at a time works on a task; a second one waits and then finds it done. The files appear in one
+    rename and the receipt comes last, so a kill leaves the old outcome or a task that runs again.
 
     Raises:
         PipelineError: The work failed; nothing of it is visible.
@@ -177,7 +167,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], A
             with shared():
                 result = _run_stage(task, folder, kept, say)
             entries = describe_files(folder, cache.digest)
-        receipt = Receipt(
+        receipt = TaskReceipt(
             schema_version=RECEIPT_VERSION,
             task=str(task.id),
             key=key,
@@ -206,12 +196,15 @@ def _remove_kept(task: Task, *, but: Path | None = None) -> None:
 
 
 def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
-    """Returns what a task's stage is given.
+    """Returns the context of a task's stage.
 
     Raises:
-        StageError: A task before it was not done.
+        StageError: A required task was not done.
     """
-    upstream = {required: _upstream(task, required) for required in task.requires}
+    upstream = {
+        required: Upstream(task_folder(task.artifacts, task.model, required), _require(task, required).result)
+        for required in task.requires
+    }
     return Context(
         plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say, kept=kept
     )
@@ -229,7 +222,7 @@ def _run_stage(task: Task, folder: Path, kept: Path, say: Say) -> Mapping[str, A
 
 
 def _why_left_out(context: Context) -> str | None:
-    """Returns why there is nothing to do for a variant after all; what is for all variants is always done."""
+    """Returns why a variant is left out; a task without a variant always runs."""
     if context.variant is None:
         return None
     reasons = [
@@ -248,23 +241,17 @@ def _full_key(task: Task) -> dict[str, Any]:
     return {**ours, **own}
 
 
-def _receipt_of(task: Task, required: TaskId) -> Receipt | None:
+def _receipt_of(task: Task, required: TaskId) -> TaskReceipt | None:
     return read_receipt(receipt_path(task.artifacts, task.model, required))
 
 
-def _require(task: Task, required: TaskId) -> Receipt:
+def _require(task: Task, required: TaskId) -> TaskReceipt:
     receipt = _receipt_of(task, required)
     if receipt is None:
         raise StageError(
             f"{required} of {task.model} has to be done first", hint=f"ortprep prepare {task.model}"
         )
     return receipt
-
-
-def _upstream(task: Task, required: TaskId) -> Upstream:
-    return Upstream(
-        folder=task_folder(task.artifacts, task.model, required), result=_require(task, required).result
-    )
 
 
 @contextmanager
@@ -277,7 +264,7 @@ def _locked(task: Task) -> Iterator[None]:
 
 @contextmanager
 def _described(task: Task) -> Iterator[None]:
-    """Has every error of a task name it."""
+    """Adds the task to every error."""
     try:
         with _bordered(task):
             yield
@@ -287,7 +274,7 @@ def _described(task: Task) -> Iterator[None]:
 
 @contextmanager
 def _bordered(task: Task) -> Iterator[None]:
-    """Border: whatever a stage raises, be it for its key or at its work, leaves here as a PipelineError."""
+    """Turns every error of a stage into a PipelineError."""
     try:
         yield
     except PipelineError:

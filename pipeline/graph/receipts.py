@@ -1,4 +1,4 @@
-"""Receipts: what a task depended on and what it left, written last; they alone decide what is up to date."""
+"""Receipts: inputs and files of a task, written last; they alone decide what is up to date."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from pipeline.bundle.verification import compare_files
 from pipeline.errors import BundleError
 
 if TYPE_CHECKING:
-    from pipeline.stages.contract import TaskId  # who only reads receipts need not have what stages need
+    from pipeline.stages.core.contract import TaskId  # who only reads receipts need not have what stages need
 
 WORK_FOLDER = ".work"
 """Folder below the artifacts folder that holds intermediate files and receipts."""
+
+REPORT_FILE = "report.html"
+"""Name of the report of all bundles, below the artifacts folder."""
 
 RECEIPT_VERSION = "1.0"
 
@@ -29,18 +32,14 @@ Digester = Callable[[Path], str]
 
 
 @dataclass(frozen=True)
-class Receipt:
+class TaskReceipt:
     """Proof that a task was done.
 
     Attributes:
-        schema_version: Of this file.
         task: The task, as `STAGE` or `STAGE/VARIANT`.
-        key: Everything that decided the outcome.
-        files: What the task left, relative to its folder.
-        result: What it hands to later tasks.
+        files: The task's files, relative to its folder.
         finished_at: ISO 8601, UTC.
-        elapsed_s: How long it took.
-        reasons: Why it was done, one a line.
+        reasons: Why it ran, one a line.
     """
 
     schema_version: str
@@ -71,20 +70,20 @@ def receipt_path(artifacts: Path, model: str, task: TaskId) -> Path:
 
 
 def kept_folder(folder: Path, key: Mapping[str, Any]) -> Path:
-    """Returns where a run that is killed leaves what the next one with an equal key goes on with."""
+    """Returns the folder that a killed run leaves to the next one with an equal key."""
     return folder.parent / f"{KEPT_PREFIX}{folder.name}~{digest_json(key).removeprefix('sha256:')[:16]}"
 
 
-def read_receipt(path: Path) -> Receipt | None:
-    """Reads a receipt; None if there is none that this version understands, which means: do the work."""
+def read_receipt(path: Path) -> TaskReceipt | None:
+    """Reads a receipt; None if this version understands none, so that the task runs."""
     try:
-        receipt = decode(Receipt, read_json(path))
+        receipt = decode(TaskReceipt, read_json(path))
     except BundleError:
         return None
     return receipt if receipt.schema_version == RECEIPT_VERSION else None
 
 
-def write_receipt(path: Path, receipt: Receipt) -> None:
+def write_receipt(path: Path, receipt: TaskReceipt) -> None:
     """Writes a receipt; the caller has put the files in place before.
 
     Raises:
@@ -93,28 +92,23 @@ def write_receipt(path: Path, receipt: Receipt) -> None:
     write_json_atomic(path, encode(receipt))
 
 
-def outcome_key(receipt: Receipt) -> dict[str, Any]:
-    """Returns what later tasks' keys say about this one: equal outcomes mean nothing to do further on."""
+def outcome_key(receipt: TaskReceipt) -> dict[str, Any]:
+    """Returns this task's part of later tasks' keys."""
     return {
         "result": digest_json(encode(receipt.result)),
         "files": {entry.path: entry.sha256 for entry in receipt.files},
     }
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, prefix: str = "") -> tuple[str, ...]:
-    """Returns what differs between two keys, one line each, by dotted path."""
-    return tuple(_walk(old, new, prefix))
-
-
 _ABSENT = object()
 
 
-def _walk(old: object, new: object, path: str) -> Iterator[str]:
+def differences(old: object, new: object, path: str = "") -> Iterator[str]:
+    """Yields what differs between two keys, one line each, by dotted path."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
-            yield from _walk(
-                old.get(name, _ABSENT), new.get(name, _ABSENT), f"{path}.{name}" if path else name
-            )
+            inner = f"{path}.{name}" if path else name
+            yield from differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
     elif old is _ABSENT:
         yield f"{path}: new, {_short(new)}"
     elif new is _ABSENT:
@@ -128,8 +122,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def changed_files(folder: Path, receipt: Receipt, digest: Digester) -> tuple[str, ...]:
-    """Returns which of a task's files are not as it left them, files that were added included."""
+def changed_files(folder: Path, receipt: TaskReceipt, digest: Digester) -> tuple[str, ...]:
+    """Returns the files that were changed, removed or added since the task left them."""
     if not folder.is_dir():
         return ("its files are gone",) if receipt.files else ()
     recorded = {entry.path for entry in receipt.files}

@@ -43,16 +43,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Figures or facts in rows.
-
-    Attributes:
-        caption: What it shows.
-        columns: Headings.
-        rows: One cell per column.
-        sortable: Whether headings sort it.
-        filterable: Whether rows can be filtered by their text.
-    """
+class ReportTable:
+    """Figures or facts in rows; `filterable` by their text."""
 
     caption: str
     columns: tuple[Column, ...]
@@ -68,7 +60,7 @@ class Chart:
     Attributes:
         kind: Which of `chart_specs.SPECS` draws it.
         title: What it shows.
-        text: The same in a sentence with the figures that matter, for whom the picture is none.
+        text: The same in a sentence with the figures that matter, for readers who cannot see the picture.
         values: Rows of data.
         table: The same figures, exactly.
         parameters: What replaces `$NAME` in the specification.
@@ -79,21 +71,14 @@ class Chart:
     title: str
     text: str
     values: tuple[Mapping[str, Any], ...]
-    table: Table
+    table: ReportTable
     parameters: Mapping[str, Any]
     wide: bool = False
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure that stands alone.
-
-    Attributes:
-        value: With its unit.
-        label: What it is.
-        detail: How sure it is, or what it is made of.
-        tone: What it means.
-    """
+    """One figure that stands alone; `detail` says how sure it is, or what it is made of."""
 
     value: str
     label: str
@@ -102,80 +87,46 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of what is said of a model.
-
-    Attributes:
-        title: Heading.
-        notes: Sentences below it.
-        charts: Pictures.
-        tables: Tables.
-        quiet: Whether it is closed until somebody asks.
-    """
+class ReportSection:
+    """A part of what is said of a model; a `quiet` one is closed at first."""
 
     title: str
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     quiet: bool = False
 
 
 @dataclass(frozen=True)
 class VariantPart:
-    """What is said of one variant.
-
-    Attributes:
-        title: Name, target and level.
-        facts: What was gained.
-        sections: The rest.
-    """
+    """What is said of one variant."""
 
     title: str
     facts: tuple[Fact, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What is said of one model.
-
-    Attributes:
-        anchor: Identifier in the page.
-        name: Of the model.
-        headline: What was gained, in a few words.
-        tone: What that means.
-        notes: Where it came from, and what is missing.
-        versions: How it changed from version to version, if there are several.
-        history: What was rebuilt, and why, if that is known.
-        variants: What was made of it.
-    """
+    """What is said of one model."""
 
     anchor: str
     name: str
     headline: str
     tone: Tone
     notes: tuple[str, ...]
-    versions: tuple[Section, ...]
-    history: tuple[Section, ...]
+    versions: tuple[ReportSection, ...]
+    history: tuple[ReportSection, ...]
     variants: tuple[VariantPart, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of a report.
-
-    Attributes:
-        title: Of the page.
-        subtitle: Of what, made by what.
-        facts: What was gained over all models.
-        sections: Overview of the models.
-        models: One part each.
-        environments: Where it was measured.
-    """
+    """All of a report."""
 
     title: str
     subtitle: str
     facts: tuple[Fact, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
     models: tuple[ModelPart, ...]
-    environments: tuple[Section, ...]
+    environments: tuple[ReportSection, ...]

@@ -1,4 +1,4 @@
-"""Where models were prepared and measured: equal environments are told once. Pure."""
+"""Where models were prepared and measured: equal environments appear once. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from typing import Any
 
 from pipeline.bundle.digest import digest_json
 from pipeline.bundle.manifest import Manifest
-from pipeline.report.content import Column, Section, Table
-from pipeline.report.wording import format_mb, join_words, text_cell
+from pipeline.report.content import ReportSection
+from pipeline.report.formatting import format_mb, join_words, make_table
 
 _BYTES = "_bytes"
 
 
-def build_environment_sections(manifests: Sequence[Manifest]) -> tuple[Section, ...]:
-    """Returns a section per distinct environment, with the models and variants that are from it."""
+def build_environment_sections(manifests: Sequence[Manifest]) -> tuple[ReportSection, ...]:
+    """Returns a section per distinct environment, with the models that are from it."""
     found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for manifest in manifests:
-        for owner, environment in _environments_of(manifest):
-            found.setdefault(digest_json(environment), (environment, []))[1].append(owner)
+        environment = manifest.environment
+        found.setdefault(digest_json(environment), (environment, []))[1].append(manifest.name)
     return tuple(_section(environment, list(dict.fromkeys(owners))) for environment, owners in found.values())
-
-
-def _environments_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for part in manifest.parts:
-        yield f"{manifest.name} ({join_words(part.variants)})", part.environment
-    if not manifest.parts:
-        yield manifest.name, manifest.environment
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
@@ -44,11 +37,11 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part) or "not recorded"
 
 
-def _section(environment: Mapping[str, Any], owners: Sequence[str]) -> Section:
-    columns = (Column("what"), Column("value", wide=True))
-    rows = tuple((text_cell(name), text_cell(text)) for name, text in _flatten(environment, ""))
-    table = Table("Versions and hardware", columns, rows)
-    return Section(
+def _section(environment: Mapping[str, Any], owners: Sequence[str]) -> ReportSection:
+    columns = ("what", "~value")
+    rows = tuple((name, text) for name, text in _flatten(environment, ""))
+    table = make_table("Versions and hardware", columns, rows)
+    return ReportSection(
         describe_machine(environment), (f"Prepared here: {join_words(owners)}.",), tables=(table,), quiet=True
     )
 

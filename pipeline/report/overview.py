@@ -8,26 +8,19 @@ from typing import Any
 
 from pipeline.bundle.manifest import Manifest, VariantRecord
 from pipeline.measuring.shipped import worst_error
-from pipeline.report.content import Cell, Chart, Column, Fact, Section, Table, Tone
-from pipeline.report.gains import (
-    HOW_SURE,
-    TONES,
-    Gain,
-    Ratio,
-    build_gain_facts,
-    find_gain,
-    mean_ratio,
-)
-from pipeline.report.wording import (
+from pipeline.report.content import Chart, Fact, ReportSection, ReportTable, Tone
+from pipeline.report.formatting import (
+    CellValue,
     format_instant,
     format_ratio,
     join_words,
+    make_table,
     number_cell,
     ratio_cell,
     rounded,
-    spread_cell,
     text_cell,
 )
+from pipeline.report.speedup import HOW_SURE, TONES, Gain, Ratio, build_gain_facts, find_gain, mean_ratio
 
 SURE = list(TONES)
 
@@ -83,17 +76,12 @@ def _mean_fact(found: Sequence[Ratio | None], label: str) -> Iterator[Fact]:
         yield Fact(format_ratio(mean), label, detail)
 
 
-def build_overview(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> Section:
-    """Returns every model beside the others.
-
-    Args:
-        newest: The newest version of each model.
-        anchors: Where in the page a model is, by its name.
-    """
+def build_overview(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> ReportSection:
+    """Returns every model beside the others, by its newest version; `anchors` lead to them by name."""
     gains = _gains(newest)
     charts = (_gains_chart(gains),) if len(gains) > 1 else ()
     tables = (_models_table(newest, anchors),) if len(newest) > 1 else ()
-    return Section("How much sooner, how sure", (HOW_SURE,), charts, tables)
+    return ReportSection("How much sooner, how sure", (HOW_SURE,), charts, tables)
 
 
 def _gains_chart(gains: Sequence[_Gained]) -> Chart:
@@ -132,49 +120,46 @@ def _gain_row(one: _Gained, ratio: Ratio) -> Mapping[str, Any]:
     }
 
 
-def _gains_table(drawn: Sequence[tuple[_Gained, Ratio]]) -> Table:
+def _gains_table(drawn: Sequence[tuple[_Gained, Ratio]]) -> ReportTable:
     columns = (
-        Column("model and variant"),
-        Column("ready sooner", numeric=True),
-        Column("with the nearer quartiles", numeric=True),
-        Column("with the further ones", numeric=True),
-        Column("how sure"),
+        "model and variant",
+        ">ready sooner",
+        ">with the nearer quartiles",
+        ">with the further ones",
+        "how sure",
     )
-    rows = tuple(
+    rows = [
         (
             text_cell(one.row),
             *(ratio_cell(value) for value in (ratio.value, ratio.low, ratio.high)),
             text_cell(one.gain.certainty, TONES[one.gain.certainty]),
         )
         for one, ratio in drawn
-    )
-    return Table("Ready sooner", columns, rows)
+    ]
+    return make_table("Ready sooner", columns, rows)
 
 
-def _models_table(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> Table:
-    numbers = (
-        "ready sooner",
-        "default’s, ms",
-        "shipped, ms",
-        "init sooner",
-        "time per run, of default’s",
-        "private memory, of default’s",
-        "worst error, of its tolerance",
-        "bundle MB",
-    )
+def _models_table(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> ReportTable:
     columns = (
-        Column("model", wide=True),
-        Column("variant"),
-        Column("how sure"),
-        *(Column(heading, numeric=True) for heading in numbers),
-        Column("prepared"),
+        "~model",
+        "variant",
+        "how sure",
+        ">ready sooner",
+        ">default’s, ms",
+        ">shipped, ms",
+        ">init sooner",
+        ">time per run, of default’s",
+        ">private memory, of default’s",
+        ">worst error, of its tolerance",
+        ">bundle MB",
+        "prepared",
     )
     rows = tuple(
         _model_row(manifest, variant, anchors[manifest.name])
         for manifest in newest
         for variant in _shown_variants(manifest)
     )
-    return Table("All models, newest versions", columns, rows, sortable=True, filterable=True)
+    return make_table("All models, newest versions", columns, rows, sortable=True, filterable=True)
 
 
 def _shown_variants(manifest: Manifest) -> tuple[VariantRecord | None, ...]:
@@ -182,7 +167,7 @@ def _shown_variants(manifest: Manifest) -> tuple[VariantRecord | None, ...]:
     return measured or manifest.variants[:1] or (None,)
 
 
-def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -> tuple[Cell, ...]:
+def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -> tuple[CellValue, ...]:
     gain = find_gain(variant) if variant else None
     worst = worst_error(variant) if variant else None
     certainty = gain.certainty if gain else "not compared"
@@ -190,13 +175,13 @@ def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -
     first, *others = (ratio_cell(ratio.value if ratio else None) for ratio in ratios)
     return (
         text_cell(manifest.name, link=anchor),
-        text_cell(variant.name if variant else ""),
+        variant.name if variant else "",
         text_cell(certainty, TONES[certainty]),
         first,
-        spread_cell(gain.default_ready if gain else None),
-        spread_cell(gain.shipped_ready if gain else None),
+        gain.default_ready if gain else None,
+        gain.shipped_ready if gain else None,
         *others,
         number_cell(worst, None if worst is None else f"{worst:.2g}"),
-        number_cell(sum(entry.size_bytes for entry in manifest.files) / 2**20),
-        text_cell(format_instant(manifest.created_at)),
+        sum(entry.size_bytes for entry in manifest.files) / 2**20,
+        format_instant(manifest.created_at),
     )

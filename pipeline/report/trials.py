@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from pipeline.report.content import Cell, Column, Table, Tone
-from pipeline.report.wording import ABSENT, count_of, format_cost, number_cell, spread_cell, text_cell
+from pipeline.report.content import Cell, ReportTable, Tone
+from pipeline.report.formatting import (
+    ABSENT,
+    CellValue,
+    count_of,
+    format_cost,
+    make_table,
+    number_cell,
+    text_cell,
+)
 
 
 def figures_of(trial: TrialRecord) -> TrialFigures | None:
@@ -26,58 +34,67 @@ def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
     return " ".join(changed) or "the base plan"
 
 
-def build_trials_table(record: TuningRecord) -> Table:
+def build_trials_table(record: TuningRecord) -> ReportTable:
     """Returns one row per trial, cheapest first; what failed comes last."""
-    headings = ("ready ms", "init ms", "steady ms", "private MB", "cost, of default’s")
     columns = (
-        Column("trial", numeric=True),
-        Column("plan", wide=True),
-        *(Column(heading, numeric=True) for heading in headings),
-        Column("remark", wide=True),
-        Column("tried as"),
+        ">trial",
+        "~plan",
+        ">ready ms",
+        ">init ms",
+        ">steady ms",
+        ">private MB",
+        ">cost, of default’s",
+        "~remark",
+        "tried as",
     )
-    rows = tuple(_row(record, trial) for trial in sorted(record.trials, key=_rank))
+    rows = tuple(_row(record, trial) for trial in sorted(record.trials, key=rank_trial))
     caption = f"Every trial, cheapest first, at {count_of(record.runs_per_load, 'run')} per load"
-    return Table(caption, columns, rows, sortable=True, filterable=True)
+    return make_table(caption, columns, rows, sortable=True, filterable=True)
 
 
-def _rank(trial: TrialRecord) -> tuple[bool, float, int]:
+def rank_trial(trial: TrialRecord) -> tuple[bool, float, int]:
+    """Sorts trials by what they cost; those that failed come last."""
     figures = figures_of(trial)
     return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
 
 
-def _row(record: TuningRecord, trial: TrialRecord) -> tuple[Cell, ...]:
-    remark, tone = _remark(record, trial)
+def _row(record: TuningRecord, trial: TrialRecord) -> tuple[CellValue, ...]:
     return (
-        Cell(str(trial.number), trial.number),
-        text_cell(describe_choice(record, trial)),
+        trial.number,
+        describe_choice(record, trial),
         *_figures(figures_of(trial)),
-        text_cell(remark, tone),
-        text_cell(trial.kind),
+        text_cell(", ".join(find_remarks(record, trial)), _tone_of(record, trial)),
+        trial.kind,
     )
 
 
-def _figures(figures: TrialFigures | None) -> tuple[Cell, ...]:
+def _figures(figures: TrialFigures | None) -> tuple[CellValue, ...]:
     if figures is None:
         return (Cell(ABSENT),) * 5
     spreads = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
     cost = figures.cost_ratio.median
-    return (*(spread_cell(one) for one in spreads), number_cell(cost, format_cost(cost)))
+    return (*(one for one in spreads), number_cell(cost, format_cost(cost)))
 
 
-def _remark(record: TuningRecord, trial: TrialRecord) -> tuple[str, Tone]:
+def find_remarks(record: TuningRecord, trial: TrialRecord) -> list[str]:
+    """Returns what sets a trial apart: how it failed, or that it was chosen, serves first, and the like."""
     if trial.failure is not None:
-        return f"failed: {trial.failure.strip().partition(chr(10))[0]}", "bad"
-    remarks = list(trial.violations)
-    tone: Tone = "warning" if remarks else "plain"
-    if trial.number in {point.trial for point in record.front}:
-        remarks.append("front")
-    if record.first_phase is not None and trial.number == record.first_phase.trial:
-        remarks.insert(0, "serves first")
+        return [f"failed: {trial.failure.strip().partition(chr(10))[0]}"]
+    is_first_phase = record.first_phase is not None and trial.number == record.first_phase.trial
+    return [
+        *(["chosen"] if trial.number == record.chosen else []),
+        *(["serves first"] if is_first_phase else []),
+        *trial.violations,
+        *(["front"] if trial.number in {point.trial for point in record.front} else []),
+    ]
+
+
+def _tone_of(record: TuningRecord, trial: TrialRecord) -> Tone:
+    if trial.failure is not None:
+        return "bad"
     if trial.number == record.chosen:
-        remarks.insert(0, "chosen")
-        tone = "good"
-    return ", ".join(remarks) or ABSENT, tone
+        return "good"
+    return "warning" if trial.violations else "plain"
 
 
 def find_chosen(record: TuningRecord) -> TrialRecord | None:
@@ -85,22 +102,17 @@ def find_chosen(record: TuningRecord) -> TrialRecord | None:
     return next((trial for trial in record.trials if trial.number == record.chosen), None)
 
 
-def build_knobs_table(record: TuningRecord) -> Table | None:
+def build_knobs_table(record: TuningRecord) -> ReportTable | None:
     """Returns what every knob was set to, and why; None where plain ONNX Runtime was chosen."""
     chosen = find_chosen(record)
     if chosen is None or "plan" in chosen.choice:
         return None
-    columns = (Column("knob"), Column("chosen"), Column("values", wide=True), Column("reason", wide=True))
+    columns = ("knob", "chosen", "~values", "~reason")
     rows = tuple(
-        (
-            text_cell(knob),
-            text_cell(value),
-            text_cell(", ".join(record.knobs.get(knob, (value,)))),
-            text_cell(explain_knob(record, chosen, knob)),
-        )
+        (knob, value, ", ".join(record.knobs.get(knob, (value,))), explain_knob(record, chosen, knob))
         for knob, value in chosen.choice.items()
     )
-    return Table("What was searched, and what was chosen", columns, rows)
+    return make_table("What was searched, and what was chosen", columns, rows)
 
 
 def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
@@ -122,20 +134,15 @@ def compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
     if not others:
         return "no other value was tried"
     allowed = [other for other in others if not other.violations]
-    for when, figures in (("last compared", _final), ("first tried", _first)):
-        mine = figures(chosen)
-        found = [(one.cost_ratio.median, other.number) for other in allowed if (one := figures(other))]
+    compared = [(other.number, other.final, other.figures) for other in allowed]
+    for when, mine, theirs in (
+        ("last compared", chosen.final, [(number, final) for number, final, _ in compared]),
+        ("first tried", chosen.figures, [(number, first) for number, _, first in compared]),
+    ):
+        found = [(one.cost_ratio.median, number) for number, one in theirs if one]
         if mine is not None and found:
             return _tell_costs(mine.cost_ratio.median, *min(found), when)
     return "no plan with another value could be measured within the limits"
-
-
-def _final(trial: TrialRecord) -> TrialFigures | None:
-    return trial.final
-
-
-def _first(trial: TrialRecord) -> TrialFigures | None:
-    return trial.figures
 
 
 def _tell_costs(mine: float, best: float, number: int, when: str) -> str:

@@ -8,23 +8,23 @@ from typing import Any
 
 from pipeline.bundle.digest import digest_json
 from pipeline.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
-from pipeline.bundle.summary import Summary
-from pipeline.measuring.shipped import worst_error
-from pipeline.report.content import Cell, Chart, Column, Section, Table
+from pipeline.bundle.tuning_record import Summary
+from pipeline.measuring.shipped import find_plan, worst_error
+from pipeline.report.content import Chart, ReportSection, ReportTable
 from pipeline.report.environments import describe_machine
-from pipeline.report.gains import DEFAULT, compare, find_gain, find_plan, find_warm
-from pipeline.report.measured import build_summary_table
-from pipeline.report.wording import (
+from pipeline.report.formatting import (
+    CellValue,
     format_instant,
     format_number,
     format_ratio,
     format_spread,
+    make_table,
     number_cell,
     ratio_cell,
     rounded,
-    spread_cell,
-    text_cell,
 )
+from pipeline.report.measurement_sections import build_summary_table
+from pipeline.report.speedup import DEFAULT, compare, find_gain, find_warm
 
 FIGURES: tuple[tuple[str, str, Callable[[PlanFigures], Summary | None]], ...] = (
     ("ready", "ms", lambda plan: plan.ready_ms),
@@ -49,13 +49,8 @@ def order_versions(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
     return tuple(sorted(manifests, key=lambda one: (one.created_at, one.spec_digest)))
 
 
-def build_versions_section(manifests: Sequence[Manifest], variant: str | None) -> Section | None:
-    """Returns how a variant's figures went from version to version, None of fewer than two versions.
-
-    Args:
-        manifests: Versions of one model, oldest first.
-        variant: The variant whose figures are compared; None if nothing was measured.
-    """
+def build_versions_section(manifests: Sequence[Manifest], variant: str | None) -> ReportSection | None:
+    """Returns how a variant's figures went through versions, oldest first; None of fewer than two."""
     if len(manifests) < 2:
         return None
     versions = tuple(_version(number, one, variant) for number, one in enumerate(manifests, 1))
@@ -63,7 +58,9 @@ def build_versions_section(manifests: Sequence[Manifest], variant: str | None) -
         chart for name, unit, figure in FIGURES if (chart := _trend(versions, name, unit, figure)) is not None
     ]
     charts.append(_size_trend(versions))
-    return Section("Across versions", tuple(_notes(versions)), tuple(charts), (_versions_table(versions),))
+    return ReportSection(
+        "Across versions", tuple(_notes(versions)), tuple(charts), (_versions_table(versions),)
+    )
 
 
 def _version(number: int, manifest: Manifest, name: str | None) -> _Version:
@@ -148,21 +145,17 @@ def _size_trend(versions: Sequence[_Version]) -> Chart:
         {
             "version": str(number),
             "series": "bundle",
-            "median": rounded(size),
-            "p25": rounded(size),
-            "p75": rounded(size),
+            **dict.fromkeys(("median", "p25", "p75"), rounded(size)),
             "told": f"version {number}: {format_number(size)} MB",
         }
         for number, size in sizes.items()
     )
-    columns = (Column("version", numeric=True), Column("bundle MB", numeric=True))
-    rows = tuple((Cell(str(number), number), number_cell(size)) for number, size in sizes.items())
     return Chart(
         kind="trend",
         title="Size of the bundle by version",
         text=f"{told}.",
         values=values,
-        table=Table("Size of the bundle by version", columns, rows),
+        table=make_table("Size of the bundle by version", (">version", ">bundle MB"), sizes.items()),
         parameters={"unit": "bundle, MB", "series": ["bundle"]},
     )
 
@@ -171,27 +164,27 @@ def _size_mb(manifest: Manifest) -> float:
     return sum(entry.size_bytes for entry in manifest.files) / 2**20
 
 
-def _versions_table(versions: Sequence[_Version]) -> Table:
+def _versions_table(versions: Sequence[_Version]) -> ReportTable:
     columns = (
-        Column("version", numeric=True),
-        Column("prepared"),
-        Column("ready ms", numeric=True),
-        Column("sooner than default", numeric=True),
-        Column("of the version before’s", numeric=True),
-        Column("steady ms", numeric=True),
-        Column("private MB", numeric=True),
-        Column("bundle MB", numeric=True),
-        Column("worst error, of its tolerance", numeric=True),
-        Column("spec"),
-        Column("commit"),
-        Column("machine", wide=True),
+        ">version",
+        "prepared",
+        ">ready ms",
+        ">sooner than default",
+        ">of the version before’s",
+        ">steady ms",
+        ">private MB",
+        ">bundle MB",
+        ">worst error, of its tolerance",
+        "spec",
+        "commit",
+        "~machine",
     )
     befores = (None, *versions)
     rows = tuple(_version_row(one, before) for one, before in zip(versions, befores, strict=False))
-    return Table("Versions, oldest first", columns, rows, sortable=True)
+    return make_table("Versions, oldest first", columns, rows, sortable=True)
 
 
-def _version_row(one: _Version, before: _Version | None) -> tuple[Cell, ...]:
+def _version_row(one: _Version, before: _Version | None) -> tuple[CellValue, ...]:
     manifest, plan = one.manifest, one.shipped
     gain = find_gain(one.variant) if one.variant else None
     worst = worst_error(one.variant) if one.variant else None
@@ -201,18 +194,16 @@ def _version_row(one: _Version, before: _Version | None) -> tuple[Cell, ...]:
         else None
     )
     return (
-        Cell(str(one.number), one.number),
-        text_cell(format_instant(manifest.created_at)),
-        spread_cell(plan.ready_ms if plan else None),
+        one.number,
+        format_instant(manifest.created_at),
+        plan.ready_ms if plan else None,
         ratio_cell(gain.ready.value if gain and gain.ready else None),
         ratio_cell(change.value if change else None),
-        spread_cell(plan.steady_ms if plan else None),
-        spread_cell(plan.private_mb if plan else None),
-        number_cell(_size_mb(manifest)),
+        plan.steady_ms if plan else None,
+        plan.private_mb if plan else None,
+        _size_mb(manifest),
         number_cell(worst, None if worst is None else f"{worst:.2g}"),
-        text_cell(manifest.spec_digest.removeprefix("sha256:")[:8]),
-        text_cell(
-            manifest.git.commit[:8] + (" (modified)" if manifest.git.modified else "") if manifest.git else ""
-        ),
-        text_cell(describe_machine(manifest.environment)),
+        manifest.spec_digest.removeprefix("sha256:")[:8],
+        manifest.git.commit[:8] + (" (modified)" if manifest.git.modified else "") if manifest.git else "",
+        describe_machine(manifest.environment),
     )

@@ -23,19 +23,28 @@ from bench.load_cost_tables import application_table, performance_tables, readme
 from bench.models import DEFAULTS, write_specs
 from bench.rapidocr_app import BUNDLES
 from bench.small_models import SMALL_MODELS, small_specs
-from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
+from bench.start import (
+    LoadScript,
+    ScriptTimes,
+    by_hand,
+    load,
+    load_progressive,
+    plain,
+    run_script,
+    write_script,
+)
 from pipeline.bundle.codec import encode
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.runtime.tensors import write_tensors
+from pipeline.runtime.tensors.arrays import write_tensors
 from pipeline.spec.reading import read_specs
-from tests.runtime.bundles import sample, write_bundle
+from tests.runtime.builders import sample, write_bundle
 
 
-def run(way: Way, folder: Path) -> Start:
+def run(script: LoadScript, folder: Path) -> ScriptTimes:
     write_tensors(folder / "sample.npz", {"x": sample()})
-    write_script(way, folder / "sample.npz", folder / "script.py", steady_s=0.01)
-    return run_script(folder / "script.py", timeout_s=60)
+    write_script(script, folder / "sample.npz", folder / "script.py", steady_s=0.01)
+    return run_script(folder / "script.py", timeout_s=600)
 
 
 @pytest.mark.parametrize("name", ["plain", "by hand", "load", "imported", "progressive"])
@@ -43,14 +52,14 @@ def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
     name: str, tmp_path: Path
 ) -> None:
     bundle = write_bundle(tmp_path / "net", first=SessionOptionsRecord("ORT_DISABLE_ALL"))
-    ways = {
+    scripts = {
         "plain": plain(bundle / read_loader_config(bundle).variants[0].model),
         "by hand": by_hand(bundle),
         "load": load(bundle, target="cpu"),
         "imported": load(bundle, imported=True),
         "progressive": load_progressive(bundle),
     }
-    start = run(ways[name], tmp_path)
+    start = run(scripts[name], tmp_path)
     assert start.ready_ms > start.call_ms == start.import_ms + start.init_ms + start.first_ms
     assert start.steady_ms is not None
     assert start.private_mb > 1
@@ -69,10 +78,10 @@ def test_by_hand_makes_the_session_that_load_makes(tmp_path: Path) -> None:
     assert made.graph_optimization_level.name == "ORT_ENABLE_BASIC"  # type: ignore[attr-defined]
 
 
-def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) -> list[Start]:
+def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) -> list[ScriptTimes]:
     """Three processes on a machine that changes its speed."""
     return [
-        Start(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, 9.0, steady_ms * speed, 50.0)
+        ScriptTimes(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, 9.0, steady_ms * speed, 50.0)
         for speed in (1.0, 1.5, 0.8)
     ]
 

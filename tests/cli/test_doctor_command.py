@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli.doctor_tables import draw_waterfall, format_cell
-from tests.models import conv_net, embedding, two_inputs, write_model
-from tests.prepare.project import SHAPES, Project, finish, folding_net
-from tests.runtime.bundles import write_bundle
+from tests.builders import conv_net, embedding, two_inputs, write_model
+from tests.fakes import wait_for
+from tests.prepare.builders import SHAPES, Project, finish, folding_net
+from tests.runtime.builders import write_bundle
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def test_what_is_expected_and_not_there_is_a_failure(project: Project) -> None:
     assert "problem" in {one["severity"] for one in found["env"]["findings"]}
 
 
+@pytest.mark.slow
 def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) -> None:
     write_model(embedding(), project.root / "words.onnx")
     ended = project.run("doctor", "init", "words.onnx", "--rounds", "1")
@@ -52,6 +53,7 @@ def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) 
     assert "is assumed; --shape" in ended.err
 
 
+@pytest.mark.slow
 def test_a_shape_can_be_given(project: Project) -> None:
     write_model(conv_net(), project.root / "net.onnx")
     assert project.run("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
@@ -60,6 +62,7 @@ def test_a_shape_can_be_given(project: Project) -> None:
     assert (project.root / "here.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_spec_s_source_is_fetched_and_its_bundle_examined_beside_it(project: Project) -> None:
     project.add(folding_net(), inputs=SHAPES)
     found = ask(project, "init", "net", "--rounds", "1")
@@ -69,12 +72,14 @@ def test_a_spec_s_source_is_fetched_and_its_bundle_examined_beside_it(project: P
     assert set(found["init"]["figures"]) == {"device", "default", "prepared"}
 
 
+@pytest.mark.slow
 def test_a_bundle_is_examined_without_its_source(project: Project) -> None:
     write_bundle(project.artifacts / "linear")
     for name in ("linear", "artifacts/linear"):
         assert "prepared" in ask(project, "init", name, "--rounds", "1")["init"]["figures"]
 
 
+@pytest.mark.slow
 def test_models_of_one_file_name_have_inputs_and_shapes_of_their_own(project: Project) -> None:
     for folder, model in (("one", embedding()), ("two", two_inputs())):
         write_model(model, project.root / folder / "model.onnx")
@@ -102,8 +107,7 @@ def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: 
     assert process.stderr is not None
     while "options" not in process.stderr.readline():
         pass
-    while not list((project.root / "tmp").glob("ortprep-options-*")):
-        time.sleep(0.01)
+    wait_for(lambda: list((project.root / "tmp").glob("ortprep-options-*/*")), what="a copy is written")
     process.send_signal(number)
     assert finish(process).code == 128 + number
     assert list((project.root / "tmp").iterdir()) == []
@@ -119,6 +123,7 @@ def test_a_model_s_names_are_no_orders_to_a_terminal(project: Project) -> None:
     assert not [line for line in ended.out.splitlines() if line.startswith("env:")]
 
 
+@pytest.mark.slow
 def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back(project: Project) -> None:
     write_model(conv_net(), project.root / "net.onnx")
     (project.root / "net.trace.json").mkdir()  # where the profile would keep its trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prepare.project import REPOSITORY, Project
+from tests.prepare.builders import REPOSITORY, Project
 
 CONFIGS = str(REPOSITORY / "configs")
 WITHOUT = """\

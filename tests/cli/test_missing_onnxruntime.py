@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prepare.project import REPOSITORY
+from tests.prepare.builders import REPOSITORY
 
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
 BARE = """\
@@ -60,6 +60,6 @@ def test_the_hint_fits_the_wheel_that_is_installed(
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert ended.stderr.splitlines()[-1] == f"hint: {hint.replace('VERSION', version)}"

@@ -27,7 +27,7 @@ from pipeline.options import (
 )
 from pipeline.options.option import version_parts
 from pipeline.versions import installed_onnxruntime
-from tests.prepare.project import Project
+from tests.prepare.builders import Project
 
 KNOWN: Mapping[str, Callable[[str], tuple[Option, ...]]] = {
     "session_config": known_session_config,

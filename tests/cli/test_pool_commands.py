@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.prepare.project import Project
-from tests.runtime.bundles import write_bundle
-from tests.runtime.pool.pool_bundles import write_doubling, write_model_bundle
+from tests.prepare.builders import Project
+from tests.runtime.builders import write_bundle
+from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_interrupt_ends_it_at_once(project: Project) -> None:
     assert any("ready" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     try:
-        assert process.wait(30) == 130
+        assert process.wait(300) == 130
     finally:
         process.kill()
         process.communicate()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.prepare.project import Project
+import pytest
+
+from tests.prepare.builders import Project
 
 
 def test_options_of_one_engine_are_refused_by_the_other(tmp_path: Path) -> None:
@@ -24,6 +26,7 @@ def test_a_cluster_needs_a_store(tmp_path: Path) -> None:
     assert "expected one by --store or in $ORTPREP_STORE, got nothing" in ended.err
 
 
+@pytest.mark.slow
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write_spec()

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
-from pipeline.runtime import SessionPool, load, locate
-from tests.prepare.project import SHAPES, Project, folding_net, is_intact
-from tests.registry.bundles import Build, Made, write_bundle
-from tests.registry.keys import write_keys
-from tests.registry.oci_server import oci_server
-from tests.runtime.bundles import CPU_ONLY, CUDA_NEEDED, sample, weights_of
-from tests.runtime.bundles import write_bundle as write_linear_bundle
+from pipeline.runtime import PoolConfig, SessionPool, load, locate
+from tests.prepare.builders import SHAPES, Project, folding_net, is_intact
+from tests.registry.backends.oci.fakes import oci_server
+from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
+from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of
+from tests.runtime.builders import write_bundle as write_linear_bundle
 
 SECRET = "hunter2-is-no-password"
 
@@ -52,8 +51,7 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
     assert promoted.code == 0, promoted.err
     pulled = project.run("pull", "linear@production", "--out", "pulled")
     assert pulled.code == 0, pulled.err
-    assert "left out cuda: expected CUDA device 0" in pulled.err
-    assert not (project.root / "pulled/cuda").exists()
+    assert read_tree(project.root / "pulled") == read_tree(bundle)
     assert is_intact(project.root / "pulled")
     for place in (project.root / "pulled", "registry://linear@production", f"file://{registry}/linear@1.0"):
         (answer,) = load(place).run(None, {"x": sample()})
@@ -64,11 +62,12 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
 def test_a_pool_takes_bundles_from_a_registry(project: Project, registry: Path) -> None:
     write_linear_bundle(project.artifacts / "linear")
     assert project.run("publish", "linear").code == 0
-    with SessionPool("registry://linear", devices=["cpu"]) as pool:
+    with SessionPool("registry://linear", PoolConfig(devices=["cpu"])) as pool:
         answer = pool.run({"x": sample()})["y"]
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_job_can_require_a_signature(project: Project, registry: Path) -> None:
     private, public = write_keys(project.root / "keys")
     _, other = write_keys(project.root / "other")
@@ -91,6 +90,7 @@ def test_a_job_can_require_a_signature(project: Project, registry: Path) -> None
     assert "golden.npz: missing" in project.run("verify", "pulled", "--key", str(public)).err
 
 
+@pytest.mark.slow
 def test_an_encrypted_key_takes_its_password_from_the_environment(
     project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +105,7 @@ def test_an_encrypted_key_takes_its_password_from_the_environment(
     assert SECRET not in done.err + done.out
 
 
+@pytest.mark.slow
 def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     for i in range(2):
         build = Build((Made("portable", weights=bytes([i])),), spec=bytes([i]))
@@ -120,13 +121,18 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     assert "promote" in versions.out
     state = json.loads(project.run("versions", "net", "--json").out)
     assert state["latest"] == state["labels"]["v1"]
+    assert [move["action"] for move in state["moves"]] == ["promote", "promote"]
+    named = next(line.split()[0] for line in versions.out.splitlines() if line.endswith("  v1"))
+    assert named == f"net@{state['latest']}"
+    assert project.run("pull", named, "--out", "named").code == 0, "what is printed can be pasted"
     back = project.run("rollback", "net", "production", "--reason", "slow")
     assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
     planned = project.run("gc", "net", "--keep-latest", "0", "--keep-days", "0")
-    assert "would remove 1 versions (v1)" in planned.out
+    assert "would remove 1 versions" in planned.out
+    assert f"v1 {state['labels']['v1']}" in planned.out
     assert "nothing was removed" in planned.err
     done = project.run("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
-    assert json.loads(done.out)[0]["labels"] == ["v1"]
+    assert len(json.loads(done.out)[0]["versions"]) == 1
     assert list(json.loads(project.run("versions", "net", "--json").out)["labels"]) == ["v0"]
 
 
@@ -136,7 +142,7 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
         (("publish", "nothing"), 3, "no such bundle"),
         (("pull", "nothing", "--out", "x"), 5, "no such model: nothing"),
         (("pull", "net@nothing", "--out", "x"), 5, "no such version: net@nothing"),
-        (("pull", "net", "--out", "x", "--variants", "cuda"), 5, "no such variant"),
+        (("pull", "net", "--out", "x", "--part", "sha256:0"), 5, "no such part"),
         (("pull", "../net", "--out", "x"), 5, "no reference"),
         (("pull", "net", "--out", "mine"), 5, "would replace what is no bundle"),
         (("promote", "net", "v0"), 5, "is a label"),
@@ -173,6 +179,7 @@ def test_without_a_registry_the_error_says_where_to_name_one(
     assert "export ORTPREP_REGISTRY=" in done.err
 
 
+@pytest.mark.slow
 def test_doit_publishes_what_the_spec_says_after_building_it(project: Project) -> None:
     _, public = write_keys(project.root / "keys")
     subprocess.run(["git", "init", "-q", str(project.root)], check=True)
@@ -224,7 +231,7 @@ def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tm
             text=True,
             cwd=project.root,
             env=environment,
-            timeout=120,
+            timeout=600,
             check=False,
         )
     assert done.returncode == 5, done.stderr

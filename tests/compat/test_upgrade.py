@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("onnx", reason="bundles are built here, and jobs have no onnx package")
 
-from tests.stages.elsewhere import Prepared, assert_falls_back, prepare, run_elsewhere
+from tests.stages.optimize.builders import Prepared, assert_falls_back, prepare, run_elsewhere
 
-pytestmark = pytest.mark.slow  # downloads ONNX Runtime
+pytestmark = pytest.mark.manual  # downloads ONNX Runtime
 
 INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import export_commands  # noqa: F401  puts the commands on the app
-from pipeline.cli.app import app
-from pipeline.export.package.rules import find_problems
-from tests.export.backend import warm_up
-from tests.runtime.bundles import UNMET, write_bundle
-from tests.runtime.pool.pool_bundles import write_doubling
+from pipeline.cli.command import app
+from tests.export.fakes import warm_up
+from tests.runtime.builders import UNMET, write_bundle
+from tests.runtime.pool.builders import write_doubling
 
 
 def call(*arguments: object) -> Result:
@@ -33,13 +33,31 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles: tuple[Path, Pa
     assert [warm_up(tmp_path / "repository" / name) for name in ("linear", "double")]
 
 
+@pytest.mark.skipif(
+    hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has model packages in Python"
+)
+def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(
+    bundles: tuple[Path, Path], tmp_path: Path
+) -> None:
+    ended = call("ort-package", *bundles, "--out", tmp_path / "package")
+    assert ended.exit_code == 1
+    assert "expected 1.32 or newer" in ended.stderr
+    assert "pip install" in ended.stderr
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.skipif(
+    not hasattr(onnxruntime, "ModelPackage"),
+    reason="no model packages before ONNX Runtime 1.32",
+)
 def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     ended = call("ort-package", *bundles, "--out", tmp_path / "package", "--json")
     assert ended.exit_code == 0
     (exported,) = json.loads(ended.stdout)
     assert exported["path"] == str(tmp_path / "package")
     assert [one["name"] for one in exported["models"]] == ["linear/cpu", "double/cpu"]
-    assert find_problems(tmp_path / "package") == ()
+    package = onnxruntime.ModelPackageContext(str(tmp_path / "package"))
+    assert sorted(package.get_component_names()) == ["double", "linear"]
 
 
 def test_json_is_all_there_is_on_stdout(bundles: tuple[Path, Path], tmp_path: Path) -> None:

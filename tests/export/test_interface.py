@@ -10,12 +10,12 @@ import pytest
 from pipeline.bundle.digest import digest_bytes
 from pipeline.bundle.loader_config import FileEntry, Golden, LoaderConfig, TensorSpec, Tolerance
 from pipeline.errors import ExportError
-from pipeline.export.interface import settle_interface
-from pipeline.export.trial import Trial
+from pipeline.export.interface import resolve_interface
+from pipeline.export.trial import TrialRun
 from pipeline.export.triton.tensors import describe_tensor, plan_warm_up
-from tests.export.variants import make_variant
+from tests.export.builders import make_variant
 
-ABSENT = Trial(missing=("expected a GPU",))
+ABSENT = TrialRun(missing=("expected a GPU",))
 CONFIG = LoaderConfig(
     "1.2",
     "net",
@@ -28,24 +28,24 @@ CONFIG = LoaderConfig(
 
 def test_without_a_session_sizes_are_those_the_variant_is_bound_to() -> None:
     variant = dataclasses.replace(make_variant(), binding={"batch": 4, "x[1]": 7})
-    inputs, outputs = settle_interface(CONFIG, variant, ABSENT, {})
+    inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
 
 
 def test_without_a_session_half_precision_is_where_the_bundle_lists_float32() -> None:
     variant = dataclasses.replace(make_variant(), half_io=True)
-    inputs, outputs = settle_interface(CONFIG, variant, ABSENT, {})
+    inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.dtype for one in (*inputs, *outputs)] == ["float16", "int64", "float16", "float16"]
 
 
 def test_a_session_has_the_last_word() -> None:
     said = (TensorSpec("x", "float16", (1, 2)),)
-    assert settle_interface(CONFIG, make_variant(), Trial((), said, said), {}) == (said, said)
+    assert resolve_interface(CONFIG, make_variant(), TrialRun((), said, said), {}) == (said, said)
 
 
 def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
-    trial = Trial((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
-    inputs, outputs = settle_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
+    trial = TrialRun((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
+    inputs, outputs = resolve_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
     assert (inputs[0].shape, outputs[0].shape) == ((), None)
 
 

@@ -23,15 +23,15 @@ from pipeline.bundle.loader_config import (
 from pipeline.bundle.session_record import SessionOptionsRecord
 from pipeline.bundle.verification import check_bundle
 from pipeline.errors import ExportError, IntegrityError, LoadError, MissingExtraError
-from pipeline.export.choosing import Server, Wish
-from pipeline.export.exported import Exported
+from pipeline.export.export_result import ExportResult
 from pipeline.export.record import read_export_record
 from pipeline.export.triton.repository import TritonRequest, export_triton
-from pipeline.runtime.element_types import Array, find_element_type
-from pipeline.runtime.tensors import write_tensors
-from tests.export.backend import read_config, warm_up
-from tests.models import if_net, write_external_model
-from tests.runtime.bundles import (
+from pipeline.export.variant_selection import ExportOptions, Server
+from pipeline.runtime.tensors.arrays import write_tensors
+from pipeline.runtime.tensors.element_types import Array, find_element_type
+from tests.builders import if_net, write_external_model
+from tests.export.fakes import read_config, warm_up
+from tests.runtime.builders import (
     CPU_ONLY,
     CUDA_NEEDED,
     batch_of,
@@ -42,7 +42,7 @@ from tests.runtime.bundles import (
     write_converted,
     write_record,
 )
-from tests.runtime.pool.pool_bundles import write_doubling, write_model_bundle, write_passing_on
+from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
 
 TUNED = SessionOptionsRecord(
     "ORT_DISABLE_ALL",
@@ -51,7 +51,7 @@ TUNED = SessionOptionsRecord(
 )
 
 
-def export_one(bundle: Path, repository: Path, request: TritonRequest | None = None) -> Exported:
+def export_one(bundle: Path, repository: Path, request: TritonRequest | None = None) -> ExportResult:
     """Exports one bundle; all of them together are in one test."""
     (exported,) = export_triton([bundle], repository, request)
     return exported
@@ -63,7 +63,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def named(*names: str) -> TritonRequest:
-    return TritonRequest(Wish(variants=names))
+    return TritonRequest(ExportOptions(variants=names))
 
 
 def test_the_exported_model_answers_its_warm_up_as_the_golden_sample_says(
@@ -189,7 +189,7 @@ def test_a_variant_bound_to_a_processor_is_passed_over_for_one_that_is_not(tmp_p
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path: Path) -> None:
     gpu = dataclasses.replace(CUDA_NEEDED, compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
-    (model,) = export_one(bundle, tmp_path / "repository", TritonRequest(Wish(target="cuda"))).models
+    (model,) = export_one(bundle, tmp_path / "repository", TritonRequest(ExportOptions(target="cuda"))).models
     config = read_config(tmp_path / "repository" / "linear")
     assert model.variant == "cuda"
     assert model.trial.startswith("not tried on this machine")
@@ -237,6 +237,7 @@ SAMPLES: dict[str, Array] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SAMPLES)
 def test_every_type_comes_through_the_warm_up_unchanged(tmp_path: Path, dtype: str) -> None:
     export_one(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")

@@ -12,12 +12,12 @@ from tritonclient.grpc import model_config_pb2 as messages
 from pipeline.bundle.loader_config import FirstPhase, Variant
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import ExportError
-from pipeline.export.carrying import recorded_options
+from pipeline.export.option_mapping import recorded_options
 from pipeline.export.triton.model_config import TritonModel, format_config, parse_config
 from pipeline.export.triton.settings import plan_settings
 from pipeline.export.triton.tensors import TritonTensor
-from tests.export.backend import LEVELS, cuda_options, session_options
-from tests.export.variants import CUDA, any_variant, make_variant
+from tests.export.builders import CUDA, any_variant, make_variant
+from tests.export.fakes import LEVELS, cuda_options, session_options
 
 
 def config_of(variant: Variant, onnxruntime: str | None = None) -> messages.ModelConfig:

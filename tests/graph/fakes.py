@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.graph.execution import Task, build_tasks
 from pipeline.spec.models import ModelSpec
-from pipeline.stages.contract import Context, Plan, TaskId
+from pipeline.stages.core.contract import Context, Plan, TaskId
 
 
 @dataclass

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.graph.destinations import check_destinations
-from pipeline.spec.models import ModelSpec, Source
-from tests.runtime.bundles import write_bundle
+from pipeline.graph.build import check_destinations
+from pipeline.spec.models import ModelSpec, SourceSpec
+from tests.runtime.builders import write_bundle
 
 
 def spec(folder: Path, *, path: str = "net.onnx", name: str = "net") -> ModelSpec:
-    return ModelSpec(name=name, source=Source(path=path)).located_in(folder)
+    return ModelSpec(name=name, source=SourceSpec(path=path)).located_in(folder)
 
 
 def _cleared(folder: Path) -> Path:

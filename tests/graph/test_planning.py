@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.graph.planning import build_plan, build_plans
+from pipeline.graph.build import build_plan, build_plans
 from pipeline.spec.models import ModelSpec
 
 

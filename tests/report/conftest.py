@@ -1,18 +1,30 @@
+"""A headless Chromium that reads reports from disk."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
 
-from pipeline.report.library import bundle_library
-from tests.report.browsing import Page, browser
+from pipeline.report.vega_bundle import bundle_vega
 
 
 @pytest.fixture(scope="session")
 def library() -> str:
     """The script that draws charts."""
-    return str(bundle_library({})["script"])
+    return str(bundle_vega({})["script"])
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +37,107 @@ def chromium() -> Iterator[Page]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the reports that are opened."""
     return tmp_path_factory.mktemp("reports")
+
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+"""Where pictures go for people to look at; git ignores it."""
+
+PHONE_WIDTH = 390
+_PATIENCE_S = 300
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report in the browser."""
+
+    driver: webdriver.Chrome
+
+    def ask(self, script: str, *arguments: object) -> Any:
+        """Returns what a function body in JavaScript returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> WebElement:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def find_all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def open_all(self) -> None:
+        """Opens every part that can be opened."""
+        self.ask("for (const part of document.querySelectorAll('details')) part.open = true;")
+
+    def draw_all(self) -> None:
+        """Scrolls through the page until every chart that can be seen is drawn."""
+        figures = "[...document.querySelectorAll('figure[data-chart]')]"
+        for index, is_shown in enumerate(self.ask(f"return {figures}.map(one => one.checkVisibility())")):
+            if is_shown:
+                self.draw(index)
+
+    def draw(self, index: int) -> None:
+        """Scrolls to a chart and waits until it is drawn."""
+        which = f"document.querySelectorAll('figure[data-chart]')[{index}]"
+        self.ask(f"{which}.scrollIntoView({{block: 'center'}})")
+        self.wait_for(f"{which}.dataset.drawn === 'true'")
+
+    def wait_for(self, condition: str) -> None:
+        waiting = WebDriverWait(self.driver, _PATIENCE_S, poll_frequency=0.05)
+        waiting.until(lambda _: self.ask(f"return {condition}"), f"never came: {condition}")
+
+    def complaints(self) -> list[str]:
+        """Everything the console was told since it was last asked: the policy's refusals are among it."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+
+    def requests(self) -> list[str]:
+        """Every address the page asked for since this was last asked."""
+        messages = [
+            json.loads(entry["message"])["message"]
+            for entry in self.driver.get_log("performance")  # type: ignore[no-untyped-call]
+        ]
+        sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+        return [params["request"]["url"] for params in sent]
+
+    def show(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+        """Opens a page as a screen of that size and theme shows it."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        self.driver.get("about:blank")
+        self.complaints()
+        self.requests()
+        self.driver.get(page.as_uri())
+        self.wait_for("document.documentElement.dataset.ready === 'true'")
+        return self
+
+    def photograph(self, name: str) -> None:
+        """Keeps a picture of what is seen."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        assert self.driver.save_screenshot(SCREENSHOTS / f"{name}.png")
+
+
+def _find_program(names: Sequence[str]) -> str:
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        reason = f"none of {', '.join(names)} is installed"
+        # Where every change is checked, a check that is passed over is one that nobody makes.
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@contextmanager
+def browser() -> Iterator[Page]:
+    """Yields an empty page; skips the test where there is no Chromium, unless this is a check of a change."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = _find_program(("chromium", "chromium-browser", "google-chrome"))
+    # No sandbox: checks of changes run as root in a container, where Chromium has none.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = Service(_find_program(("chromedriver",)))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield Page(driver)
+    finally:
+        driver.quit()

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from pipeline.report.building import build_report
-from pipeline.report.rendering import render_report
-from tests.report.browsing import PHONE_WIDTH, Page
-from tests.report.made_up import Story, subject
+from pipeline.report.html_page import render_report
+from pipeline.report.report_builder import build_report
+from tests.report.builders import Story, subject
+from tests.report.conftest import PHONE_WIDTH, Page
+
+pytestmark = pytest.mark.slow
 
 LONG = "a-rather-long-name-of-a-model-as-people-give-them_v2.1-fp16-opset17"
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'\u2028&amp;'

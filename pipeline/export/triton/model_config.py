@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +12,13 @@ from pipeline.export.triton.settings import TritonSettings
 from pipeline.export.triton.tensors import TritonTensor, WarmUp
 
 BACKEND = "onnxruntime"
+_DISABLED = 2
+_INITIALIZERS = "session.use_device_allocator_for_initializers"
 
 
 @dataclass(frozen=True)
 class TritonModel:
-    """All that a model configuration says.
-
-    Attributes:
-        name: Of the model and its folder.
-        model_file: Of the model file, or the folder of one that has several.
-        max_batch_size: 0 for a model without batches.
-        instances: Instances per device.
-        inputs: Without the batch.
-        outputs: Likewise.
-        settings: What it says of the session.
-        warm_up: What runs before it serves, None for nothing.
-    """
+    """All that a model configuration says; tensors are without the batch."""
 
     name: str
     model_file: str
@@ -40,21 +31,12 @@ class TritonModel:
 
 
 def require_messages() -> None:
-    """Raises early where no configuration could be written.
-
-    Raises:
-        MissingExtraError: Triton's messages are not installed.
-    """
+    """Raises early where no configuration could be written."""
     _import_messages()
 
 
 def format_config(model: TritonModel) -> str:
-    """Returns the text of `config.pbtxt`, after Triton's own parser gave the same message for it.
-
-    Raises:
-        MissingExtraError: Triton's messages are not installed.
-        ExportError: The text does not parse, or to another message.
-    """
+    """Returns the text of `config.pbtxt`, after Triton's own parser gave the same message for it."""
     messages, text_format = _import_messages()
     config = _build(model, messages)
     text = str(text_format.MessageToString(config))
@@ -64,12 +46,7 @@ def format_config(model: TritonModel) -> str:
 
 
 def parse_config(text: str) -> Any:
-    """Returns the `inference.ModelConfig` of a `config.pbtxt`.
-
-    Raises:
-        MissingExtraError: Triton's messages are not installed.
-        ExportError: The text is not one.
-    """
+    """Returns the `inference.ModelConfig` of a `config.pbtxt`."""
     messages, text_format = _import_messages()
     try:
         return text_format.Parse(text, messages.ModelConfig())
@@ -134,3 +111,25 @@ def _warm_up(message: Any, warm_up: WarmUp, messages: Any) -> None:
         entry.data_type = messages.DataType.Value(one.data_type)
         entry.dims.extend(one.dims)
         entry.input_data_file = one.file
+
+
+def describe_release(model: TritonModel) -> str:
+    """Returns the oldest release of Triton whose backend takes all of a configuration, and why, as a need.
+
+    Read from the branches r23.10 to r26.06 of triton-inference-server/onnxruntime_backend. Earlier releases
+    silently take an unknown level for all optimisations, and ignore an unknown parameter.
+    """
+    needed = max(_needed_releases(model), default=("23.10", "the oldest that was looked at"))
+    return f"Triton {needed[0]} or later: {needed[1]}"
+
+
+def _needed_releases(model: TritonModel) -> Iterator[tuple[str, str]]:
+    settings = model.settings
+    if settings.level == _DISABLED:
+        yield "24.01", "its backend knows level 2, no optimisation"
+    if settings.cuda:
+        yield "24.06", "its backend knows the accelerator cuda"
+    if _INITIALIZERS in settings.parameters:
+        yield "25.02", f"its backend knows {_INITIALIZERS}"
+    if any(tensor.data_type == "TYPE_BF16" for tensor in (*model.inputs, *model.outputs)):
+        yield "26.03", "its backend knows bfloat16"

@@ -12,22 +12,26 @@ from pipeline.bundle.atomic import new_folder
 from pipeline.bundle.loader_config import Variant, golden_of
 from pipeline.bundle.paths import is_safe_name
 from pipeline.errors import ExportError
-from pipeline.export.carrying import LeftOut
-from pipeline.export.choosing import Choice, Server, Wish, choose_one
-from pipeline.export.exported import Exported, ExportedModel
-from pipeline.export.files import Placed, place_files, plan_files
-from pipeline.export.interface import settle_interface
-from pipeline.export.needs import describe_needs
-from pipeline.export.record import check_replaceable, settle_destination, write_export_record
-from pipeline.export.source import Source, read_source
-from pipeline.export.trial import Trial, try_model
-from pipeline.export.triton.model_config import TritonModel, format_config, require_messages
-from pipeline.export.triton.releases import describe_release
+from pipeline.export.export_result import ExportedModel, ExportResult
+from pipeline.export.files import PlannedFile, place_files, plan_files
+from pipeline.export.interface import resolve_interface
+from pipeline.export.option_mapping import UnmappedOption
+from pipeline.export.record import check_replaceable, resolve_destination, write_export_record
+from pipeline.export.requirements import describe_needs
+from pipeline.export.source_bundle import SourceBundle, read_source
+from pipeline.export.trial import TrialRun, try_model
+from pipeline.export.triton.model_config import (
+    TritonModel,
+    describe_release,
+    format_config,
+    require_messages,
+)
 from pipeline.export.triton.settings import TritonSettings, plan_settings
 from pipeline.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
-from pipeline.runtime.golden import read_golden
+from pipeline.export.variant_selection import ExportOptions, Server, VariantChoice, choose_one
 from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.tensors import fit_feeds
+from pipeline.runtime.tensors.arrays import fit_feeds
+from pipeline.runtime.verification.golden import read_golden
 
 LAYOUT = "triton"
 _VERSION = "1"
@@ -39,14 +43,14 @@ class TritonRequest:
     """How a bundle is to be served.
 
     Attributes:
-        wish: Which variants.
+        options: Which variants.
         server: What is known of the server.
         name: Of the model in the repository; None for the bundle's, and with several variants NAME-VARIANT.
         instances: Instances on the processor, or on each GPU.
         max_batch_size: Largest batch Triton may make of requests; 0 leaves requests as they are.
     """
 
-    wish: Wish = field(default_factory=Wish)
+    options: ExportOptions = field(default_factory=ExportOptions)
     server: Server = field(default_factory=Server)
     name: str | None = None
     instances: int = 1
@@ -57,14 +61,14 @@ class TritonRequest:
 class _Planned:
     """A bundle with the names that its variants get."""
 
-    source: Source
-    choice: Choice
+    source: SourceBundle
+    choice: VariantChoice
     named: Mapping[str, Variant]
 
 
 def export_triton(
     bundles: Sequence[Path], repository: Path, request: TritonRequest | None = None
-) -> tuple[Exported, ...]:
+) -> tuple[ExportResult, ...]:
     """Writes bundles' variants as models of a Triton repository; other models there are left alone.
 
     Args:
@@ -85,7 +89,7 @@ def export_triton(
     """
     wanted = request or TritonRequest()
     require_messages()
-    repository = settle_destination(repository, bundles)
+    repository = resolve_destination(repository, bundles)
     planned = [_plan(bundle, wanted) for bundle in bundles]
     names = Counter(name for one in planned for name in one.named)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -95,7 +99,7 @@ def export_triton(
             raise ExportError(f"will not replace a link: {repository / name}", hint="remove it yourself")
         check_replaceable(repository / name, layout=LAYOUT)
     return tuple(
-        Exported(
+        ExportResult(
             repository,
             tuple(
                 _export_variant(one.source, variant, repository / name, wanted)
@@ -109,13 +113,13 @@ def export_triton(
 
 def _plan(bundle: Path, request: TritonRequest) -> _Planned:
     source = read_source(bundle)
-    choice = choose_one(source.config, request.wish, request.server)
+    choice = choose_one(source.config, request.options, request.server)
     variants = choice.variants
     named = {_name_model(source, variant, request, len(variants)): variant for variant in variants}
     return _Planned(source, choice, named)
 
 
-def _name_model(source: Source, variant: Variant, request: TritonRequest, count: int) -> str:
+def _name_model(source: SourceBundle, variant: Variant, request: TritonRequest, count: int) -> str:
     base = request.name or source.config.name
     name = base if count == 1 else f"{base}-{variant.name}"
     if not is_safe_name(name):
@@ -126,7 +130,7 @@ def _name_model(source: Source, variant: Variant, request: TritonRequest, count:
 
 
 def _export_variant(
-    source: Source, variant: Variant, destination: Path, request: TritonRequest
+    source: SourceBundle, variant: Variant, destination: Path, request: TritonRequest
 ) -> ExportedModel:
     settings = plan_settings(variant, onnxruntime=request.server.onnxruntime)
     model_file, placed = _plan_layout(variant)
@@ -142,7 +146,7 @@ def _export_variant(
             bundle=source.config.name,
             variant=variant.name,
             source_sha256=source.manifest.source.sha256,
-            prepared_with=source.prepared_with(variant),
+            prepared_with=source.prepared_with,
             files=tuple(one.entry for one in placed),
             carried=settings.carried,
             left_out=left_out,
@@ -153,7 +157,7 @@ def _export_variant(
     return exported
 
 
-def _plan_layout(variant: Variant) -> tuple[str, tuple[Placed, ...]]:
+def _plan_layout(variant: Variant) -> tuple[str, tuple[PlannedFile, ...]]:
     """Returns what Triton calls the model, a file or else a folder around several, and where files go."""
     suffix = PurePosixPath(variant.model).suffix
     alone = len(variant.files) == 1
@@ -168,11 +172,11 @@ def _plan_layout(variant: Variant) -> tuple[str, tuple[Placed, ...]]:
     return model_file, plan_files(variant, folder, model=model_file)
 
 
-def _find_model(folder: Path, variant: Variant, placed: tuple[Placed, ...]) -> Path:
+def _find_model(folder: Path, variant: Variant, placed: tuple[PlannedFile, ...]) -> Path:
     return folder / next(one.path for one in placed if one.source.path == variant.model)
 
 
-def _try(source: Source, variant: Variant, settings: TritonSettings, model: Path) -> Trial:
+def _try(source: SourceBundle, variant: Variant, settings: TritonSettings, model: Path) -> TrialRun:
     plan = build_plan(source.root, variant)._replace(
         model=str(model.absolute()),
         session_options=settings.session_options,
@@ -182,12 +186,12 @@ def _try(source: Source, variant: Variant, settings: TritonSettings, model: Path
 
 
 def _describe_model(
-    source: Source, variant: Variant, trial: Trial, settings: TritonSettings, request: TritonRequest
-) -> tuple[TritonModel, tuple[LeftOut, ...]]:
+    source: SourceBundle, variant: Variant, trial: TrialRun, settings: TritonSettings, request: TritonRequest
+) -> tuple[TritonModel, tuple[UnmappedOption, ...]]:
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
     shapes = {name: one.shape for name, one in answers.items()}
     shapes |= {name: array.shape for name, array in feeds.items()}
-    specs = settle_interface(source.config, variant, trial, shapes)
+    specs = resolve_interface(source.config, variant, trial, shapes)
     batched = request.max_batch_size > 0
     inputs, outputs = (tuple(describe_tensor(one, batched=batched) for one in side) for side in specs)
     halves = [one.name for one in specs[0] if one.dtype == "float16"]
@@ -202,7 +206,7 @@ def _describe_model(
         settings=settings,
         warm_up=warm_up if isinstance(warm_up, WarmUp) else None,
     )
-    unwarmed = () if isinstance(warm_up, WarmUp) else (LeftOut("warm-up", warm_up),)
+    unwarmed = () if isinstance(warm_up, WarmUp) else (UnmappedOption("warm-up", warm_up),)
     return model, (*settings.left_out, *unwarmed)
 
 

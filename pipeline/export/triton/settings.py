@@ -8,13 +8,19 @@ defaults, after the accelerator's: those go to `parameters`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.bundle.loader_config import Variant
 from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from pipeline.errors import ExportError
-from pipeline.export.carrying import LEVEL, Carried, LeftOut, Recorded, recorded_options
+from pipeline.export.option_mapping import (
+    LEVEL,
+    MappedOptions,
+    RecordedOption,
+    UnmappedOption,
+    recorded_options,
+)
 from pipeline.options import OLDEST, format_option, known_provider_options, version_parts
 from pipeline.options.option import NEWEST, Option
 from pipeline.runtime.loading.session import CPU, CUDA
@@ -42,7 +48,7 @@ _BACKENDS_OWN = frozenset({"has_user_compute_stream", "user_compute_stream"})
 
 
 @dataclass(frozen=True)
-class Place:
+class ConfigEntry:
     """Where an option goes.
 
     Attributes:
@@ -73,7 +79,7 @@ class TritonSettings:
         carried: Options that are there.
         left_out: What is not.
         session_options: What the backend makes of it.
-        providers: Likewise.
+        providers: Providers that the backend makes of it.
     """
 
     level: int
@@ -81,8 +87,8 @@ class TritonSettings:
     cuda: Mapping[str, str]
     gpus: tuple[int, ...]
     on_gpu: bool
-    carried: tuple[Carried, ...]
-    left_out: tuple[LeftOut, ...]
+    carried: tuple[MappedOptions, ...]
+    left_out: tuple[UnmappedOption, ...]
     session_options: SessionOptionsRecord = field(repr=False)
     providers: tuple[ProviderRecord, ...] = field(repr=False)
 
@@ -90,10 +96,7 @@ class TritonSettings:
 def plan_settings(variant: Variant, *, onnxruntime: str | None = None) -> TritonSettings:
     """Returns what Triton's configuration says of a variant's options, and what it cannot say.
 
-    Args:
-        variant: The variant.
-        onnxruntime: Version the server has; None if that is not known, and only options are passed on that
-            every version has.
+    Without the server's version of ONNX Runtime, only options pass that every version has.
 
     Raises:
         ExportError: The variant runs on a provider that is neither CPU nor CUDA.
@@ -105,9 +108,9 @@ def plan_settings(variant: Variant, *, onnxruntime: str | None = None) -> Triton
             f"  expected the execution providers {CUDA} and {CPU}, got {', '.join(names)}"
         )
     found = [(one, _find_place(one, onnxruntime)) for one in recorded_options(variant)]
-    placed = [(one, place) for one, place in found if isinstance(place, Place)]
-    left_out = [LeftOut(str(one), reason) for one, reason in found if isinstance(reason, str)]
-    level = _level(variant)
+    placed = [(one, place) for one, place in found if isinstance(place, ConfigEntry)]
+    left_out = [UnmappedOption(str(one), reason) for one, reason in found if isinstance(reason, str)]
+    level = variant.session_options.graph_optimization_level
     if level not in LEVELS:
         level = "ORT_ENABLE_ALL"
     return TritonSettings(
@@ -116,55 +119,48 @@ def plan_settings(variant: Variant, *, onnxruntime: str | None = None) -> Triton
         cuda=_section(placed, "cuda"),
         gpus=tuple(int(place.value) for _, place in placed if place.section == "gpus"),
         on_gpu=names[0] == CUDA,
-        carried=tuple(Carried(one, str(place)) for one, place in placed),
+        carried=tuple(MappedOptions(one, str(place)) for one, place in placed),
         left_out=(*left_out, *_other_facts(variant)),
         session_options=_kept_session_options(placed, level),
         providers=_kept_providers(variant, placed),
     )
 
 
-def _level(variant: Variant) -> str:
-    return variant.session_options.graph_optimization_level
-
-
-def _section(placed: Iterable[tuple[Recorded, Place]], section: str) -> dict[str, str]:
+def _section(placed: Iterable[tuple[RecordedOption, ConfigEntry]], section: str) -> dict[str, str]:
     return {place.key: place.value for _, place in placed if place.section == section}
 
 
-def _find_place(option: Recorded, version: str | None) -> Place | str:
+def _find_place(option: RecordedOption, version: str | None) -> ConfigEntry | str:
     """Returns where an option goes, or why it goes nowhere."""
-    finders: Mapping[str, Callable[[Recorded, str | None], Place | str]] = {
-        "session option": _place_attribute,
-        "session entry": _place_entry,
-        CUDA: _place_cuda_option,
-    }
-    finder = finders.get(option.kind)
-    return finder(option, version) if finder is not None else "the backend gives this provider no options"
+    match option.kind:
+        case "session option":
+            return _place_attribute(option)
+        case "session entry" if option.name in _ENTRIES:
+            return ConfigEntry("parameters", option.name, str(option.value))
+        case "session entry":
+            return "the backend passes on no session entry but " + ", ".join(_ENTRIES)
+        case kind if kind == CUDA:
+            return _place_cuda_option(option, version)
+    return "the backend gives this provider no options"
 
 
-def _place_attribute(option: Recorded, _: str | None) -> Place | str:
+def _place_attribute(option: RecordedOption) -> ConfigEntry | str:
     if option.name == LEVEL:
         level = LEVELS.get(str(option.value))
         if level is None:
             return "the backend has no such level; the session runs every optimisation"
-        return Place("level", LEVEL, str(level))
+        return ConfigEntry("level", LEVEL, str(level))
     key = _PARAMETERS.get(option.name)
     if key is None:
         return "the backend reads no parameter for it; ONNX Runtime's default holds"
     text = _translate(option)
-    return Place("parameters", key, text) if text is not None else "the backend knows no such value"
+    return ConfigEntry("parameters", key, text) if text is not None else "the backend knows no such value"
 
 
-def _place_entry(option: Recorded, _: str | None) -> Place | str:
-    if option.name in _ENTRIES:
-        return Place("parameters", option.name, str(option.value))
-    return "the backend passes on no session entry but " + ", ".join(_ENTRIES)
-
-
-def _place_cuda_option(option: Recorded, version: str | None) -> Place | str:
+def _place_cuda_option(option: RecordedOption, version: str | None) -> ConfigEntry | str:
     value = str(option.value)
     if option.name == "device_id":
-        return Place("gpus", option.name, value) if value.isdecimal() else "no GPU has such a number"
+        return ConfigEntry("gpus", option.name, value) if value.isdecimal() else "no GPU has such a number"
     if option.name in _BACKENDS_OWN:
         return "the backend sets it itself, to the stream of the instance"
     if option.name == "enable_cuda_graph" and value == "1":
@@ -176,11 +172,11 @@ def _place_cuda_option(option: Recorded, version: str | None) -> Place | str:
     if text is None or not text:
         return "the backend knows no such value"
     if option.name in _CUDA_PARAMETERS:
-        return Place("parameters", option.name, text)
-    return _version_reason(option, version) or Place("cuda", option.name, text)
+        return ConfigEntry("parameters", option.name, text)
+    return _version_reason(option, version) or ConfigEntry("cuda", option.name, text)
 
 
-def _version_reason(option: Recorded, version: str | None) -> str | None:
+def _version_reason(option: RecordedOption, version: str | None) -> str | None:
     """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
     known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
     found = known.get(option.name)
@@ -194,29 +190,33 @@ def _version_reason(option: Recorded, version: str | None) -> str | None:
     return f"{since}, the server has {'.'.join(map(str, version_parts(version)))}"
 
 
-def _translate(option: Recorded) -> str | None:
+def _translate(option: RecordedOption) -> str | None:
     """Returns a value as the backend spells it, None if it knows none such."""
     codes = _CODES.get(option.name)
     return format_option(option.value) if codes is None else codes.get(str(option.value))
 
 
-def _other_facts(variant: Variant) -> Iterable[LeftOut]:
+def _other_facts(variant: Variant) -> Iterable[UnmappedOption]:
     if variant.first_phase is not None:
-        yield LeftOut(
+        yield UnmappedOption(
             "first phase", "the backend makes one session per instance, with the options for steady runs"
         )
     if variant.io_binding:
-        yield LeftOut("io_binding", "the backend binds each request's own memory")
+        yield UnmappedOption("io_binding", "the backend binds each request's own memory")
 
 
-def _kept_session_options(placed: Iterable[tuple[Recorded, Place]], level: str) -> SessionOptionsRecord:
+def _kept_session_options(
+    placed: Iterable[tuple[RecordedOption, ConfigEntry]], level: str
+) -> SessionOptionsRecord:
     kept = [one for one, _ in placed]
     attributes = {one.name: one.value for one in kept if one.kind == "session option" and one.name != LEVEL}
     entries = {one.name: str(one.value) for one in kept if one.kind == "session entry"}
     return SessionOptionsRecord(level, attributes, entries)
 
 
-def _kept_providers(variant: Variant, placed: Iterable[tuple[Recorded, Place]]) -> tuple[ProviderRecord, ...]:
+def _kept_providers(
+    variant: Variant, placed: Iterable[tuple[RecordedOption, ConfigEntry]]
+) -> tuple[ProviderRecord, ...]:
     kept = {(one.kind, one.name) for one, _ in placed}
     return tuple(
         ProviderRecord(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.bundle.loader_config import TensorSpec
 from pipeline.errors import ExportError
-from pipeline.runtime.element_types import Array, element_type_of
+from pipeline.runtime.tensors.element_types import Array, element_type_of
 
 TYPES = {
     "bool": "TYPE_BOOL",
@@ -50,15 +50,7 @@ class TritonTensor:
 
 @dataclass(frozen=True)
 class WarmUpInput:
-    """An input of the warm-up request.
-
-    Attributes:
-        name: In the graph.
-        data_type: Name of a `DataType` of Triton.
-        dims: Its sizes, without the batch if there is one.
-        file: Its file's name in the folder `warmup`.
-        data: That file's content.
-    """
+    """An input of the warm-up request: `data` is the content of its `file` in the folder `warmup`."""
 
     name: str
     data_type: str
@@ -69,12 +61,7 @@ class WarmUpInput:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A request every instance runs before it serves.
-
-    Attributes:
-        batch_size: How many such requests run as one batch.
-        inputs: Its inputs.
-    """
+    """A request every instance runs before it serves, `batch_size` times as one batch."""
 
     batch_size: int
     inputs: tuple[WarmUpInput, ...]
@@ -84,10 +71,6 @@ def describe_tensor(spec: TensorSpec, *, batched: bool) -> TritonTensor:
     """Returns a tensor as the configuration has it.
 
     A scalar of a model without batches has the dims [1] and no reshape, which the server would refuse.
-
-    Args:
-        spec: As a session lists it.
-        batched: Whether the first axis is the batch.
 
     Raises:
         ExportError: Triton has no such type, rank or size.

@@ -1,0 +1,259 @@
+"""The commands of a build: `prepare`, here or on a cluster, `explain`, `tune`, `trial`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.bundle.codec import encode
+from pipeline.cli.command import (
+    ARTIFACTS,
+    CONFIGS,
+    Artifacts,
+    AsJson,
+    Configs,
+    Names,
+    SkipUnavailable,
+    Target,
+    command,
+    exit_code_of,
+)
+from pipeline.cli.console import BuildObserver, echo, write_json, write_line, write_table
+from pipeline.errors import SpecError
+from pipeline.graph.engine import BuildRequest, Engine
+
+STORE_VARIABLE = "ORTPREP_STORE"
+
+
+class EngineName(StrEnum):
+    """What runs the stages."""
+
+    DOIT = "doit"
+    RAY = "ray"
+
+
+_RAY = "With --engine ray"
+
+
+PrepareTarget = Annotated[
+    str | None,
+    typer.Option(metavar="T", help="Build this target alone: cpu, cuda, or a kind of hardware in the fleet."),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-n", min=1, help="Tasks that may run at once on this machine.")]
+ChosenEngine = Annotated[EngineName, typer.Option(help="doit on this machine, or ray on a cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help=f"{_RAY}: the cluster; else $RAY_ADDRESS, else this machine's."),
+]
+Fleet = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help=f"{_RAY}: kinds of hardware; else fleet.yaml beside the specs."),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help=f"{_RAY}: where nodes keep their work, a path or an fsspec URL; else ${STORE_VARIABLE}.",
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help=f"{_RAY}: where they publish; else the folder registry in the store."),
+]
+Collect = Annotated[
+    bool | None,
+    typer.Option(
+        "--collect/--no-collect",
+        help=f"{_RAY}: fetch the merged bundles from the registry in the end, or leave them there.",
+    ),
+]
+NodeTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", min=0, help=f"{_RAY}: seconds to wait for a node once a kind's last is gone (600)."
+    ),
+]
+
+
+@command
+def prepare(
+    names: Names = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: PrepareTarget = None,
+    skip_unavailable: SkipUnavailable = False,
+    jobs: Jobs = 1,
+    engine: ChosenEngine = EngineName.DOIT,
+    address: Address = None,
+    fleet: Fleet = None,
+    store: Store = None,
+    registry: Registry = None,
+    collect: Collect = None,
+    node_timeout: NodeTimeout = None,
+) -> None:
+    """Build bundles: everything that is not up to date (the same as `doit prepare`)."""
+    of_ray = {
+        "--address": address,
+        "--fleet": fleet,
+        "--store": store,
+        "--registry": registry,
+        "--collect": collect,
+        "--node-timeout": node_timeout,
+    }
+    chosen: Engine
+    if engine is EngineName.DOIT:
+        _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
+        from pipeline.graph.doit_tasks import DoitEngine
+
+        chosen = DoitEngine()
+    else:
+        _refuse(["--jobs"] if jobs > 1 else [], EngineName.DOIT)
+        from pipeline.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
+
+        chosen = RayEngine(
+            store=_find_store(store),
+            registry=registry,
+            address=address,
+            fleet=fleet,
+            node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
+            collect=collect is not False,
+        )
+    order = BuildRequest(
+        configs=configs,
+        artifacts=artifacts,
+        names=tuple(names or ()),
+        only=target,
+        skip_unavailable=skip_unavailable,
+        jobs=jobs,
+    )
+    outcome = chosen.prepare(order, BuildObserver())
+    if not outcome.done:
+        raise typer.Exit(exit_code_of(outcome.errors))
+
+
+def _refuse(stray: Sequence[str], engine: EngineName) -> None:
+    if stray:
+        raise SpecError(
+            f"an option of another engine: {', '.join(stray)}\n  expected it with --engine {engine}",
+            hint="ortprep prepare --help",
+        )
+
+
+def _find_store(store: str | None) -> str:
+    found = store or os.environ.get(STORE_VARIABLE)
+    if not found:
+        raise SpecError(
+            f"no store named\n  expected one by --store or in ${STORE_VARIABLE}, got nothing",
+            hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
+        )
+    return found
+
+
+@command
+def node_labels(json: AsJson = False) -> None:
+    """Print what this machine is as labels of a Ray node: `ray start --labels "$(ortprep node-labels)"`."""
+    from pipeline.cluster.nodes import describe_hardware
+    from pipeline.runtime.machine.hardware import read_hardware
+
+    labels = describe_hardware(read_hardware())
+    if json:
+        write_json(labels)
+    else:
+        write_line(",".join(f"{key}={value}" for key, value in labels.items()))
+
+
+@command
+def explain(
+    names: Names = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    skip_unavailable: SkipUnavailable = False,
+    json: AsJson = False,
+) -> None:
+    """Say what `prepare` would do, and why."""
+    from pipeline.bundle.digest import DigestCache
+    from pipeline.graph.build import plan_builds
+    from pipeline.graph.explanation import explain_tasks, format_explanations
+
+    builds = plan_builds(
+        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
+    )
+    explanations = [item for tasks in builds for item in explain_tasks(tasks, cache=DigestCache())]
+    if json:
+        write_json(
+            [{"model": e.model, "task": str(e.task), "reasons": list(e.reasons)} for e in explanations]
+        )
+    else:
+        for line in format_explanations(explanations):
+            write_line(line)
+
+
+@command
+def tune(
+    names: Names = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    skip_unavailable: SkipUnavailable = False,
+    json: AsJson = False,
+) -> None:
+    """Search for the best way to store, load and run models, and show every trial."""
+    from pipeline.cli.tables import build_trials_table, describe_search
+    from pipeline.graph.build import plan_builds
+    from pipeline.graph.doit_tasks import run_doit
+    from pipeline.graph.search_results import read_searches, tune_tasks
+
+    builds = plan_builds(
+        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
+    )
+    tasks = tune_tasks(builds, named=bool(names))
+    code, errors = run_doit(builds, BuildObserver(), tasks=[task.name for task in tasks])
+    if code:
+        raise typer.Exit(exit_code_of(errors))
+    searches = read_searches(tasks)
+    if json:
+        write_json({name: encode(record) for name, record in searches.items()})
+        return
+    for name, record in searches.items():
+        write_table(build_trials_table(record, title=name))
+        for line in describe_search(record):
+            write_line(line)
+
+
+@command
+def trial(
+    name: Annotated[str, typer.Argument(help="Model.")],
+    number: Annotated[int, typer.Argument(help="Number of the trial, as `ortprep tune` shows it.")],
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, as in cpu-int8.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=99, help="Fresh processes per plan.")] = 3,
+    json: AsJson = False,
+) -> None:
+    """Measure one trial of a model's search again, beside default ONNX Runtime."""
+    from pipeline.cli.tables import build_again_table
+    from pipeline.graph.build import plan_builds
+    from pipeline.graph.search_results import find_search, measure_trial_again, read_search, tune_tasks
+
+    task = find_search(tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target)), variant)
+    again = measure_trial_again(task, number, rounds=rounds, say=echo)
+    if json:
+        write_json(encode(again))
+        return
+    record = read_search(task)
+    write_table(build_again_table(record.trials[number], again, title=f"{name}/{task.id.variant}"))
+
+
+@command
+def schema() -> None:
+    """Write the JSON Schema of a spec, for editors."""
+    from pipeline.spec.schema import spec_schema
+
+    write_json(spec_schema())

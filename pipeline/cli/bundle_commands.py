@@ -1,0 +1,117 @@
+"""The commands that show and check bundles: `show`, `check`, `report`, and the options ONNX Runtime knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.bundle.codec import encode
+from pipeline.bundle.manifest import read_manifest
+from pipeline.bundle.verification import check_bundle
+from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
+from pipeline.cli.console import echo, write_json, write_line, write_table
+from pipeline.cli.manifest_sources import read_compared
+from pipeline.cli.registry_commands import Registry
+from pipeline.cli.tables import build_figures_table, build_variants_table, describe_bundle
+from pipeline.runtime.verification.variant_check import check_variants
+
+
+@command
+def show(
+    name: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    artifacts: Artifacts = ARTIFACTS,
+    json: AsJson = False,
+) -> None:
+    """Show what a bundle is and what it achieves."""
+    manifest = read_manifest(find_bundle(name, artifacts))
+    if json:
+        write_json(encode(manifest))
+        return
+    for line in describe_bundle(manifest):
+        write_line(line)
+    write_table(build_variants_table(manifest))
+    for variant in manifest.variants:
+        for measurement in variant.measurements:
+            write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
+
+
+@command
+def check(
+    bundle: Annotated[Path, typer.Argument(help="Path of a bundle.")],
+    golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
+) -> None:
+    """Check a bundle: every byte against its record, and the golden sample's answers with every variant."""
+    check_bundle(bundle)
+    echo(f"{bundle}: every file is as it was written")
+    if golden:
+        for checked in check_variants(bundle):
+            echo(f"{bundle}: {checked}")
+
+
+@command
+def options(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Part of the names to list.")] = "",
+    provider: Annotated[
+        str | None, typer.Option(metavar="P", help="List these alone: session, cuda or cpu.")
+    ] = None,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Those of this ONNX Runtime; else the installed one's."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the options ONNX Runtime knows: values, default, effect, and since when."""
+    from pipeline.cli.options_table import build_options_tables, encode_listing, list_options
+
+    listing = list_options(provider, version=onnxruntime, part=name)
+    for remark in listing.remarks:
+        echo(remark)
+    if json:
+        write_json(encode_listing(listing))
+        return
+    for table in build_options_tables(listing):
+        write_table(table)
+
+
+@command
+def report(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Models, bundles, manifests, NAME@VERSION: several of one model are its versions.",
+        ),
+    ] = None,
+    artifacts: Artifacts = ARTIFACTS,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where it goes; else report.html among the bundles.")
+    ] = None,
+    registry: Registry = None,
+) -> None:
+    """Write what bundles are and achieve as one HTML file: charts, every trial, reasons."""
+    from pipeline.graph.receipts import REPORT_FILE
+    from pipeline.graph.report_file import write_report
+    from pipeline.report.report_subjects import ReportSubject, find_manifests
+
+    place = out or artifacts / REPORT_FILE
+    here = [name for name in names or () if not _is_published(name, artifacts)]
+    manifests = find_manifests(here, artifacts) if here or not names else ()
+    published = [name for name in names or () if name not in here]
+    others = [
+        ReportSubject(manifest)
+        for name in published
+        for manifest in read_compared(name, artifacts=artifacts, registry=registry)
+    ]
+    size_bytes = write_report(manifests, place, others=others)
+    write_line(str(place))
+    count = len(manifests) + len(others)
+    echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
+
+
+def _is_published(name: str, artifacts: Path) -> bool:
+    """Says whether a name is of a version in a registry; what lies on this machine goes first."""
+    if "://" in name:
+        return True
+    return "@" in name and "/" not in name and not Path(name).exists() and not (artifacts / name).exists()

@@ -1,0 +1,104 @@
+"""What commands share: the Typer app, the border where errors become exit codes, and common arguments."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+
+from pipeline.bundle.manifest import MANIFEST_FILE
+from pipeline.cli.console import INTERRUPTED, echo, echo_error
+from pipeline.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
+
+P = ParamSpec("P")
+
+# Typer reads the options of a command from its signature, so commands have as many parameters as options.
+app = typer.Typer(
+    name="ortprep",
+    help="Prepare ONNX models once, so that ONNX Runtime sessions come up in milliseconds.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all if none is named.")]
+Configs = Annotated[Path, typer.Option(help="Folder of specs.")]
+Artifacts = Annotated[Path, typer.Option(help="Folder of bundles.")]
+Target = Annotated[str | None, typer.Option(metavar="T", help="Build this target alone: cpu or cuda.")]
+SkipUnavailable = Annotated[
+    bool, typer.Option("--skip-unavailable", help="Leave out targets this machine lacks.")
+]
+Devices = Annotated[
+    list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be given several times.")
+]
+Precision = Annotated[
+    str, typer.Option(metavar="P", help="fp32, fp16, …; else the fastest that is accurate enough.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
+
+_EXTRAS = {
+    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock", "optuna"), "build"),
+    "fsspec": "registry",
+}
+"""What the package can be installed without, and the extra that brings it."""
+
+CONFIGS = Path("configs")
+ARTIFACTS = Path("artifacts")
+
+
+def command(function: Callable[P, None], *, group: typer.Typer = app) -> Callable[P, None]:
+    """Makes a function a command: what it raises becomes a message and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except PipelineError as error:
+            echo_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(str(error.name).partition(".")[0])
+            if extra is None:
+                raise
+            problem = f"this command needs {error.name}, which is not installed"
+            echo_error(MissingExtraError(problem, hint=f"pip install 'ortprep[{extra}]'"))
+            raise typer.Exit(MissingExtraError.exit_code) from None
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            hint = hint_of_os_error(error, ".", tempfile.gettempdir())
+            echo_error(PipelineError(str(error.strerror), hint=hint))
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            echo(INTERRUPTED)
+            raise typer.Exit(130) from None
+
+    return group.command(name=function.__name__.strip("_").replace("_", "-"))(guarded)
+
+
+def exit_code_of(errors: Sequence[PipelineError]) -> int:
+    """Returns the errors' own exit code where they agree."""
+    kinds = {error.exit_code for error in errors}
+    return kinds.pop() if len(kinds) == 1 else 1
+
+
+def find_bundle(name: str, artifacts: Path) -> Path:
+    """Returns the bundle at a path, or of a model.
+
+    Raises:
+        BundleError: There is neither.
+    """
+    for path in (Path(name), artifacts / name):
+        if (path / MANIFEST_FILE).is_file():
+            return path
+    models = [Path(name).name] if Path(name).name else []
+    raise BundleError(
+        f"no such bundle: {shlex.quote(name)}\n"
+        f"  expected {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got neither",
+        hint=shlex.join(["ortprep", "prepare", *models]),
+    )

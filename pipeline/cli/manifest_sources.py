@@ -1,0 +1,56 @@
+"""What `ortprep compare` compares: manifests in folders, in files of any name, and in registries."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
+from pipeline.errors import BundleError
+from pipeline.report.report_subjects import read_manifest_file
+from pipeline.spec.redaction import redact_url
+
+
+def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[Manifest, ...]:
+    """Returns the manifests that a user names: one, or one per machine that prepared a published version.
+
+    Args:
+        text: A model below `artifacts`, a bundle's folder, a manifest's file, `NAME@VERSION` or
+            `registry://NAME@VERSION` in a registry, or `REGISTRY/NAME@VERSION` with the registry's URL. What
+            lies on this machine goes first.
+        artifacts: Folder of bundles.
+        registry: URL of the registry, None for what `$ORTPREP_REGISTRY` names.
+
+    Raises:
+        BundleError: There is nothing of that name, or nothing that can be read.
+        IntegrityError: It was changed after it was written.
+        NotPublishedError: The registry has no such version.
+        RegistryError: The registry failed, or none was named.
+    """
+    if "://" in text:
+        return _read_version(text, registry)
+    if Path(text).is_file():
+        return (read_manifest_file(Path(text)),)
+    for folder in (Path(text), artifacts / text):
+        if (folder / MANIFEST_FILE).is_file():
+            return (read_manifest(folder),)
+    if "@" in text and "/" not in text:
+        return _read_version(f"registry://{text}", registry)
+    raise BundleError(
+        f"nothing to compare: {shlex.quote(text)}\n"
+        f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got no such",
+        hint="ortprep compare NAME@VERSION NAME --registry URL   (what was published against what is here)",
+    )
+
+
+def _read_version(location: str, registry: str | None) -> tuple[Manifest, ...]:
+    """Returns the manifests of a version's parts; the models stay where they are."""
+    from pipeline.registry.catalogue import open_catalogue
+    from pipeline.registry.references import split_location
+    from pipeline.registry.versions import resolve
+
+    url, reference = split_location(location, registry=registry)
+    with open_catalogue(url) as catalogue:
+        state = catalogue.read_state(reference.name)
+        version = resolve(state, reference.version, registry=redact_url(url))
+        return tuple(manifest for _, manifest in catalogue.read_manifests(catalogue.read_parts(version)))

@@ -1,0 +1,93 @@
+"""What a user names a model by, as something the doctor can examine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle.manifest import MANIFEST_FILE
+from pipeline.bundle.onnx_inputs import read_inputs
+from pipeline.bundle.onnx_wire import WireError
+from pipeline.cli.console import BuildObserver, echo
+from pipeline.diagnose.doctor_model import DoctorModel
+from pipeline.diagnose.sampling import examine_bundle, examine_source
+from pipeline.errors import SpecError
+from pipeline.measuring.device_lock import working
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where models are looked for; `folder` takes inputs that are made, and is gone afterwards."""
+
+    folder: Path
+    configs: Path
+    artifacts: Path
+
+
+def examine_all(
+    names: Sequence[str], locations: Locations, *, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[DoctorModel, ...]:
+    """Returns the models that a user names: by an ONNX file, a bundle's folder, or a spec.
+
+    Raises:
+        SpecError: There is no such model, or shapes are given for what has its own.
+        PipelineError: It cannot be read.
+    """
+    subjects = []
+    taken = {name: _inputs_of(Path(name)) for name in names}
+    for wanted in shapes:
+        if not any(known is None or wanted in known for known in taken.values()):
+            listed = ", ".join(sorted({one for known in taken.values() for one in known or ()}))
+            raise SpecError(f"no such input: {wanted!r}\n  expected one of {listed or 'an ONNX file'}")
+    for number, name in enumerate(names):
+        own = locations.folder / str(number)
+        own.mkdir()
+        known = taken[name]
+        fitting = {one: shape for one, shape in shapes.items() if known is None or one in known}
+        subject = _examine(name, Locations(own, locations.configs, locations.artifacts), fitting)
+        for remark in subject.remarks:
+            echo(f"{subject.name}: {remark}")
+        subjects.append(subject)
+    return tuple(subjects)
+
+
+def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ...]]) -> DoctorModel:
+    path, bundle = Path(name), locations.artifacts / name
+    if path.is_file() and path.name != MANIFEST_FILE:
+        with working():
+            return examine_source(path, locations.folder, shapes=shapes)
+    found = next((one for one in (path, bundle) if (one / MANIFEST_FILE).is_file()), None)
+    if found is not None and not (found == bundle and _is_spec(name, locations.configs)):
+        with working():
+            return examine_bundle(found, locations.folder)
+    spec = locations.configs / f"{name}.yaml"
+    if not _is_spec(name, locations.configs):
+        raise SpecError(
+            f"no such model: {name}\n  expected an ONNX file, a bundle's folder, or a spec {spec}, got none",
+            hint="ortprep doctor --help",
+        )
+    # Imported here: who examines a file or a bundle need not have what builds need.
+    from pipeline.graph.doctor_subject import examine_spec
+
+    return examine_spec(
+        name,
+        locations.folder,
+        configs=locations.configs,
+        artifacts=locations.artifacts,
+        observer=BuildObserver(),
+    )
+
+
+def _inputs_of(path: Path) -> frozenset[str] | None:
+    """Returns the names of an ONNX file's inputs, none for no file, None if only a session can tell."""
+    if not path.is_file() or path.name == MANIFEST_FILE:
+        return frozenset()
+    try:
+        return frozenset(one.name for one in read_inputs(path))
+    except (WireError, OSError):
+        return None
+
+
+def _is_spec(name: str, configs: Path) -> bool:
+    return any((configs / f"{name}{suffix}").is_file() for suffix in (".yaml", ".yml"))

@@ -1,0 +1,126 @@
+"""The commands around pools: `place`, `serve-check`, and `serve-config` for Ray Serve."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.bundle.codec import encode
+from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, Devices, Precision, command, find_bundle
+from pipeline.cli.console import echo, write_json, write_line, write_table, write_yaml
+from pipeline.errors import PoolError
+from pipeline.runtime.loading.load_options import check_choice
+from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from pipeline.runtime.machine.hardware import read_hardware
+
+
+@command
+def place(
+    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")],
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    precision: Precision = FASTEST,
+    json: AsJson = False,
+) -> None:
+    """Say which model a pool of these bundles would put on which device, and why."""
+    from pipeline.cli.tables import build_placement_table
+    from pipeline.runtime.placement.devices import resolve_devices
+    from pipeline.runtime.placement.model_load import place_bundles
+
+    found = [find_bundle(name, artifacts) for name in bundles]
+    names = [path.resolve().name for path in found]
+    paths = {
+        name if names.count(name) == 1 else str(path): path for name, path in zip(names, found, strict=True)
+    }
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    places = resolve_devices(devices or "all", read_hardware())
+    loads, placement = place_bundles(paths, places, precision=precision)
+    if json:
+        write_json({"loads": encode(loads), "placement": encode(placement)})
+        return
+    write_table(build_placement_table(loads, placement))
+    for reason in placement.reasons:
+        write_line(reason)
+
+
+@command
+def serve_check(
+    bundle: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes on each.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="How many to make.")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that make them.")] = 4,
+    precision: Precision = FASTEST,
+    json: AsJson = False,
+) -> None:
+    """Load a bundle on every device at once, drive it with its golden samples, and check every answer."""
+    from pipeline.cli.tables import build_workers_table, describe_load_test
+    from pipeline.diagnose.load_test import load_test_bundle
+
+    result, stats = load_test_bundle(
+        find_bundle(bundle, artifacts),
+        devices=devices or "all",
+        workers_per_device=workers_per_device,
+        requests=requests,
+        clients=clients,
+        precision=precision,
+        observer=lambda event: echo(f"{event.name}: {event.phase or event.state}"),
+    )
+    if json:
+        write_json({"drive": encode(result), "pool": encode(stats)})
+    else:
+        write_table(build_workers_table(stats))
+        for line in describe_load_test(result):
+            write_line(line)
+    if result.wrong or result.failed:
+        raise typer.Exit(1)
+
+
+@command
+def serve_config(
+    bundles: Annotated[
+        list[str],
+        typer.Argument(metavar="BUNDLE...", help="Models, paths of bundles, or registry references."),
+    ],
+    artifacts: Artifacts = ARTIFACTS,
+    device: Annotated[str, typer.Option(metavar="D", help="cpu or cuda; else what comes first.")] = "all",
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Most that autoscaling starts; else no autoscaling.")
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(min=0.1, help="Processors of a replica; else those it was tuned with.")
+    ] = None,
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Else no gRPC.")] = None,
+    precision: Precision = FASTEST,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
+) -> None:
+    """Write the config file with which `serve run` and `serve deploy` serve bundles."""
+    from pipeline.cluster.serving.config import ServeConfig
+    from pipeline.cluster.serving.pinning import pin_version
+    from pipeline.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
+    from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+
+    config = ServeConfig(
+        device=device,
+        replicas=replicas,
+        max_replicas=max_replicas,
+        load=ModelLoadOptions(precision=precision),
+        cpus=cpus,
+    )
+    config.check()
+    figures: list[BundleFigures] = []
+    for bundle in bundles:
+        place = bundle if "://" in bundle else str(find_bundle(bundle, artifacts))
+        name, pinned = pin_version(place)
+        if any(one.load.name == name for one in figures):
+            raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
+        figures.append(read_bundle_figures(name, pinned, config))
+    file = plan_serve_file(figures, config, http_port=http_port, grpc_port=grpc_port)
+    if json:
+        write_json(file)
+    else:
+        write_yaml(file)

@@ -1,0 +1,59 @@
+"""`doit publish`: what a spec's `publish` section says, done with the bundle that `prepare` made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.graph.execution import Task
+from pipeline.registry.catalogue import open_catalogue
+from pipeline.registry.promotion import PromotionGate, promote
+from pipeline.registry.publish import publish
+from pipeline.registry.references import VersionRef
+from pipeline.registry.signature_methods import (
+    PATH_OPTIONS,
+    SignatureMethod,
+    parse_signer,
+    parse_verifier,
+)
+
+
+def publish_model(task: Task, say: Callable[[str], None]) -> None:
+    """Publishes a model's bundle as its spec says.
+
+    Raises:
+        PipelineError: What `publish` and `promote` of `pipeline.registry` raise.
+    """
+    spec = task.plan.spec
+    wanted = spec.publish
+    assert wanted is not None
+    signer = None if wanted.sign is None else _located(parse_signer(wanted.sign), spec.folder)
+    required = wanted.require_signature
+    verifier = None if required is None else _located(parse_verifier(required), spec.folder)
+    registry = wanted.registry if "://" in wanted.registry else str(spec.folder / wanted.registry)
+    with open_catalogue(registry) as catalogue:
+        published = publish(task.folder, catalogue, label=wanted.label, signer=signer, verifier=verifier)
+        version = published.version
+        sent = (
+            f"{published.uploaded_bytes / 2**20:.1f} MB uploaded" if published.uploaded_bytes else "as it was"
+        )
+        say(f"{spec.name}@{version.label}: {version.digest}, {sent}")
+        if wanted.alias is not None:
+            reference = VersionRef(spec.name, version.digest)
+            gate = PromotionGate(wanted.max_regression, verifier=verifier)
+            promote(reference, wanted.alias, catalogue, gate=gate, signer=signer)
+            say(f"{spec.name}@{wanted.alias}: {version.digest}")
+
+
+def _located(method: SignatureMethod, folder: Path) -> SignatureMethod:
+    """Returns the method with its files relative to the spec."""
+
+    def locate(value: Any) -> Any:
+        return [str(folder / one) for one in value] if isinstance(value, list) else str(folder / value)
+
+    options = {
+        name: locate(value) if name in PATH_OPTIONS else value for name, value in method.options.items()
+    }
+    return replace(method, options=options)

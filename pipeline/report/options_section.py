@@ -1,0 +1,151 @@
+"""The options a variant is loaded with: value, ONNX Runtime's default, effect, and the reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline.bundle.manifest import VariantRecord
+from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
+from pipeline.errors import SpecError
+from pipeline.options import (
+    NEWEST,
+    Option,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+    version_parts,
+)
+from pipeline.report.content import ReportSection, ReportTable
+from pipeline.report.formatting import make_table
+from pipeline.report.report_subjects import ReportSubject
+from pipeline.report.trials import build_knobs_table, compare_with, find_chosen
+
+LEVEL = "graph_optimization_level"
+SESSION = "session"
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """One option: where it is set, its name and value as text."""
+
+    place: str
+    name: str
+    value: str
+
+
+def build_options_section(subject: ReportSubject, variant: VariantRecord) -> ReportSection | None:
+    """Returns the options jobs load a variant with, None where they are not known."""
+    plan = _loaded_with(subject, variant)
+    if plan is None:
+        return None
+    chosen = tuple(_options_of(*plan))
+    notes = ["Everything that is not listed is as ONNX Runtime has it by itself."]
+    tables = [_options_table(chosen, variant, _known_options(subject, plan[1]))]
+    if variant.tuning is None:
+        notes.append("There was no search for this variant.")
+    else:
+        knobs = build_knobs_table(variant.tuning)
+        tables += [knobs] if knobs else []
+    return ReportSection("Options, and why", tuple(notes), tables=tuple(tables))
+
+
+def _loaded_with(
+    subject: ReportSubject, variant: VariantRecord
+) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]] | None:
+    listed = subject.loader.variants if subject.loader else ()
+    for one in listed:
+        if one.name == variant.name:
+            return one.session_options, one.providers
+    trial = find_chosen(variant.tuning) if variant.tuning else None
+    if trial is None or trial.session_options is None:
+        return None
+    return trial.session_options, trial.providers
+
+
+def _options_of(
+    options: SessionOptionsRecord | None, providers: tuple[ProviderRecord, ...]
+) -> Iterator[_Chosen]:
+    if options is not None:
+        yield _Chosen(SESSION, LEVEL, options.graph_optimization_level)
+        for name, value in {**options.attributes, **options.config_entries}.items():
+            yield _Chosen(SESSION, name, _as_text(value))
+    for provider in providers:
+        yield _Chosen(provider.name, "", "")
+        for name, text in provider.options.items():
+            yield _Chosen(provider.name, name, text)
+
+
+def _as_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _known_options(
+    subject: ReportSubject, providers: tuple[ProviderRecord, ...]
+) -> Mapping[tuple[str, str], Option]:
+    version = _version_of(subject)
+    known = {(SESSION, option.name): option for option in known_attributes(version)}
+    known |= {(SESSION, option.name): option for option in known_session_config(version)}
+    for provider in providers:
+        options = known_provider_options(provider.name, version)
+        known |= {(provider.name, option.name): option for option in options}
+    return known
+
+
+def _version_of(subject: ReportSubject) -> str:
+    version = str(subject.manifest.environment.get("onnxruntime", NEWEST))
+    try:
+        version_parts(version)
+    except SpecError:
+        return NEWEST
+    return version
+
+
+def _options_table(
+    chosen: tuple[_Chosen, ...], variant: VariantRecord, known: Mapping[tuple[str, str], Option]
+) -> ReportTable:
+    columns = ("where", "~option", "value", "~ONNX Runtime’s own", "~reason", "~effect")
+    rows = []
+    for one in chosen:
+        option = known.get((one.place, one.name))
+        cells = (
+            one.place,
+            one.name or "execution provider",
+            one.value or "used",
+            option.default if option else "",
+            explain_option(one.place, one.name, one.value, variant),
+            option.effect if option else "",
+        )
+        rows.append(cells)
+    return make_table("What a session is made with", columns, rows)
+
+
+def explain_option(place: str, name: str, value: str, variant: VariantRecord) -> str:
+    """Returns why an option has its value, as far as the record tells."""
+    if not name:
+        return f"the target is {variant.target}"
+    if (place, name) == (SESSION, LEVEL):
+        return _explain_level(value, variant)
+    chosen = find_chosen(variant.tuning) if variant.tuning else None
+    if variant.tuning is None or chosen is None:
+        return "from the spec, or how this kind of model is loaded; nothing was searched"
+    return _explain_searched(_Chosen(place, name, value), variant.tuning, chosen)
+
+
+def _explain_level(value: str, variant: VariantRecord) -> str:
+    if value == "ORT_DISABLE_ALL":
+        return (
+            f"the graph was optimised when it was prepared, at level {variant.level}: nothing is left to do"
+        )
+    return "the source is shipped, and optimised at every load"
+
+
+def _explain_searched(one: _Chosen, record: TuningRecord, chosen: TrialRecord) -> str:
+    prepared = [trial for trial in record.trials if "plan" not in trial.choice and trial.session_options]
+    without = [trial for trial in prepared if one not in _options_of(trial.session_options, trial.providers)]
+    if chosen.session_options is None or one not in _options_of(chosen.session_options, chosen.providers):
+        return "from the spec, or how this kind of model is loaded; the search did not set it"
+    if not without:
+        return "the same in every plan that was tried: from the spec, or how this kind of model is loaded"
+    return f"searched; {compare_with(chosen, without)}"

@@ -1,0 +1,125 @@
+"""What a report is about: versions of models, read from bundles or from manifests by themselves."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bundle import LOADER_FILE
+from pipeline.bundle.digest import digest_bytes, digest_json
+from pipeline.bundle.loader_config import LoaderConfig, check_file_entries, read_loader_config
+from pipeline.bundle.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_SCHEMA_VERSION,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    read_manifest,
+)
+from pipeline.bundle.record import read_record
+from pipeline.errors import BundleError
+
+
+@dataclass(frozen=True)
+class TaskHistory:
+    """When a task of the build was last run, and why.
+
+    Attributes:
+        task: `STAGE` or `STAGE/VARIANT`.
+        finished_at: ISO 8601, UTC.
+        elapsed_s: How long it took.
+        reasons: Why it was run; none where that was not recorded.
+    """
+
+    task: str
+    finished_at: str
+    elapsed_s: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReportSubject:
+    """One version of one model.
+
+    Attributes:
+        manifest: Its record.
+        loader: What jobs load, None where only the manifest is at hand.
+        history: The tasks it is from, where the build's folder is at hand.
+    """
+
+    manifest: Manifest
+    loader: LoaderConfig | None = None
+    history: tuple[TaskHistory, ...] = ()
+
+
+ReadHistory = Callable[[Path], tuple[TaskHistory, ...]]
+"""Takes a bundle's folder and returns how it was built."""
+
+
+def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
+    """Returns manifests by names, each once: of models, folders of bundles, manifests; all if empty.
+
+    Raises:
+        BundleError: There is no such manifest, or none at all.
+    """
+    if names:
+        found = [_find_manifest(name, artifacts) for name in names]
+    else:
+        found = sorted(path for path in artifacts.glob(f"*/{MANIFEST_FILE}") if not _is_hidden(path.parent))
+        if not found:
+            raise BundleError(f"no bundle in {artifacts}\n  expected some", hint="ortprep prepare")
+    return tuple({path.resolve(): path for path in found}.values())
+
+
+def _is_hidden(folder: Path) -> bool:
+    return folder.name.startswith(".")
+
+
+def _find_manifest(name: str, artifacts: Path) -> Path:
+    for path in (Path(name), artifacts / name):
+        if path.is_file():
+            return path
+        if (path / MANIFEST_FILE).is_file():
+            return path / MANIFEST_FILE
+    raise BundleError(
+        f"no such bundle or manifest: {shlex.quote(name)}\n"
+        f"  expected a manifest, or {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got none",
+        hint=shlex.join(["ortprep", "prepare", *([Path(name).name] if Path(name).name else [])]),
+    )
+
+
+def read_subjects(
+    manifests: Iterable[Path], read_history: ReadHistory = lambda _: ()
+) -> tuple[ReportSubject, ...]:
+    """Reads manifests, and what lies beside them.
+
+    Raises:
+        BundleError: One of them is not of this form.
+        UnsupportedVersionError: One has a newer major version.
+        IntegrityError: One was changed.
+    """
+    return tuple(_read_subject(path, read_history) for path in manifests)
+
+
+def _read_subject(path: Path, read_history: ReadHistory) -> ReportSubject:
+    if path.name != MANIFEST_FILE:
+        return ReportSubject(read_manifest_file(path))
+    return ReportSubject(read_manifest(path.parent), _read_loader(path.parent), read_history(path.parent))
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """Reads a manifest that lies by itself, under any name; raises as `read_subjects`."""
+    manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
+    check_file_entries(manifest.files, name=str(path))
+    return manifest
+
+
+def _read_loader(folder: Path) -> LoaderConfig | None:
+    return read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
+
+
+def digest_inputs(files: Iterable[Path], *, version: str) -> str:
+    """Returns the digest of everything a report is made of: files, and the version that makes it."""
+    digests = {str(index): digest_bytes(path.read_bytes()) for index, path in enumerate(files)}
+    return digest_json({"version": version, "files": digests})

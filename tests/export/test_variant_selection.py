@@ -1,0 +1,128 @@
+"""Which variants are exported to a server of which more or less is known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.bundle.digest import digest_bytes
+from pipeline.bundle.loader_config import (
+    FileEntry,
+    Golden,
+    LoaderConfig,
+    Requirements,
+    Tolerance,
+    Variant,
+    VersionRange,
+)
+from pipeline.errors import ExportError
+from pipeline.export.requirements import describe_needs
+from pipeline.export.variant_selection import (
+    ExportOptions,
+    Server,
+    choose_one,
+    choose_per_provider,
+    contradictions,
+)
+from pipeline.runtime.machine.hardware import Gpu, Hardware
+from tests.export.builders import CPU, CUDA, make_variant
+from tests.registry.builders import on_gpu
+
+OWN = VersionRange("1.31", "1.32")
+AVX512 = Requirements(OWN, (CPU,), "x86_64", ("avx512f",), ("amx_tile",))
+ANYWHERE = Requirements(VersionRange("1.23"), (CPU,))
+HERE = Hardware("x86_64", "", ("avx2", "avx512f"), 4, 0, (Gpu("H", (9, 0), 0, "", "", ""),))
+OLD = Hardware("x86_64", "", ("avx2",), 4, 0)
+
+
+def variant(name: str, needs: Requirements, **changes: object) -> Variant:
+    made = make_variant(cuda={} if CUDA in needs.providers else None)
+    return dataclasses.replace(made, name=name, requirements=needs, **changes)  # type: ignore[arg-type]
+
+
+def bundle(*variants: Variant) -> LoaderConfig:
+    golden = Golden(FileEntry("golden.npz", 1, digest_bytes(b"g")), Tolerance(0, 0))
+    return LoaderConfig("1.2", "net", (), (), golden, variants)
+
+
+ALL = bundle(
+    variant("cuda", on_gpu(9, 0)),
+    variant("cpu-int8", AVX512, precision="int8"),
+    variant("cpu", AVX512),
+    variant("cpu-batch4", ANYWHERE, binding={"batch": 4}, bucket=True),
+    variant("portable", ANYWHERE),
+)
+
+
+@pytest.mark.parametrize(
+    ("wish", "server", "expected"),
+    [
+        (ExportOptions(), Server(), "portable"),
+        (ExportOptions(), Server("1.31.1"), "portable"),
+        (ExportOptions(), Server("1.31.1", HERE), "cuda"),
+        (ExportOptions(), Server("1.31.1", OLD), "portable"),
+        (ExportOptions(target="cpu"), Server("1.31.1", HERE), "cpu-int8"),
+        (ExportOptions(target="cpu", precision="fp32"), Server("1.31.1", HERE), "cpu"),
+        (ExportOptions(target="cpu"), Server("1.30.0", HERE), "portable"),
+        (ExportOptions(target="cpu"), Server(None, HERE), "portable"),
+        (ExportOptions(target="cuda"), Server(), "cuda"),
+    ],
+)
+def test_the_first_that_is_known_to_fit_is_taken(wish: ExportOptions, server: Server, expected: str) -> None:
+    assert [one.name for one in choose_one(ALL, wish, server).variants] == [expected]
+
+
+@pytest.mark.parametrize("server", [Server(), Server("1.31.1"), Server("1.31.1", HERE), Server("1.20", OLD)])
+def test_nothing_is_taken_against_what_is_known(server: Server) -> None:
+    try:
+        choice = choose_one(ALL, ExportOptions(), server)
+    except ExportError:
+        assert server.onnxruntime == "1.20"
+        return
+    assert all(contradictions(one, server) == () for one in choice.variants)
+    assert all(one.reasons for one in choice.passed_over)
+
+
+def test_a_bucket_is_taken_by_its_name_only() -> None:
+    assert choose_one(ALL, ExportOptions(variants=("cpu-batch4",)), Server()).variants[0].bucket
+    passed = choose_one(ALL, ExportOptions(), Server()).passed_over
+    assert "cpu-batch4" not in [one.name for one in passed]
+
+
+def test_a_name_takes_what_nothing_is_known_against() -> None:
+    taken = choose_one(ALL, ExportOptions(variants=("cpu", "cuda", "cpu")), Server()).variants
+    assert [one.name for one in taken] == ["cpu", "cuda"]
+
+
+def test_a_name_does_not_overrule_what_is_known() -> None:
+    with pytest.raises(ExportError, match="avx512f"):
+        choose_one(ALL, ExportOptions(variants=("cpu",)), Server("1.31.1", OLD))
+    with pytest.raises(ExportError, match=r"1\.30\.0"):
+        choose_one(ALL, ExportOptions(variants=("cpu",)), Server("1.30.0"))
+
+
+def test_an_unknown_name_is_told_with_those_there_are() -> None:
+    with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
+        choose_one(ALL, ExportOptions(variants=("gpu",)), Server())
+
+
+def test_a_wish_that_nothing_serves_is_told_with_what_there_is() -> None:
+    with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
+        choose_one(ALL, ExportOptions(precision="int4"), Server())
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("ortprep prepare net")
+
+
+def test_a_package_gets_one_variant_per_provider() -> None:
+    choice = choose_per_provider(ALL, ExportOptions(), Server())
+    assert [one.name for one in choice.variants] == ["cuda", "portable"]
+    choice = choose_per_provider(ALL, ExportOptions(), Server("1.31.1", OLD))
+    assert [one.name for one in choice.variants] == ["portable"]
+
+
+def test_needs_say_every_requirement() -> None:
+    text = "\n".join(describe_needs(variant("v", AVX512, binding={"batch": 4}, half_io=True)))
+    for part in ("1.31 and < 1.32", "x86_64", "with avx512f", "without amx_tile", "batch=4", "float16"):
+        assert part in text
+    assert "9.0 and < 9.1" in "\n".join(describe_needs(variant("v", on_gpu(9, 0))))

@@ -1,0 +1,185 @@
+"""A web server that can misbehave and counts what it sends, and the clock of the file system."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+Answer = Callable[["Handler", "FileServer", bytes], None]
+"""Answers one request for a file of that content."""
+
+
+@dataclass
+class FileServer:
+    """What is served, how, and what was asked.
+
+    Attributes:
+        url: Where the server listens, without a slash at the end.
+        files: Content by path.
+        script: Answers to the first requests, one each; later ones get `send_range`.
+        requests: Path and headers of every request.
+        sent_bytes: Bytes of bodies handed to the network.
+    """
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    script: list[Answer] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    sent_bytes: int = 0
+    etag: str | None = '"one"'
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    shared: FileServer
+    timeout = 60.0
+    """Seconds after which a client that neither sends nor reads is given up."""
+
+    def do_GET(self) -> None:
+        self.shared.requests.append((self.path, dict(self.headers)))
+        content = self.shared.files.get(self.path.partition("?")[0])
+        if content is None:
+            send_status(404)(self, self.shared, b"")
+            return
+        answer = self.shared.script.pop(0) if self.shared.script else send_range
+        answer(self, self.shared, content)
+
+    def body(self, data: bytes) -> None:
+        # Counted before it leaves: the client may look as soon as the last byte is there.
+        self.shared.sent_bytes += len(data)
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """Waits for its last answers when it is closed, so that none of them ends in another test."""
+
+    daemon_threads = False
+
+
+def send_whole(handler: Handler, server: FileServer, content: bytes) -> None:
+    """Sends everything, whatever was asked."""
+    _head(handler, server, 200, len(content))
+    handler.body(content)
+
+
+def send_range(handler: Handler, server: FileServer, content: bytes) -> None:
+    """Sends what was asked, as a server with ranges does."""
+    wanted = handler.headers.get("Range")
+    if wanted is None or handler.headers.get("If-Range", server.etag) != server.etag:
+        send_whole(handler, server, content)
+        return
+    start = int(wanted.removeprefix("bytes=").rstrip("-"))
+    handler.send_response(206)
+    handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+    _finish_head(handler, server, len(content) - start)
+    handler.body(content[start:])
+
+
+def send_cut(at: int) -> Answer:
+    """Sends that many bytes and hangs up, though it announced all."""
+
+    def answer(handler: Handler, server: FileServer, content: bytes) -> None:
+        _head(handler, server, 200, len(content))
+        handler.body(content[:at])
+        handler.close_connection = True
+
+    return answer
+
+
+def send_status(status: int, **headers: str) -> Answer:
+    """Sends an empty answer with that status."""
+
+    def answer(handler: Handler, server: FileServer, content: bytes) -> None:
+        handler.send_response(status)
+        for name, text in headers.items():
+            handler.send_header(name, text)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+def send_slowly(handler: Handler, server: FileServer, content: bytes) -> None:
+    """Sends in small pieces with pauses."""
+    _head(handler, server, 200, len(content))
+    for start in range(0, len(content), max(1, len(content) // 4)):
+        handler.body(content[start : start + max(1, len(content) // 4)])
+        handler.wfile.flush()
+        time.sleep(0.02)
+
+
+def _head(handler: Handler, server: FileServer, status: int, length: int) -> None:
+    handler.send_response(status)
+    _finish_head(handler, server, length)
+
+
+def _finish_head(handler: Handler, server: FileServer, length: int) -> None:
+    handler.send_header("Content-Length", str(length))
+    if server.etag is not None:
+        handler.send_header("ETag", server.etag)
+    handler.end_headers()
+
+
+@contextmanager
+def serve() -> Iterator[FileServer]:
+    """Runs a server on a free port until the block ends."""
+    shared = FileServer()
+    handler = type("BoundHandler", (Handler,), {"shared": shared})
+    server = Server(("127.0.0.1", 0), handler)
+    shared.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield shared
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+"""Below those that Linux gives to clients, any of which could take a port before its server does."""
+
+
+def free_port() -> int:
+    """Returns a port on which nothing listens just now."""
+    while True:
+        port = random.SystemRandom().randint(_FIRST_PORT, _LAST_PORT)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+
+
+def wait_for(condition: Callable[[], Any], *, what: str, timeout_s: float = 300) -> Any:
+    """Waits until a condition holds and returns what it gave; fails the test if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.005)
+    return value
+
+
+def wait_for_a_tick(path: Path) -> None:
+    """Waits until a change would get a later time than the last one of `path` has.
+
+    Without it, a test on a fast machine may change a file twice within a tick; no program can see that.
+    """
+    probe = path.with_name(f"{path.name}.tick")
+    last_ns = path.stat().st_ctime_ns
+    probe.touch()
+    while probe.stat().st_ctime_ns <= last_ns:
+        time.sleep(0.001)
+        probe.touch()
+    probe.unlink()

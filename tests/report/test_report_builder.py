@@ -1,0 +1,449 @@
+"""What a report says, and that it says no more than was recorded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bundle.manifest import Manifest, VariantRecord, read_manifest
+from pipeline.bundle.session_record import SessionOptionsRecord
+from pipeline.bundle.tuning_record import BreakEvenRecord, FrontRecord, Summary
+from pipeline.report.chart_specs import SPECS
+from pipeline.report.content import Cell, Chart, Report, ReportSection, ReportTable
+from pipeline.report.formatting import (
+    format_duration,
+    format_instant,
+    format_number,
+    format_ratio,
+    format_spread,
+)
+from pipeline.report.front_charts import build_front_charts, find_legs
+from pipeline.report.options_section import explain_option
+from pipeline.report.report_builder import build_report
+from pipeline.report.report_subjects import ReportSubject
+from pipeline.report.speedup import compare, describe_gain, find_gain
+from pipeline.report.trials import build_trials_table, explain_knob
+from tests.report.builders import CHOSEN, ENVIRONMENT, PREPACKING, Story, around, manifest, subject, tuning
+
+
+def report_of(*subjects: ReportSubject) -> Report:
+    return build_report(subjects, version="0.1.0")
+
+
+def sections_of(report: Report) -> Iterator[ReportSection]:
+    yield from report.sections
+    for model in report.models:
+        yield from (*model.versions, *model.history)
+        for variant in model.variants:
+            yield from variant.sections
+    yield from report.environments
+
+
+def charts_of(report: Report) -> list[Chart]:
+    return [chart for section in sections_of(report) for chart in section.charts]
+
+
+def tables_of(report: Report) -> list[ReportTable]:
+    own = [table for section in sections_of(report) for table in section.tables]
+    return own + [chart.table for chart in charts_of(report)]
+
+
+def words_of(report: Report) -> str:
+    """Everything a page would say, in one text."""
+    return repr(report)
+
+
+def section(report: Report, title: str) -> ReportSection:
+    return next(one for one in sections_of(report) if one.title.startswith(title))
+
+
+def column(table: ReportTable, title: str) -> list[Cell]:
+    index = [one.title for one in table.columns].index(title)
+    return [row[index] for row in table.rows]
+
+
+VERSIONS = [
+    subject(created_at="2026-11-19T08:30:00+00:00", sooner=3.0),
+    subject(created_at="2026-11-21T08:30:00+00:00", sooner=8.0),
+    subject(created_at="2026-11-20T08:30:00+00:00", sooner=5.0),
+]
+ALL = report_of(*VERSIONS, subject(name="other", faster=False), subject(name="plain", trials=0))
+
+
+def test_every_part_the_user_asked_for_is_there() -> None:
+    titles = [one.title for one in sections_of(ALL)]
+    for title in (
+        "How much sooner, how sure",
+        "Across versions",
+        "What was rebuilt, and why",
+        "Ships prepared",
+        "Measured, warm page cache",
+        "Measured, cold page cache",
+        "Search",
+        "Verified",
+        "Options, and why",
+    ):
+        assert title in titles
+    kinds = {chart.kind for chart in charts_of(ALL)}
+    assert kinds == set(SPECS), "every kind of chart is used, and none is missing"
+
+
+def test_every_chart_has_a_sentence_and_a_table_with_figures() -> None:
+    for chart in charts_of(ALL):
+        assert chart.text.endswith("."), chart.title
+        assert re.search(r"\d", chart.text), chart.title
+        assert chart.values, chart.title
+        assert chart.table.rows, chart.title
+
+
+def test_every_row_has_a_cell_for_every_column() -> None:
+    for table in tables_of(ALL):
+        for row in table.rows:
+            for one, cell in zip(table.columns, row, strict=True):
+                assert cell.text, table.caption
+                assert cell.value is None or one.numeric, table.caption
+
+
+def parameters_in(part: Any) -> set[str]:
+    return set(re.findall(r'"\$(\w+)"', json.dumps(part)))
+
+
+def fields_in(part: Any) -> set[str]:
+    return set(re.findall(r'"field": "(\w+)"', json.dumps(part)))
+
+
+@pytest.mark.parametrize("chart", charts_of(ALL), ids=lambda chart: chart.title)
+def test_a_chart_has_the_parameters_and_fields_its_specification_names(chart: Chart) -> None:
+    own_data = {"one"}
+    assert parameters_in(SPECS[chart.kind]) == set(chart.parameters)
+    fields = {name for row in chart.values for name in row}
+    assert fields_in(SPECS[chart.kind]) - own_data <= fields | {"rank", "label"}
+    json.dumps([chart.values, dict(chart.parameters)], allow_nan=False)
+
+
+# -- how much sooner, how sure
+
+
+def cpu_of(made: Manifest) -> VariantRecord:
+    return made.variants[0]
+
+
+def test_a_gain_is_certain_only_where_the_measurement_said_so() -> None:
+    sure = find_gain(cpu_of(manifest()))
+    assert sure is not None
+    assert sure.certainty == "beyond the noise"
+    variant = cpu_of(manifest())
+    assert variant.decision is not None
+    unsure = find_gain(replace(variant, decision=replace(variant.decision, faster=False)))
+    assert unsure is not None
+    assert unsure.certainty == "within the noise"
+
+
+def test_where_the_default_is_shipped_nothing_is_claimed() -> None:
+    gain = find_gain(cpu_of(manifest(faster=False)))
+    assert gain is not None
+    assert gain.certainty == "default shipped"
+    assert gain.ready is not None
+    assert (gain.ready.low, gain.ready.value, gain.ready.high) == (1.0, 1.0, 1.0)
+    assert "sooner" not in describe_gain(gain).replace("not sooner", "")
+
+
+def test_without_figures_of_the_default_nothing_is_compared() -> None:
+    variant = cpu_of(manifest())
+    (warm, _) = variant.measurements
+    alone = replace(warm, plans=tuple(plan for plan in warm.plans if plan.plan != "default"))
+    gain = find_gain(replace(variant, measurements=(alone,)))
+    assert gain is not None
+    assert gain.certainty == "not compared"
+    assert gain.ready is None
+
+
+def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range() -> None:
+    ratio = compare(around(100.0), around(25.0))
+    assert ratio is not None
+    assert ratio.value == 4.0
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.is_apart
+
+
+@pytest.mark.parametrize("median", [0.0, -1.0, math.inf, math.nan])
+def test_what_has_no_ratio_gets_none(median: float) -> None:
+    broken = Summary(median, median, median, median, median, 3)
+    assert compare(around(1.0), broken) is None
+
+
+def test_means_and_counts_are_over_all_measured_variants() -> None:
+    report = report_of(
+        subject(name="a", sooner=2.0), subject(name="b", sooner=8.0), subject(name="c", faster=False)
+    )
+    facts = {fact.label: fact for fact in report.facts}
+    assert facts["sooner beyond the noise"].value == "2 of 3"
+    gains = [find_gain(cpu_of(manifest(sooner=sooner))) for sooner in (2.0, 8.0)]
+    values = [gain.init.value for gain in gains if gain and gain.init]
+    assert facts["init sooner"].value == format_ratio((values[0] * values[1]) ** (1 / 3))
+
+
+# -- the waterfall
+
+
+def test_phases_of_the_waterfall_join_and_end_at_the_sum_of_their_medians() -> None:
+    chart = section(ALL, "Measured, warm").charts[0]
+    assert chart.kind == "waterfall"
+    for plan, rows in itertools.groupby(chart.values, lambda row: row["row"]):
+        found = list(rows)
+        assert found[0]["from"] == 0
+        assert all(one["to"] == other["from"] for one, other in itertools.pairwise(found))
+        assert plan != "default" or found[-1]["to"] == 95 + 240 + 30
+
+
+def test_plans_that_were_not_measured_are_named_with_the_reason() -> None:
+    assert any("recipe-2: not measured, the child died" in note for note in section(ALL, "Measured").notes)
+
+
+def test_gpu_memory_is_drawn_where_it_was_measured() -> None:
+    assert "GPU memory, warm page cache" not in {chart.title for chart in charts_of(ALL)}
+    plans = tuple(replace(plan, gpu_mb=around(900.0)) for plan in WARM.plans)
+    report = report_of(ReportSubject(with_cpu(measurements=(replace(WARM, plans=plans),))))
+    assert "GPU memory, warm page cache" in {chart.title for chart in charts_of(report)}
+
+
+# -- the search
+
+
+def test_every_trial_has_a_row_the_failed_ones_last() -> None:
+    record = tuning(trials=40)
+    table = build_trials_table(record)
+    assert sorted(int(cell.text) for cell in column(table, "trial")) == list(range(40))
+    assert table.sortable
+    assert table.filterable
+    remarks = [cell.text for cell in column(table, "remark")]
+    assert remarks[-1] == "failed: the child died of signal 11"
+    assert remarks[0] == "chosen, front"
+    assert "steady run 3.5× of default’s, limit 1.2×" in remarks
+
+
+def test_no_plan_beats_one_of_the_drawn_front_in_both_figures() -> None:
+    record = tuning(trials=40, seed=3)
+    chart = build_front_charts(record)[0]
+    allowed = {trial.number for trial in record.trials if not trial.violations}
+    numbered = [(int(re.search(r"\d+", row["told"]).group()), row) for row in chart.values]  # type: ignore[union-attr]
+    front = [row for _, row in numbered if "rank" in row]
+    assert front
+    for one in front:
+        for number, other in numbered:
+            assert number not in allowed or not (other["x"] < one["x"] and other["y"] < one["y"])
+
+
+def test_break_even_legs_cover_every_number_of_runs_once_and_name_the_cheapest() -> None:
+    record = replace(
+        tuning(),
+        front=(FrontRecord(3, 10, 8), FrontRecord(5, 20, 6), FrontRecord(4, 60, 5)),
+        break_evens=(BreakEvenRecord(3, 5, 7), BreakEvenRecord(5, 4, 42)),
+    )
+    legs = find_legs(record)
+    assert [(leg.trial, leg.first, leg.to) for leg in legs] == [(3, 1, 6), (5, 7, 41), (4, 42, None)]
+    points = {point.trial: point for point in record.front}
+    for leg in legs:
+        for runs in (leg.first, leg.to or 10_000):
+            cost = {
+                number: point.first_result_ms + (runs - 1) * point.steady_ms
+                for number, point in points.items()
+            }
+            assert cost[leg.trial] == min(cost.values())
+
+
+def test_the_reason_of_a_knob_is_the_best_plan_with_another_value() -> None:
+    record = tuning()
+    chosen = record.trials[CHOSEN]
+    reason = explain_knob(record, chosen, "form")
+    assert reason.startswith("changed from mapped; when last compared, cost 0.868× of default’s, ")
+    assert "trial" in reason
+    untried = replace(
+        record, trials=tuple(one for one in record.trials if one.choice.get("level") != "extended")
+    )
+    assert explain_knob(untried, chosen, "level") == "base plan’s value; no other value was tried"
+    assert explain_knob(record, chosen, "level").startswith("base plan’s value; ")
+
+
+def test_the_reason_of_an_option_is_found_in_the_record_or_not_claimed() -> None:
+    variant = cpu_of(manifest())
+    assert variant.tuning is not None
+    level = explain_option("session", "graph_optimization_level", "ORT_DISABLE_ALL", variant)
+    assert "optimised when it was prepared, at level extended" in level
+    assert "did not set it" in explain_option("session", "log_severity_level", "3", variant)
+    untuned = replace(variant, tuning=None)
+    assert "nothing was searched" in explain_option("session", PREPACKING, "1", untuned)
+
+    trials = list(variant.tuning.trials)
+    off = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {PREPACKING: "1"})
+    trials[CHOSEN] = replace(trials[CHOSEN], session_options=off)
+    searched = replace(variant, tuning=replace(variant.tuning, trials=tuple(trials)))
+    assert explain_option("session", PREPACKING, "1", searched).startswith(
+        "searched; when first tried, cost 0.868× of default’s"
+    )
+    everywhere = tuple(
+        replace(trial, session_options=off) if trial.session_options else trial for trial in trials
+    )
+    same = replace(variant, tuning=replace(variant.tuning, trials=everywhere))
+    assert "the same in every plan that was tried" in explain_option("session", PREPACKING, "1", same)
+
+
+def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables() -> None:
+    table = section(ALL, "Options, and why").tables[0]
+    rows = {row[1].text: row for row in table.rows}
+    row = rows["session.use_device_allocator_for_initializers"]
+    assert row[2].text == "1"
+    assert row[3].text == "0"
+    assert len(row[5].text) > 20
+    assert "execution provider" in rows
+
+
+# -- verification
+
+
+def test_errors_are_told_against_tolerance_and_noise_floor() -> None:
+    chart = section(ALL, "Verified").charts[0]
+    assert "2 of 2 outputs within tolerance; the worst is features at 0.04 of its tolerance." in chart.text
+    assert [cell.text for cell in column(chart.table, "noise floor, of its tolerance")] == ["0.015", "0.03"]
+
+
+@pytest.mark.parametrize("ratio", [1.5, math.inf, math.nan])
+def test_an_output_outside_its_tolerance_is_called_so(ratio: float) -> None:
+    made = manifest()
+    variant = cpu_of(made)
+    bad = replace(variant.verification.errors[0], ratio=ratio)
+    broken = replace(variant, verification=replace(variant.verification, errors=(bad,)))
+    report = report_of(ReportSubject(replace(made, variants=(broken,))))
+    chart = section(report, "Verified").charts[0]
+    assert "0 of 1 output within tolerance" in chart.text
+    assert column(chart.table, "verdict")[0].tone == "bad"
+    json.dumps(chart.values, allow_nan=False)
+
+
+# -- versions, environment, history
+
+
+def test_several_manifests_of_a_model_are_its_versions_in_order_of_time() -> None:
+    table = section(ALL, "Across versions").tables[0]
+    assert [cell.text[:10] for cell in column(table, "prepared")] == [
+        "2026-11-19",
+        "2026-11-20",
+        "2026-11-21",
+    ]
+    sooner = [cell.value for cell in column(table, "sooner than default") if cell.value]
+    assert sooner == sorted(sooner)
+    change = column(table, "of the version before’s")
+    assert change[0].value is None
+    assert all(cell.value and cell.value < 1 for cell in change[1:])
+    assert "2026-11-21" in ALL.models[0].notes[0], "the newest is the one that is told"
+
+
+def test_a_model_with_one_version_has_no_history_of_versions() -> None:
+    assert "Across versions" not in {one.title for one in sections_of(report_of(subject()))}
+
+
+def test_versions_of_different_hardware_are_said_to_be() -> None:
+    moved = replace(VERSIONS[1].manifest, environment={**ENVIRONMENT, "hardware": {"cpu_model": "another"}})
+    notes = section(report_of(VERSIONS[0], ReportSubject(moved)), "Across versions").notes
+    assert any("equal hardware" in note for note in notes)
+    assert not any("equal hardware" in note for note in section(ALL, "Across versions").notes)
+
+
+def test_equal_environments_are_told_once() -> None:
+    report = report_of(*(subject(name=f"m{index}") for index in range(5)))
+    assert len(report.environments) == 1
+    assert "m0, m1, m2, m3 and m4" in report.environments[0].notes[0]
+    values = {row[0].text: row[1].text for row in report.environments[0].tables[0].rows}
+    assert values["hardware.memory_bytes"] == f"{64 * 2**30} (65536 MB)"
+    assert values["packages.onnx"] == "1.23.2"
+
+
+def test_what_was_rebuilt_is_told_with_the_reason_or_as_not_recorded() -> None:
+    rows = section(ALL, "What was rebuilt").tables[0].rows
+    assert [row[3].text for row in rows] == ["never done", "hardware.cores: was 4, is 8", "not recorded"]
+
+
+# -- whatever a manifest holds
+
+
+BARE = replace(manifest(), variants=(), files=(), environment={}, git=None, missing_targets=())
+
+
+def zeroed(made: Manifest) -> Manifest:
+    zero = Summary(0.0, 0.0, 0.0, 0.0, 0.0, 3)
+    variant = cpu_of(made)
+    (warm, _) = variant.measurements
+    plans = tuple(
+        replace(
+            plan,
+            ready_ms=zero,
+            init_ms=zero,
+            first_ms=zero,
+            first_result_ms=zero,
+            steady_ms=zero,
+            private_mb=zero,
+        )
+        for plan in warm.plans
+    )
+    return replace(made, variants=(replace(variant, measurements=(replace(warm, plans=plans),)),))
+
+
+def with_cpu(**changes: Any) -> Manifest:
+    made = manifest()
+    return replace(made, variants=(replace(cpu_of(made), **changes),))
+
+
+WARM = cpu_of(manifest()).measurements[0]
+ODD = {
+    "bare": BARE,
+    "odd version": replace(manifest(), environment={"onnxruntime": "not a version", "hardware": None}),
+    "odd hardware": replace(
+        manifest(), environment={"onnxruntime": None, "hardware": {"gpus": [{"name": "A"}]}}
+    ),
+    "no outputs": manifest(outputs=()),
+    "no search": manifest(trials=0),
+    "all zero": zeroed(manifest()),
+    "not measured": with_cpu(measurements=(), decision=None),
+    "no plans": with_cpu(measurements=(replace(WARM, plans=()),)),
+}
+
+
+@pytest.mark.parametrize("made", ODD.values(), ids=ODD)
+def test_any_manifest_that_can_be_read_can_be_reported(made: Manifest) -> None:
+    report = report_of(
+        ReportSubject(made), ReportSubject(replace(made, created_at="2027-01-01T00:00:00+00:00"))
+    )
+    for chart in charts_of(report):
+        json.dumps(chart.values, allow_nan=False)
+
+
+def test_bundles_of_older_releases_can_be_reported() -> None:
+    bundles = sorted((Path(__file__).parents[1] / "compat").glob("*/*/manifest.json"))
+    assert bundles
+    for path in bundles:
+        report = report_of(ReportSubject(read_manifest(path.parent)))
+        assert report.models[0].name in words_of(report)
+
+
+def test_figures_have_about_three_digits() -> None:
+    texts = [format_number(value) for value in (1204.4, 37.44, 5.04, 0.516, 0.0, 0.017253, math.inf)]
+    assert texts == ["1204", "37.4", "5.0", "0.52", "0.00", "0.0173", "inf"]
+    spreads = [(100, 0.04), (27.3, 0.0003), (0.0173, 0.3), (0.01, 0.002), (5, 0)]
+    told = [format_spread(around(median, spread=spread)) for median, spread in spreads]
+    assert told == ["100 ± 4", "27.3 ± 0.008", "0.0173 ± 0.005", "0.01 ± 0.00002", "5.0 ± 0"]
+    assert [format_duration(value) for value in (0.4, 200, 7500)] == ["0.40 s", "3 min 20 s", "2 h 5 min"]
+    assert [format_ratio(value) for value in (0.987, 5.24, 240.0)] == ["0.99×", "5.2×", "240×"]
+    assert format_instant("2026-11-20T08:30:00+00:00") == "2026-11-20 08:30 UTC"
+    assert format_instant("yesterday") == "yesterday"
+
+
+def test_stories_differ() -> None:
+    assert manifest(Story(seed=1)) != manifest(Story(seed=2))

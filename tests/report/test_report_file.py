@@ -1,0 +1,205 @@
+"""From bundles on disk to a file: what is found, what it costs, when there is nothing to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.bundle.digest import DigestCache
+from pipeline.errors import BundleError, IntegrityError
+from pipeline.graph.execution import run_task
+from pipeline.graph.report_file import is_report_current, read_history, write_report
+from pipeline.report.report_subjects import find_manifests, read_subjects
+from tests.graph.fakes import Count, Shout, tasks
+from tests.prepare.builders import REPOSITORY, Project, finish, new_project
+from tests.registry.builders import Build, write_bundle
+from tests.report.builders import Story, write_bundles
+
+MAX_BYTES = 5_000_000
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_the_report_of_fifty_models_with_forty_trials_each_stays_under_five_megabytes(
+    tmp_path: Path,
+) -> None:
+    stories = [Story(name=f"model-{index:02d}", trials=40, seed=index) for index in range(50)]
+    size_bytes = write_report(write_bundles(tmp_path, stories), tmp_path / "report.html")
+    assert size_bytes == (tmp_path / "report.html").stat().st_size
+    assert size_bytes < MAX_BYTES
+
+
+def test_a_report_is_current_until_a_manifest_changes_or_one_more_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    manifests = write_bundles(tmp_path, [Story(name="a"), Story(name="b")])
+    assert not is_report_current(manifests, out)
+    write_report(manifests[:1], out)
+    assert is_report_current(manifests[:1], out)
+    assert not is_report_current(manifests, out)
+    shutil.rmtree(tmp_path / "a")
+    write_bundles(tmp_path, [Story(name="a", sooner=2.0)])
+    assert not is_report_current(manifests[:1], out)
+
+
+def test_names_are_models_folders_or_manifests_and_each_is_read_once(tmp_path: Path) -> None:
+    write_bundles(tmp_path, [Story(name="a"), Story(name="b")])
+    (tmp_path / ".work").mkdir()
+    older = tmp_path / "older.json"
+    shutil.copy(tmp_path / "a/manifest.json", older)
+    assert find_manifests((), tmp_path) == (tmp_path / "a/manifest.json", tmp_path / "b/manifest.json")
+    named = find_manifests(
+        ("b", str(tmp_path / "a"), str(older), str(tmp_path / "b/manifest.json")), tmp_path
+    )
+    assert [path.name for path in named] == ["manifest.json", "manifest.json", "older.json"]
+    assert [one.manifest.name for one in read_subjects(named)] == ["b", "a", "a"]
+    assert [one.loader is not None for one in read_subjects(named)] == [True, True, False]
+
+
+def test_what_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no bundle in"):
+        find_manifests((), tmp_path)
+    with pytest.raises(BundleError, match="no such bundle or manifest: nothing"):
+        find_manifests(("nothing",), tmp_path)
+
+
+def test_a_changed_manifest_is_refused_and_the_old_report_stays(tmp_path: Path) -> None:
+    (manifest,) = write_bundles(tmp_path, [Story()])
+    out = tmp_path / "report.html"
+    out.write_text("old")
+    manifest.write_text(manifest.read_text().replace('"median": 95.0', '"median": 9.0'))
+    with pytest.raises(IntegrityError):
+        write_report([manifest], out)
+    assert out.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")] == []
+
+
+# -- what was rebuilt, and why
+
+
+def test_a_receipt_says_why_its_task_was_run(tmp_path: Path) -> None:
+    def build(shout: Shout) -> dict[str, tuple[str, ...]]:
+        for task in tasks(tmp_path, shout, Count()):
+            run_task(task, cache=DigestCache(), say=lambda _: None)
+        return {built.task: built.reasons for built in read_history(tmp_path / "m")}
+
+    assert build(Shout("hello")) == {"shout": ("never done",), "count/cpu": ("never done",)}
+    assert build(Shout("hello")) == {"shout": ("never done",), "count/cpu": ("never done",)}, (
+        "nothing was run"
+    )
+    changed = build(Shout("goodbye"))
+    assert changed["shout"] == ("word: was hello, is goodbye",)
+    assert any(reason.startswith("upstream.shout.result: was ") for reason in changed["count/cpu"])
+
+
+def test_receipts_that_say_no_reasons_are_still_receipts(tmp_path: Path) -> None:
+    (shout, count) = tasks(tmp_path, Shout(), Count())
+    for task in (shout, count):
+        run_task(task, cache=DigestCache(), say=lambda _: None)
+        data = json.loads(task.receipt.read_text())
+        del data["reasons"]
+        task.receipt.write_text(json.dumps(data))
+    assert not run_task(shout, cache=DigestCache(), say=lambda _: None)
+    assert [built.reasons for built in read_history(tmp_path / "m")] == [(), ()]
+
+
+def test_a_bundle_without_receipts_has_no_history(tmp_path: Path) -> None:
+    assert read_history(tmp_path / "m") == ()
+
+
+# -- the command, and the task
+
+
+def test_the_command_writes_one_file_and_says_where(project: Project) -> None:
+    write_bundles(project.artifacts, [Story(name="a"), Story(name="b")])
+    outcome = project.run("report")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == "artifacts/report.html\n"
+    assert "2 bundles, " in outcome.err
+    named = project.run("report", "b", "--out", "elsewhere/b.html")
+    assert (named.code, named.out) == (0, "elsewhere/b.html\n")
+    assert "<title>b: prepared by ortprep</title>" in (project.root / "elsewhere/b.html").read_text()
+
+
+def test_the_command_says_what_it_could_not_find(project: Project) -> None:
+    outcome = project.call("report", "nothing")
+    assert outcome.code != 0
+    assert "no such bundle or manifest: nothing" in outcome.err
+    assert "hint: ortprep prepare nothing" in outcome.err
+
+
+def test_versions_in_a_registry_are_versions_like_others(project: Project) -> None:
+    (project.root / "registry").mkdir()
+    for label, day in (("1.0", "20"), ("1.1", "21")):
+        build = Build(created_at=f"2026-11-{day}T00:00:00+00:00", extra={"label": label.encode()})
+        shutil.rmtree(project.artifacts / "net", ignore_errors=True)
+        write_bundle(project.artifacts / "net", build)
+        published = project.run("publish", "net", "--registry", "registry", "--label", label)
+        assert published.code == 0, published.err
+    outcome = project.run("report", "net", "net@1.0", "--registry", "registry")
+    assert outcome.code == 0, outcome.err
+    assert "2 bundles, " in outcome.err
+    page = (project.artifacts / "report.html").read_text()
+    assert "1 model, 2 versions" in page
+    assert project.run("report", "net@2.0", "--registry", "registry").code == 5
+
+
+def test_doit_writes_the_report_of_all_models_once(tmp_path: Path) -> None:
+    project = new_project(tmp_path / "project")
+    first = project.doit("report")
+    assert first.code == 0, first.err
+    assert "report" in {line.split()[1] for line in first.err.splitlines() if line.startswith("done ")}
+    page = project.artifacts / "report.html"
+    assert "never done" in page.read_text()
+    before = page.stat().st_mtime_ns
+    second = project.doit("report")
+    assert second.code == 0, second.err
+    assert page.stat().st_mtime_ns == before
+    assert project.doit("clean", "report").code == 0
+    assert not page.exists()
+
+
+WITHOUT = """\
+import sys
+for module in {modules!r}:
+    sys.modules[module] = None  # importing it fails as where it is not installed
+sys.argv = ["ortprep", "report"]
+from pipeline.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["jinja2", "vl_convert"])
+def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Project, module: str) -> None:
+    write_bundles(project.artifacts, [Story()])
+    # The child that bundles the library is another process; it is told by its environment's modules.
+    (project.root / "blocked" / module).mkdir(parents=True)
+    (project.root / "blocked" / module / "__init__.py").write_text("raise ImportError('not there')")
+    path = f"{project.root / 'blocked'}:{REPOSITORY}"
+    outcome = finish(
+        subprocess.Popen(
+            [sys.executable, "-m", "pipeline", "report"],
+            cwd=project.root,
+            env={**project.environment(), "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    assert outcome.code == 1
+    assert "pip install 'ortprep[report]'" in outcome.err
+    assert not (project.artifacts / "report.html").exists()
+
+
+def test_a_report_needs_nothing_of_the_build(project: Project) -> None:
+    write_bundles(project.artifacts, [Story()])
+    modules = ("onnx", "onnxruntime", "doit", "yaml", "optuna", "fsspec", "filelock")
+    outcome = project.python("-c", WITHOUT.format(modules=modules))
+    assert outcome.code == 0, outcome.err
