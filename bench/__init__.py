@@ -1,4 +1,4 @@
-"""Questions about speed and coverage, one per file; results are JSON that carries the machine."""
+"""Benchmarks of speed and coverage, one question per file. Results are JSON files that name the machine."""
 
 from pipeline.telemetry import disable_telemetry
 

@@ -1,9 +1,9 @@
-"""One case of the ONNX backend test suite through optimize → reload → compare; the worker of `backend_suite`.
+"""Worker of `backend_suite`: runs cases of the ONNX backend test suite through optimize → reload → compare.
 
     python -m bench.backend_case FIRST STEP EVERY
 
-checks cases FIRST, FIRST + STEP, … of every EVERY-th of the suite, and prints a JSON line before and after
-each, so that a crash tells whose it was.
+checks cases FIRST, FIRST + STEP, … of every EVERY-th case of the suite. It prints a JSON line before and
+after each case, so that a crash can be attributed to its case.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pipeline.bundle.codec import decode, encode
 from pipeline.bundle.loader_config import Tolerance
 from pipeline.bundle.session_record import ProviderRecord, SessionPlan
 from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.compare import compare_output
-from pipeline.runtime.element_types import find_element_type
 from pipeline.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
-from pipeline.runtime.tensors import run_session, to_storable
-from pipeline.spec.models import Runtime
+from pipeline.runtime.tensors.arrays import run_session, to_storable
+from pipeline.runtime.tensors.element_types import find_element_type
+from pipeline.runtime.verification.compare import compare_output
+from pipeline.spec.models import RuntimeSpec
+from pipeline.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from pipeline.stages.optimize.ladder import Step, plan_ladder
 from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.saving import Saved, SaveRequest, save_optimized
 from pipeline.stages.optimize.session_plans import loading_options, saving_plan
 
-RUNTIME = Runtime()
+RUNTIME = RuntimeSpec()
 IR_VERSION = 10
 """Every supported ONNX Runtime reads it."""
 
@@ -65,7 +65,7 @@ def load_cases() -> list[Any]:
 
 
 def check_case(case: Any, folder: Path) -> Verdict:
-    """Runs a case by ONNX Runtime alone, then what the optimize stage makes of it."""
+    """Runs a case with ONNX Runtime alone, then the optimize stage's output."""
     model = _model_of(case)
     source = folder / "model.onnx"
     onnx.save(model, str(source))
@@ -81,7 +81,7 @@ def check_case(case: Any, folder: Path) -> Verdict:
 
 
 def _walk_ladder(name: str, source: Path, data_sets: Sequence[DataSet], tolerance: Tolerance) -> Verdict:
-    """Goes down the ladder as the optimize stage does; the step that holds is judged by its answers."""
+    """Goes down the ladder as the optimize stage does; the first that passes is judged by its answers."""
     refusals: list[str] = []
     for step in plan_ladder("cpu", level="all"):
         try:
@@ -115,7 +115,7 @@ def _write(source: Path, folder: Path, step: Step) -> SessionPlan:
         outputs=tuple(value.name for value in declared.graph.output),
         plan=saving_plan(RUNTIME, "cpu", step, source=source, model=model),
     )
-    saved = decode(Saved, save_optimized(encode(request)))
+    saved = decode(SaveResult, save_optimized(encode(request)))
     hazards = errors_of(saved.findings)
     if hazards:
         raise StageError(f"{hazards[0].rule}: {hazards[0].detail}")
@@ -174,7 +174,7 @@ def _to_feed(value: Value) -> Value:
 
 
 def _to_array(value: Value) -> np.ndarray[Any, Any]:
-    """Returns an array as this package has it: types numpy lacks as structured integers."""
+    """Returns an array in this package's form: types that numpy lacks are structured integers."""
     array = np.asarray(numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value)
     kind = find_element_type({"float4_e2m1fn": "float4e2m1"}.get(array.dtype.name, array.dtype.name))
     if kind is None:

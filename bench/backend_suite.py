@@ -1,10 +1,10 @@
-"""Does the optimize stage keep every operator's answer? The ONNX backend test suite, node and simple cases.
+"""Does the optimize stage keep every operator's answer? Runs node and simple cases of the ONNX backend suite.
 
     python -m bench.backend_suite [--every N] [--jobs 2] [--out FILE.json]
 
-A case counts if the installed ONNX Runtime gives the suite's expected answer from the source. What the
-optimize stage writes for it at its ladder's first step must then give that answer too, or the case is listed
-here with its reason. Exit code 1 if one is neither equal nor listed, or is listed and equal.
+A case counts if the installed ONNX Runtime gives the suite's expected answer from the source. The first step
+of the optimize stage's ladder must then give that answer too, or the case is listed here with its reason. The
+exit code is 1 if a case is neither equal nor listed, or is listed and equal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _run_share(first: int, *, step: int, every: int) -> Iterator[Verdict]:
 
 
 def _run_worker(first: int, *, step: int, every: int) -> Generator[Verdict, None, int | None]:
-    """Yields verdicts until the worker ends; returns where the next one has to start, None if all is done."""
+    """Yields verdicts until the worker ends; returns where the next one must start, None at the end."""
     command = [sys.executable, "-m", "bench.backend_case", str(first), str(step), str(every)]
     started: tuple[int, str] | None = None
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
@@ -107,7 +107,7 @@ def find_surprises(verdicts: Sequence[Verdict], listed: Mapping[str, str] = LIST
 
 
 def classify(verdict: Verdict, listed: Mapping[str, str] = LISTED) -> str:
-    """Returns the row of the table that a verdict is counted in."""
+    """Returns the table row of a verdict."""
     if verdict.outcome == NOT_RUN:
         return NOT_RUN
     if verdict.outcome == EQUAL and verdict.step == FIRST_STEP:

@@ -1,4 +1,4 @@
-"""What can become of a case of the ONNX backend test suite."""
+"""Possible results of a case of the ONNX backend test suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EQUAL, NOT_RUN, DIFFERENT, CRASHED = "equal", "not run", "different", "crashed"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one case.
+    """Result of one case.
 
     Attributes:
         case: Its name in the suite.

@@ -1,8 +1,8 @@
 """What does preparing a big model take? `python -m bench.big_model [--gib 2.5]`.
 
-Generates a chain of MatMul + Relu with its weights in external data, prepares it, loads the bundle, and
-reports wall time per stage and the largest resident set of the build's process and of every child (VmHWM,
-mapped pages included), sampled from /proc while they run.
+Generates a chain of MatMul + Relu with its weights in external data, prepares it and loads the bundle.
+Reports wall time per stage, and the largest resident set (VmHWM, mapped pages included) of the build's
+process and of every child, sampled from /proc while they run.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Peaks:
     """Largest resident sets seen, in bytes.
 
     Attributes:
-        parent: Of the watched process.
-        children: Of its descendants, by what they did.
+        parent: Peak of the watched process.
+        children: Peaks of its descendants, by function.
     """
 
     parent: int = 0
@@ -109,7 +109,7 @@ def _sample(pid: int, peaks: Peaks) -> None:
 
 
 def _function_of(pid: int) -> str:
-    """Returns what a child of the build was asked to do: its job's file is among its arguments."""
+    """Returns the function that a child of the build runs, from the job's file among its arguments."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     for word in words:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,10 +1,10 @@
-"""What do conversions cost in accuracy, and what do they gain? One build per model, its manifest read.
+"""What do conversions cost in accuracy, and what do they gain? Builds each model once and reads its manifest.
 
     python -m bench.convert --exported FOLDER [--models NAME …] [--out FILE.json]
 
-`--exported` is what `python -m bench.exported --out FOLDER` wrote; demo models and the one that is made to
-overflow need nothing. No model has a threshold, a precision or a node of its own: all are converted with the
-same section, and go down its ladder where they have to.
+FOLDER is the output of `python -m bench.exported --out FOLDER`. Demo models and the model that overflows by
+design need no files. All models have the same `convert` section, without thresholds, precisions or nodes of
+their own, and step down its ladder if they must.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def build(folder: Path, name: str) -> Manifest:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns what a bundle says of its conversions."""
+    """Returns a bundle's records of its conversions."""
     variants = {record.name: _describe_variant(manifest, record) for record in manifest.variants}
     left_out = {
         one.variant: {"reason": one.reason, "steps": [step.precision for step in one.conversion.steps]}

@@ -1,8 +1,8 @@
 """How much memory does a conversion take? `python -m bench.convert_memory [--gib 2.5] [--pass float16 ...]`.
 
-Generates a chain of MatMul + Relu with its weights in external data, runs each pass over it in a child
-process, and reports the child's largest resident set as the kernel has it (ru_maxrss: mapped pages included),
-next to the model's size. A new pass is one more line of `PASSES`.
+Generates a chain of MatMul + Relu with its weights in external data, and runs each pass over it in a child
+process. Reports the child's largest resident set (ru_maxrss, mapped pages included) beside the model's size.
+To measure another pass, add a line to `PASSES`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.big_model import write_big_model
 from bench.machine import describe_machine
-from pipeline.runtime.child import run_child
+from pipeline.runtime.probing.child import run_child
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0
@@ -29,18 +29,18 @@ class Pass:
     """A conversion that runs in a child.
 
     Attributes:
-        function: Its `module:function`.
-        request: What it is asked, besides `source` and `written`.
+        function: `module:function` of the pass.
+        request: Its request, besides `source` and `written`.
     """
 
     function: str
     request: Mapping[str, Any]
 
 
-_PASSES = "pipeline.stages.convert.passes"
-_HALF = f"{_PASSES}.half:convert_half"
-_WEIGHTS = f"{_PASSES}.quantize_weights:quantize_weights"
-_DYNAMIC = f"{_PASSES}.quantize_dynamic:quantize_dynamic"
+_CONVERT = "pipeline.stages.convert"
+_HALF = f"{_CONVERT}.half.convert:convert_half"
+_WEIGHTS = f"{_CONVERT}.quantize.weight_only:quantize_weights"
+_DYNAMIC = f"{_CONVERT}.quantize.dynamic:quantize_dynamic"
 PASSES = {
     "float16": Pass(_HALF, {"dtype": "float16"}),
     "bfloat16": Pass(_HALF, {"dtype": "bfloat16"}),

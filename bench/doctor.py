@@ -1,7 +1,7 @@
 """Do the phases of a start add up, and how long does `doctor all` take? `python -m bench.doctor`.
 
-Phases are checked on several models and, with `--python`, with other interpreters whose ONNX Runtime is of
-another version; they need numpy and ONNX Runtime only. Nothing else should run on the machine meanwhile.
+Checks the phases on several models and, with `--python`, with other interpreters whose ONNX Runtime has
+another version; these need only numpy and ONNX Runtime. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.machine import describe_machine
 from pipeline.errors import StageError
-from pipeline.stages.demo.catalogue import write_demo_model
+from pipeline.stages.fetch.demo.catalogue import write_demo_model
 
 MODELS = ("resnet50", "bert-base", "densenet121")
 GOAL_APART, GOAL_ALL_S = 0.10, 90.0
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
-    """Returns what `doctor init` measures of a model with an interpreter's ONNX Runtime."""
+    """Returns the figures of `doctor init` for a model, with an interpreter's ONNX Runtime."""
     command = [python, "-c", _TAKE_APART, str(model), str(rounds)]
     figures: dict[str, Any] = json.loads(_output(command))
     return {

@@ -1,8 +1,8 @@
-"""Everything of the build that needs a GPU, in minutes: `python -m bench.gpu_acceptance [--out FILE.json]`.
+"""Checks everything that needs a GPU, in minutes: `python -m bench.gpu_acceptance [--out FILE.json]`.
 
-Each check is a question with a measured answer; one that fails does not hide the others. What was seen is
-copied, with date and versions, to docs/gpu.md. The short table comes last. Without a GPU the script says so
-and exits 1.
+Each check is a question with a measured answer; a failing check does not hide the others. Copy the results,
+with date and versions, to docs/gpu.md. The last output is a short table. Without a GPU the script says so and
+exits 1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_
 from pipeline.bundle.session_record import SessionPlan
 from pipeline.errors import LoadError, PipelineError
 from pipeline.options import known_provider_options
-from pipeline.runtime import SessionPool
-from pipeline.runtime.availability import unavailable_reason
-from pipeline.runtime.child import run_child
-from pipeline.runtime.golden import find_problems, read_golden
+from pipeline.runtime import PoolConfig, SessionPool, open_bundle
 from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.probing.availability import unavailable_reason
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.verification.golden import find_problems, read_golden
 
 MODELS = ("resnet50", "bert-base")
 DEFAULTS = (
@@ -63,7 +63,7 @@ class Row:
         check: The question.
         verdict: `seen`, `FAILED` or `not seen`.
         answer: Figures, or why not.
-        detail: What goes to the JSON file besides.
+        detail: Further data for the JSON file.
     """
 
     check: str
@@ -133,7 +133,7 @@ def _tuned_row(name: str, search: Mapping[str, Any] | None) -> Row:
 
 
 def examine(root: Path) -> list[Row]:
-    """Asks the doctor of the machine and of one model, each check on its own, on the first GPU."""
+    """Runs each check of the doctor on the machine and one model, on the first GPU."""
     folders = ["--configs", str(root / "configs"), "--artifacts", str(root / "artifacts")]
     return [_doctor_row(check, [*folders, "--trace", str(root / "trace.json")]) for check in DOCTOR]
 
@@ -209,9 +209,18 @@ def _figures(plan: PlanFigures) -> str:
     return f"init/first/steady {'/'.join(times)} ms private {plan.private_mb.median:.0f} MB{gpu}"
 
 
+def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads a bundle, checks its golden sample, and names the variant; runs in a child."""
+    opened = open_bundle(request["bundle"], target=request["target"], check="golden")
+    return {"variant": opened.variant.name}
+
+
 def check_provider(model: Prepared) -> Row:
     """Does `load` give CUDA, and the golden answers?"""
-    reply = run_child("pipeline.runtime.golden:check_golden", {"bundle": str(model.bundle), "target": "cuda"})
+    reply = run_child(
+        "bench.gpu_acceptance:check_golden",
+        {"bundle": str(model.bundle), "target": "cuda"},
+    )
     verdict = "seen" if reply.value["variant"] == "cuda" else "FAILED"
     return Row(
         f"{model.name}: load(target='cuda', check='golden')", verdict, f"took {reply.value['variant']}"
@@ -219,10 +228,14 @@ def check_provider(model: Prepared) -> Row:
 
 
 def check_refusal(model: Prepared) -> Row:
-    """Is a CUDA session without a GPU refused instead of given on CPU?"""
+    """Is a CUDA session without a GPU refused, rather than made on CPU?"""
     request = {"bundle": str(model.bundle), "target": "cuda"}
     try:
-        run_child("pipeline.runtime.golden:check_golden", request, environment={"CUDA_VISIBLE_DEVICES": ""})
+        run_child(
+            "bench.gpu_acceptance:check_golden",
+            request,
+            environment={"CUDA_VISIBLE_DEVICES": ""},
+        )
     except LoadError as error:
         return Row("no visible GPU: cuda is refused", "seen", error.message.splitlines()[0])
     return Row("no visible GPU: cuda is refused", "FAILED", "a session was given")
@@ -232,7 +245,9 @@ def check_portable(model: Prepared) -> Row:
     """Does the portable variant answer on the CPU of this machine?"""
     request = {"bundle": str(model.bundle), "target": "portable"}
     reply = run_child(
-        "pipeline.runtime.golden:check_golden", request, environment={"CUDA_VISIBLE_DEVICES": ""}
+        "bench.gpu_acceptance:check_golden",
+        request,
+        environment={"CUDA_VISIBLE_DEVICES": ""},
     )
     return Row(f"{model.name}: portable variant on CPU", "seen", f"took {reply.value['variant']}")
 
@@ -244,7 +259,9 @@ def check_pool(model: Prepared) -> Row:
 
     def start(workers: int) -> float:
         started = time.perf_counter()
-        with SessionPool(model.bundle, devices="cuda:0", target="cuda", workers_per_device=workers) as pool:
+        with SessionPool(
+            model.bundle, PoolConfig(devices="cuda:0", target="cuda", workers_per_device=workers)
+        ) as pool:
             elapsed_s = time.perf_counter() - started
             list(pool.map([feeds] * 20))
         return elapsed_s
@@ -279,7 +296,7 @@ def check_graph_replay(model: Prepared) -> Row:
             if variant.name == "cuda"
         )
         write_loader_config(copy, replace(config, variants=variants))
-        with SessionPool(copy, devices="cuda:0", target="cuda") as pool:
+        with SessionPool(copy, PoolConfig(devices="cuda:0", target="cuda")) as pool:
             problems = [
                 line for _ in range(50) for line in find_problems(config.golden, expected, pool.run(feeds))
             ]

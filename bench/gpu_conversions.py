@@ -1,9 +1,10 @@
 """What does half precision gain on a GPU? `python -m bench.gpu_conversions [--out FILE.json]`.
 
-ResNet-50 with a free batch, fp32 and fp16, each by batch size: init, first run, steady run and throughput;
-what `cudnn_conv_use_max_workspace` and `prefer_nhwc` do to each; and what mixed precision keeps of a net that
-overflows in fp16. One fresh process per figure, interleaved, medians. With `--target cpu` everything but the
-CUDA options is run, which shows that the script works and says nothing of a GPU.
+Measures ResNet-50 with a free batch in fp32 and fp16, by batch size: init, first run, steady run and
+throughput. Also measures the effect of `cudnn_conv_use_max_workspace` and `prefer_nhwc` on each, and reports
+what mixed precision keeps in fp32 of a net that overflows in fp16. One fresh process per figure, interleaved,
+medians. `--target cpu` runs everything except the CUDA options: it tests the script and says nothing about a
+GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from bench.models import prepare_command
 from pipeline.bundle.loader_config import find_variant, read_loader_config
 from pipeline.bundle.manifest import read_manifest
 from pipeline.bundle.session_record import SessionPlan
-from pipeline.runtime.availability import unavailable_reason
-from pipeline.runtime.child import run_child
 from pipeline.runtime.loading.session import CUDA
 from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.probe import ProbeRequest, ProbeResult, measure_plan
+from pipeline.runtime.probing.availability import unavailable_reason
+from pipeline.runtime.probing.child import run_child
+from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 
 BATCHES = (1, 8, 32, 128)
 ROUNDS = 3
@@ -52,9 +53,9 @@ def write_models(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnx
     from onnx import numpy_helper
 
-    from pipeline.runtime.tensors import write_tensors
-    from pipeline.stages.demo.catalogue import write_demo_model
-    from tests.convert.overflow_model import overflowing_net
+    from pipeline.runtime.tensors.arrays import write_tensors
+    from pipeline.stages.fetch.demo.catalogue import write_demo_model
+    from tests.stages.convert.builders import overflowing_net
 
     folder = Path(request["folder"])
     write_demo_model("resnet50", folder / "resnet50.onnx")
@@ -132,7 +133,7 @@ def measure(root: Path, plans: Mapping[str, SessionPlan], batches: Sequence[int]
 
 
 def describe_conversions(root: Path) -> Iterator[str]:
-    """Yields a line per converted variant: what it became, and how near its answers are."""
+    """Yields a line per converted variant: its result, and how close its answers are."""
     for name in ("resnet50", "overflow"):
         manifest = read_manifest(root / "artifacts" / name)
         for record in manifest.variants:
@@ -145,7 +146,7 @@ def describe_conversions(root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs it; the table comes last."""
+    """Runs the benchmark; the table comes last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--batches", type=int, nargs="+", choices=BATCHES, default=list(BATCHES))

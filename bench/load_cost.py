@@ -1,12 +1,12 @@
-"""What does a job get? Process start to first result, timed from outside, and what `load` itself costs.
+"""What does a job get? Measures process start to first result from outside, and the cost of `load` itself.
 
     python -m bench.load_cost [--sets small large] [--models NAME …] [--arms ARM …] [--rounds 9] [--rebuild]
 
-Fresh processes of plain scripts, interleaved, the page cache warm: plain ONNX Runtime on the source against
-bundles. *small*: trained models out of PyPI wheels, prepared without a search. *large*: five models with
-seeded weights, 9 to 640 MB; one bundle tuned for one run per load, and one for 1,000, which
-`load_progressive` opens. Bundles are kept and taken as they are until `--rebuild`, so that code can be
-measured again without preparing.
+Compares plain ONNX Runtime on the source with bundles, in fresh interleaved processes of plain scripts, with
+a warm page cache. *small*: trained models from PyPI wheels, prepared without a search. *large*: five models
+with seeded weights, 9 to 640 MB; one bundle is tuned for one run per load, and another for 1,000, which
+`load_progressive` opens. Existing bundles are reused without `--rebuild`, so that changed code can be
+measured without preparing again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from typing import Any
 from bench.machine import describe_machine
 from bench.models import ARTIFACTS, PreparedModel, demo_specs, prepare_specs
 from bench.small_models import SMALL_MODELS, prepare_small_models
-from bench.start import Start, Way, by_hand, load, load_progressive, plain, run_script, write_script
+from bench.start import (
+    LoadScript,
+    ScriptTimes,
+    by_hand,
+    load,
+    load_progressive,
+    plain,
+    run_script,
+    write_script,
+)
 from pipeline.bundle.codec import encode
 from pipeline.bundle.manifest import read_manifest
 from pipeline.errors import PipelineError
@@ -43,8 +52,8 @@ tune: {{runs_per_load: {runs}, budget_s: 60}}
 measure: {{rounds: 7, cold_rounds: 0, steady_s: 0.3}}
 """
 
-Ways = Mapping[str, Way]
-Results = Mapping[str, Sequence[Start]]
+LoadScripts = Mapping[str, LoadScript]
+Results = Mapping[str, Sequence[ScriptTimes]]
 """By arm, one per round."""
 
 
@@ -53,18 +62,18 @@ class Subject:
     """A model, with the scripts that are compared.
 
     Attributes:
-        name: Of the model.
+        name: Name of the model.
         source: The model file.
         bundle: The bundle whose manifest says what `LOAD` gets.
         sample: `.npz` with one array per input.
-        ways: By arm; plain ONNX Runtime first.
+        scripts: By arm; plain ONNX Runtime first.
     """
 
     name: str
     source: Path
     bundle: Path
     sample: Path
-    ways: Ways
+    scripts: LoadScripts
 
 
 def small_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
@@ -96,15 +105,15 @@ def large_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Su
     ]
 
 
-def _subject(model: PreparedModel, more: Ways) -> Subject:
-    ways = {
+def _subject(model: PreparedModel, more: LoadScripts) -> Subject:
+    scripts = {
         PLAIN: plain(model.source),
         LOAD: load(model.bundle),
         HAND: by_hand(model.bundle),
         IMPORTED: load(model.bundle, imported=True),
         FALLBACK: load(model.bundle, target="portable"),
     }
-    return Subject(model.name, model.source, model.bundle, model.sample, {**ways, **more})
+    return Subject(model.name, model.source, model.bundle, model.sample, {**scripts, **more})
 
 
 SETS: Mapping[str, tuple[Sequence[str], Callable[..., list[Subject]], float]] = {
@@ -120,42 +129,42 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
     Raises:
         StageError: A script failed.
     """
-    results: dict[str, list[Start]] = {arm: [] for arm in subject.ways}
+    results: dict[str, list[ScriptTimes]] = {arm: [] for arm in subject.scripts}
     with TemporaryDirectory(prefix="load-cost-") as folder, measuring("cpu"):
-        scripts = {}
-        for index, (arm, way) in enumerate(subject.ways.items()):
-            scripts[arm] = Path(folder) / f"script{index}.py"
+        paths = {}
+        for index, (arm, script) in enumerate(subject.scripts.items()):
+            paths[arm] = Path(folder) / f"script{index}.py"
             later_s = 0 if arm in (HAND, IMPORTED, PROGRESSIVE_IMPORTED) else steady_s
-            write_script(way, subject.sample, scripts[arm], steady_s=later_s)
-        for arm in scripts:  # fills the page cache and the memory of digests; not counted
-            run_script(scripts[arm])
+            write_script(script, subject.sample, paths[arm], steady_s=later_s)
+        for arm in paths:  # fills the page cache and the memory of digests; not counted
+            run_script(paths[arm])
         for index in range(rounds):
-            for arm in order_of_round(tuple(scripts), index):
-                results[arm].append(run_script(scripts[arm]))
+            for arm in order_of_round(tuple(paths), index):
+                results[arm].append(run_script(paths[arm]))
     return results
 
 
-def ratio(results: Results, arm: str, read: Callable[[Start], float]) -> float:
+def ratio(results: Results, arm: str, read: Callable[[ScriptTimes], float]) -> float:
     """Returns how many times larger plain ONNX Runtime's figure is than an arm's, by pairs of a round."""
     return paired_ratio([read(start) for start in results[PLAIN]], [read(start) for start in results[arm]])
 
 
-def difference(results: Results, arm: str, other: str, read: Callable[[Start], float]) -> float:
+def difference(results: Results, arm: str, other: str, read: Callable[[ScriptTimes], float]) -> float:
     """Returns by how much an arm's figure is larger than another arm's, by pairs of a round."""
     pairs = zip(results[arm], results[other], strict=True)
     return centre([read(one) - read(two) for one, two in pairs])
 
 
-def _steady(start: Start) -> float:
+def _steady(start: ScriptTimes) -> float:
     return start.steady_ms or 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal and what came of it.
+    """A goal and its result.
 
     Attributes:
-        goal: What is asked.
+        goal: The goal.
         got: The figure.
         reached: Whether it is within the bound.
     """
@@ -242,9 +251,9 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in every if not options.models or name in options.models]
     figures, medians, manifests, sizes = {}, {}, {}, {}
     for subject in prepare(names, options) if names else []:
-        arms = (PLAIN, *(options.arms or subject.ways))
-        ways = {arm: way for arm, way in subject.ways.items() if arm in arms}
-        results = measure(replace(subject, ways=ways), rounds=options.rounds, steady_s=steady_s)
+        arms = (PLAIN, *(options.arms or subject.scripts))
+        scripts = {arm: script for arm, script in subject.scripts.items() if arm in arms}
+        results = measure(replace(subject, scripts=scripts), rounds=options.rounds, steady_s=steady_s)
         sizes[subject.name] = subject.source.stat().st_size / 1e6
         figures[subject.name] = compare(results)
         medians[subject.name] = {arm: summarise_arm(starts) for arm, starts in results.items()}
@@ -266,10 +275,10 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def summarise_arm(starts: Sequence[Start]) -> dict[str, Any]:
+def summarise_arm(starts: Sequence[ScriptTimes]) -> dict[str, Any]:
     """Returns the order statistics of everything that was measured of a script."""
     columns = {
-        name: [getattr(start, name) for start in starts] for name in (*Start.__annotations__, "call_ms")
+        name: [getattr(start, name) for start in starts] for name in (*ScriptTimes.__annotations__, "call_ms")
     }
     return {name: encode(summarise(values)) for name, values in columns.items() if None not in values}
 

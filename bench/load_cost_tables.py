@@ -1,8 +1,8 @@
-"""Puts what `bench.load_cost` and `bench.rapidocr_app` measured into README and docs/performance.md.
+"""Writes the results of `bench.load_cost` and `bench.rapidocr_app` into README and docs/performance.md.
 
     python -m bench.load_cost_tables
 
-Reads `bench/results/load_cost.json` and `rapidocr_app.json` and replaces what is between the markers
+Reads `bench/results/load_cost.json` and `rapidocr_app.json`, and replaces the text between the markers
 `<!-- NAME -->` and `<!-- end of NAME -->`.
 """
 
@@ -115,7 +115,7 @@ def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[s
 
 
 def application_table(application: Section) -> str:
-    """Returns a row per figure of RapidOCR, and what came of each goal."""
+    """Returns a row per figure of RapidOCR, and the result of each goal."""
     titles = {
         "first_ms": "process start to first result, ms",
         "page_ms": "time per page, ms",
@@ -137,7 +137,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replace_between(text: str, name: str, new: str) -> str:
-    """Returns a text with what is between its markers of a name replaced.
+    """Returns a text with the part between the markers of a name replaced.
 
     Raises:
         ValueError: It has no such markers.

@@ -1,15 +1,15 @@
-"""The machine and the versions that a result holds for; no names of hosts or people."""
+"""Describes the machine and the versions of a result, without names of hosts or people."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.runtime.child import run_child
+from pipeline.runtime.probing.child import run_child
 
 
 def describe_machine() -> dict[str, Any]:
     """Returns processor, memory, GPUs, kernel and versions as JSON types."""
-    environment = run_child("pipeline.stages.environment:describe_environment", {}, timeout_s=120).value
+    environment = run_child("pipeline.stages.core.provenance:describe_environment", {}, timeout_s=120).value
     hardware = environment["hardware"]
     return {
         "cpu_model": hardware["cpu_model"],

@@ -1,4 +1,4 @@
-"""The models that benchmarks run on, and what `ortprep prepare` makes of them."""
+"""The models of the benchmarks, and how to prepare them with `ortprep prepare`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pipeline.bundle.codec import decode
 from pipeline.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
 from pipeline.errors import BundleError, StageError
 from pipeline.graph.receipts import read_receipt, receipt_path, task_folder
-from pipeline.stages.contract import TaskId
-from pipeline.stages.results import FetchResult
+from pipeline.stages.core.contract import TaskId
+from pipeline.stages.core.results import FetchResult
 from pipeline.stages.verify.reference import read_reference
 
 ARTIFACTS = Path(os.environ.get("ORTPREP_BENCH_MODELS", "artifacts/bench"))
@@ -62,10 +62,10 @@ SPECS = {
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model as the build left it.
+    """A prepared model.
 
     Attributes:
-        name: Of the bundle.
+        name: Name of the bundle.
         source: The model file as fetched.
         bundle: Folder of the bundle.
         sample: `.npz` with one array per input.
@@ -89,7 +89,7 @@ def prepare_specs(
         reuse: Whether bundles of today's format are taken as they are, though the code may have changed.
 
     Raises:
-        StageError: The command failed; it has said why.
+        StageError: The command failed; its output says why.
     """
     missing = [name for name in specs if not (reuse and _has_todays_format(artifacts / name))]
     if missing:
@@ -114,7 +114,7 @@ def demo_specs(names: Iterable[str]) -> dict[str, str]:
 
 
 def write_specs(specs: Mapping[str, str], configs: Path, *, defaults: str) -> None:
-    """Writes specs, by name, and the text of `defaults.yaml` into a folder that is made if need be."""
+    """Writes specs, by name, and the text of `defaults.yaml` into a folder; creates the folder."""
     configs.mkdir(parents=True, exist_ok=True)
     (configs / "defaults.yaml").write_text(defaults, encoding="utf-8")
     for name, spec in specs.items():

@@ -1,7 +1,7 @@
-"""How long does `doit prepare` take when there is nothing to do? `python -m bench.noop [--specs 100]`.
+"""How long does `doit prepare` take with nothing to do? `python -m bench.noop [--specs 100]`.
 
-Prepares one small model under every name, then times `doit prepare`
-in fresh processes. `--shipped` times the shipped specs instead, which have to be prepared already.
+Prepares one small model under every name, then times `doit prepare` in fresh processes. `--shipped` times the
+shipped specs instead; prepare them first.
 """
 
 from __future__ import annotations

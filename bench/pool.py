@@ -1,8 +1,8 @@
 """What do processes and shared memory cost, and what do they save? `python -m bench.pool`.
 
-`SessionPool` against `ProcessPoolExecutor`, which pickles, on a model that does next to nothing; four workers
-that start on a large model at once, one after the other, and as threads of one process; and many small
-requests while workers are killed.
+Compares `SessionPool` with `ProcessPoolExecutor`, which pickles, on a model that does next to nothing. Starts
+four workers on a large model: in parallel, one after the other, and as threads of one process. Sends many
+small requests while workers are killed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bench.big_model import write_big_model
 from bench.machine import describe_machine
 from bench.models import prepare_command
 from pipeline.errors import PipelineError, StageError
-from pipeline.runtime import SessionPool, load
-from pipeline.runtime.child import run_child
+from pipeline.runtime import PoolConfig, SessionPool, load
+from pipeline.runtime.probing.child import run_child
 
 GOALS = {
     "large_batches_in_place": (">=", 4.0),
@@ -110,7 +110,7 @@ def open_session(bundle: str) -> None:
 
 
 def run_session(x: Array) -> Any:
-    """Runs it."""
+    """Runs the session once."""
     return _session.run(None, {"x": x})[0]
 
 
@@ -162,7 +162,7 @@ def blocking(call: Callable[[], Any], requests: int, threads: int) -> float:
 
 
 def measure_large(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
-    """Batches of 64 MB: those in place, those copied once, and those pickled, in turn."""
+    """Measures batches of 64 MB: in place, copied once, and pickled, interleaved."""
     plain: Array = np.ones((LARGE[0] * LARGE[1], LARGE[2]), np.float32)
     places = [pool.empty("x", plain.shape) for _ in range(2 * WORKERS)]
     for place in places:
@@ -193,7 +193,7 @@ def measure_large(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int)
 
 
 def measure_small(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
-    """Requests of 4 KB: by one thread with many in flight, and by 16 threads that wait for each."""
+    """Measures requests of 4 KB: one thread with many in flight, and 16 threads that wait for each."""
     x: Array = np.ones(SMALL, np.float32)
     ways: dict[str, Callable[[], float]] = {
         "pool_window": lambda: windowed(lambda: pool.submit({"x": x}), REQUESTS, 64),
@@ -213,7 +213,7 @@ def measure_small(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int)
 
 
 def measure_overhead(pool: SessionPool, bundle: Path, rounds: int) -> dict[str, Any]:
-    """One request of 4 KB at a time, beside the session itself."""
+    """Measures one request of 4 KB at a time, beside the session itself."""
     session, x = load(bundle), np.ones(SMALL, np.float32)
 
     def time_us(call: Callable[[], Any]) -> list[float]:
@@ -252,28 +252,32 @@ def open_in_threads(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
-    """Four workers on a large model: at once, one after the other, as threads; and what each takes.
+    """Starts four workers on a large model: in parallel, one after the other, as threads.
 
-    And as many workers as there are cores, where those are fewer: more cannot start in parallel.
+    Also starts as many workers as cores, if those are fewer: more cannot start in parallel.
     """
     names = ("one", "processes", "as_many_as_cores", "sequential", "threads", "threads_one")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     private_mb: list[float] = []
     for _ in range(rounds):
         started = time.perf_counter()
-        with SessionPool(bundle, devices="cpu", threads=1):
+        with SessionPool(bundle, PoolConfig(devices="cpu", threads=1)):
             seconds["one"].append(time.perf_counter() - started)
         started = time.perf_counter()
-        with SessionPool(bundle, devices="cpu", workers_per_device=START_WORKERS, threads=1) as pool:
+        with SessionPool(
+            bundle, PoolConfig(devices="cpu", workers_per_device=START_WORKERS, threads=1)
+        ) as pool:
             seconds["processes"].append(time.perf_counter() - started)
             workers = [worker.private_bytes or 0 for worker in pool.stats().workers]
             private_mb = [size / 2**20 for size in workers]
         started = time.perf_counter()
-        with SessionPool(bundle, devices="cpu", workers_per_device=min(CORES, START_WORKERS), threads=1):
+        with SessionPool(
+            bundle, PoolConfig(devices="cpu", workers_per_device=min(CORES, START_WORKERS), threads=1)
+        ):
             seconds["as_many_as_cores"].append(time.perf_counter() - started)
         started = time.perf_counter()
         for _ in range(START_WORKERS):
-            with SessionPool(bundle, devices="cpu", threads=1):
+            with SessionPool(bundle, PoolConfig(devices="cpu", threads=1)):
                 pass
         seconds["sequential"].append(time.perf_counter() - started)
         for name, count in (("threads", START_WORKERS), ("threads_one", 1)):
@@ -295,10 +299,12 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
 
 
 def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, Any]:
-    """Many small requests while a worker is killed every second, every answer checked."""
+    """Sends many small requests while a worker is killed every second, and checks every answer."""
     problems: list[str] = []
     kills, is_over = [0], threading.Event()
-    with SessionPool(bundle, devices="cpu", workers_per_device=WORKERS, max_restarts=10**6) as pool:
+    with SessionPool(
+        bundle, PoolConfig(devices="cpu", workers_per_device=WORKERS, max_restarts=10**6)
+    ) as pool:
 
         def kill() -> None:
             while not is_over.wait(1.0):
@@ -332,8 +338,11 @@ def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, A
         is_over.set()
         killer.join()
         stats = pool.stats()
-    left = [path.name for path in Path("/dev/shm").glob(f"ortprep-{os.getpid()}-*")]
+    left = [path.name for path in Path("/dev/shm").glob("*ortprep*")]
+    left += [f"process {pid}" for pid in _children()]
+    room = os.statvfs("/dev/shm")
     return {
+        "dev_shm_bytes": room.f_blocks * room.f_frsize,
         "requests": requests // threads * threads,
         "threads": threads,
         "kills": kills[0],
@@ -341,8 +350,21 @@ def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, A
         "failures": len(problems),
         "problems": problems[:10],
         "held_at_the_end_bytes": stats.used_bytes,
-        "segments_left": left,
+        "left_behind": left,
     }
+
+
+def _children() -> list[int]:
+    """Returns the processes of this one that still run."""
+    folder = Path(f"/proc/{os.getpid()}/task")
+    return [int(pid) for path in folder.glob("*/children") for pid in path.read_text().split()]
+
+
+def enter_small_shm(megabytes: int, arguments: Sequence[str]) -> None:
+    """Runs this benchmark again in a mount namespace whose `/dev/shm` has only so many megabytes."""
+    mount = f'mount -t tmpfs -o size={megabytes}m tmpfs /dev/shm && exec "$@"'
+    command = [sys.executable, "-m", "bench.pool", *arguments]
+    os.execvp("unshare", ["unshare", "-m", "sh", "-c", mount, "sh", *command])
 
 
 def _ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
@@ -355,7 +377,7 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
     prepare(artifacts)
     trivial, large = artifacts / "trivial", artifacts / "large"
     with (
-        SessionPool(trivial, devices="cpu", workers_per_device=WORKERS) as pool,
+        SessionPool(trivial, PoolConfig(devices="cpu", workers_per_device=WORKERS)) as pool,
         executor_of(trivial, WORKERS) as executor,
     ):
         big = measure_large(pool, executor, rounds)
@@ -363,11 +385,11 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         overhead_full = measure_overhead(pool, trivial, rounds)
     few = max(1, CORES - 1)
     with (
-        SessionPool(trivial, devices="cpu", workers_per_device=few) as pool,
+        SessionPool(trivial, PoolConfig(devices="cpu", workers_per_device=few)) as pool,
         executor_of(trivial, few) as executor,
     ):
         small = measure_small(pool, executor, rounds)
-    with SessionPool(trivial, devices="cpu") as pool:
+    with SessionPool(trivial, PoolConfig(devices="cpu")) as pool:
         overhead = measure_overhead(pool, trivial, rounds)
     start = measure_start(large, rounds)
     storms = weather_storm(trivial, storm)
@@ -378,7 +400,7 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         "copied_in_place_bytes": float(big["copied_in_bytes_of_20"] + big["copied_out_bytes_of_20"]),
         "parallel_start": start["as_many_as_cores_ratio"],
         "further_worker_memory": start["further_worker_share"],
-        "storm_failures": float(storms["failures"] + len(storms["segments_left"])),
+        "storm_failures": float(storms["failures"] + len(storms["left_behind"])),
     }
     return {
         "question": "what do processes and shared memory cost, and what do they save?",
@@ -398,7 +420,7 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
 
 
 def is_reached(name: str, value: float) -> bool:
-    """Says whether a figure is what it is to be."""
+    """Says whether a figure reaches its goal."""
     sign, goal = GOALS[name]
     return value >= goal if sign == ">=" else value <= goal
 
@@ -408,9 +430,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pool", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, choices=range(1, 100), metavar="N")
     parser.add_argument("--storm", type=int, default=1_000_000, metavar="N", help="requests of the storm")
+    parser.add_argument("--storm-only", action="store_true", help="measure nothing else")
+    parser.add_argument(
+        "--shm-mb", type=int, metavar="N", help="in a namespace with so small a /dev/shm; as root"
+    )
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     options = parser.parse_args(arguments)
+    if options.shm_mb:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        place = given.index("--shm-mb")
+        enter_small_shm(options.shm_mb, given[:place] + given[place + 2 :])
+    if options.storm_only:
+        storm = weather_storm(options.artifacts.absolute() / "trivial", options.storm)
+        print(json.dumps(storm, indent=1))
+        if options.out:
+            options.out.write_text(
+                json.dumps({"machine": describe_machine(), "storm": storm}, indent=1) + "\n"
+            )
+        return 1 if storm["failures"] or storm["left_behind"] else 0
     try:
         report = measure(options.artifacts.absolute(), rounds=options.rounds, storm=options.storm)
     except PipelineError as error:

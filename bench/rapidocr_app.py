@@ -1,10 +1,10 @@
-"""What does a real application get? RapidOCR with its own options, plain against bundles of its three models.
+"""What does a real application get? Runs RapidOCR with its own options, plain and on bundles.
 
     python -m bench.rapidocr_app [--rounds 9] [--rebuild] [--out FILE.json]
 
-Fresh processes, interleaved: process start to the first page's result, time per page afterwards, private
-memory, and whether the answers are identical. RapidOCR runs in an environment of its own; only the class that
-it makes its sessions with is replaced, by `load` with the `SessionOptions` that it passes (it switches the
+Measures in fresh, interleaved processes: process start to the first page's result, time per page afterwards,
+private memory, and whether the answers are identical. RapidOCR has its own environment. Only the class that
+makes its sessions is replaced, by `load` with the `SessionOptions` that RapidOCR passes (it switches the
 memory arena off).
 """
 

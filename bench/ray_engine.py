@@ -1,9 +1,9 @@
 """What does the cluster's engine add to a stage? `python -m bench.ray_engine [--rounds 5] [--models 3]`.
 
-Starts an idle cluster of one node on this machine (a raylet beside a head that runs nothing) and prepares the
-same small models with both engines in turn, each time from nothing, each in a fresh process. What is asked is
-what Ray, the work store and publishing add, so the models are as small as they can be. Joining the cluster
-is once per run, and told apart.
+Starts an idle cluster of one node on this machine (a raylet beside a head that runs nothing). Prepares the
+same small models with both engines alternately, each time from nothing, in a fresh process. The models are as
+small as possible, since the question is what Ray, the work store and publishing add. Joining the cluster
+happens once per run and is reported separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from pipeline.cli.console import BuildObserver
-from pipeline.graph.doit_engine import DoitEngine
+from pipeline.graph.doit_tasks import DoitEngine
 from pipeline.graph.engine import Order
 wanted = json.loads(sys.argv[1])
 order = Order(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))

@@ -1,8 +1,8 @@
 """How fast are publish and pull, and what does a small change move? `python -m bench.registry`.
 
-A bundle of 1 GiB of random weights in two variants, in a folder on one disk: `publish` and `pull`, digests
-included, beside `cp` of the same files; and through Debian's docker-registry on this machine beside one HTTP
-stream each way of the same bytes to and from the same server. Rounds are interleaved, every cache is new.
+Uses a bundle of 1 GiB of random weights in two variants. Compares `publish` and `pull` in a folder, digests
+included, with `cp` of the same files; and through Debian's docker-registry on this machine with one HTTP
+stream each way of the same bytes. Rounds are interleaved, and caches are empty.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from bench.machine import describe_machine
 from pipeline.bundle.digest import DigestCache
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.choosing import ALL, Wanted
-from pipeline.registry.publishing import Note, publish
-from pipeline.registry.pulling import pull
-from pipeline.registry.references import Reference
-from tests.registry.bundles import BARE, HERE, Build, Made, write_bundle
-from tests.registry.oci_server import oci_server
+from pipeline.registry.publish import publish
+from pipeline.registry.pull import PullRequest, pull
+from pipeline.registry.references import VersionRef
+from tests.registry.backends.oci.fakes import oci_server
+from tests.registry.builders import BARE, HERE, Build, Made, write_bundle
 
 GOAL_SPEED, GOAL_MOVED = 0.6, 0.01
 NAME = "large"
@@ -49,7 +48,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def copy(bundle: Path, destination: Path, *, sync: bool = False) -> None:
-    """What people do without a registry."""
+    """Copies the files, as people do without a registry."""
     subprocess.run(["cp", "-r", str(bundle), str(destination)], check=True)
     if sync:
         files = [str(path) for path in destination.rglob("*") if path.is_file()]
@@ -57,7 +56,7 @@ def copy(bundle: Path, destination: Path, *, sync: bool = False) -> None:
 
 
 def put_stream(server: str, repository: str, bundle: Path) -> None:
-    """One file after the other in one stream each, to the same registry, without asking anything before."""
+    """Uploads one file after the other in one stream each, to the same registry, without checks before."""
     parts = urlsplit(server)
     for path in sorted(path for path in bundle.rglob("*") if path.is_file()):
         connection = http.client.HTTPConnection(parts.netloc, timeout=120)
@@ -77,7 +76,7 @@ def put_stream(server: str, repository: str, bundle: Path) -> None:
 
 
 def get_stream(server: str, repository: str, bundle: Path, destination: Path) -> None:
-    """The same back, written to files, nothing checked."""
+    """Downloads the same files, unchecked."""
     destination.mkdir()
     for number, path in enumerate(sorted(path for path in bundle.rglob("*") if path.is_file())):
         digest = DigestCache().digest(path)
@@ -91,13 +90,13 @@ def get_stream(server: str, repository: str, bundle: Path, destination: Path) ->
 def publish_once(url: str, bundle: Path, cache: Path, label: str) -> int:
     """Publishes as the command does; returns the bytes sent."""
     with open_catalogue(url, cache=Cache(cache)) as catalogue:
-        return publish(bundle, catalogue, note=Note(label)).uploaded_bytes
+        return publish(bundle, catalogue, label=label).uploaded_bytes
 
 
 def pull_once(url: str, cache: Path, out: Path) -> None:
     """Pulls as the command does, with nothing in the cache."""
     with open_catalogue(url, cache=Cache(cache)) as catalogue:
-        pull(Wanted(Reference(NAME, None), ALL), catalogue, out, hardware=BARE)
+        pull(PullRequest(VersionRef(NAME, None)), catalogue, out, hardware=BARE)
 
 
 def run_round(work: Path, bundle: Path, server: str, number: int) -> dict[str, float]:

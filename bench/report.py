@@ -1,7 +1,7 @@
 """How long does a report take, and how large is it? `python -m bench.report [--models 50] [--trials 40]`.
 
-Makes up the records of as many bundles, each with a search of as many trials, and times `ortprep report` in
-fresh processes, the start of Python included. A headless Chromium then opens the page, where there is one.
+Generates the records of that many bundles, each with a search of that many trials, and times `ortprep report`
+in fresh processes, the start of Python included. A headless Chromium, if there is one, then opens the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe_machine
-from tests.report.made_up import Story, write_bundles
+from tests.report.builders import Story, write_bundles
 
 GOAL_S, GOAL_BYTES = 5.0, 5_000_000
 
@@ -38,7 +38,7 @@ def open_page(page: Path, repeats: int) -> dict[str, Any] | None:
     """Returns how long a browser takes until the page can be used and its first chart is drawn."""
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
         return None
-    from tests.report.browsing import browser
+    from tests.report.conftest import browser
 
     ready, drawn = [], []
     with browser() as opened:

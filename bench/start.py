@@ -1,8 +1,8 @@
-"""What a job pays until its first result: a plain script in a fresh process, timed from outside.
+"""Measures from outside what a job pays until its first result: a plain script in a fresh process.
 
-The scripts are what a user would write; what they hold besides is their clock. The parent reads the clock
-just before it starts the process, the script once it has its first result: `time.monotonic()` is one clock
-for all processes. Reading the sample input is left out.
+The scripts are what a user would write, plus their clock. The parent reads the clock just before it starts
+the process, the script once it has its first result: `time.monotonic()` is one clock for all processes.
+Reading the sample input is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.bundle.loader_config import read_loader_config
 from pipeline.errors import StageError
-from pipeline.runtime.tensors import read_tensors
+from pipeline.runtime.tensors.arrays import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,13 +56,13 @@ print(json.dumps([*seconds, sorted(times)[len(times) // 2] if times else None, p
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a script comes to its session.
+class LoadScript:
+    """How a script gets its session.
 
     Attributes:
         imports: What it imports.
         session: What makes `session`.
-        before: What it imports before its own clock starts.
+        before: Imports before its own clock starts.
         swap: What it does between the first result and the later runs.
     """
 
@@ -73,8 +73,8 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Start:
-    """What one process measured.
+class ScriptTimes:
+    """Figures of one process.
 
     Attributes:
         ready_ms: From before the process was started to its first result.
@@ -101,13 +101,13 @@ class Start:
         return self.import_ms + self.init_ms + self.first_ms
 
 
-def plain(model: Path) -> Way:
-    """Returns the way of a job without this project."""
-    return Way("import onnxruntime", f"session = onnxruntime.InferenceSession({str(model)!r})")
+def plain(model: Path) -> LoadScript:
+    """Returns the script of a job without this project."""
+    return LoadScript("import onnxruntime", f"session = onnxruntime.InferenceSession({str(model)!r})")
 
 
-def by_hand(bundle: Path) -> Way:
-    """Returns the way of a job that has the bundle's first variant's file and options in its own code."""
+def by_hand(bundle: Path) -> LoadScript:
+    """Returns the script of a job that has the bundle's first variant's file and options in its own code."""
     variant = read_loader_config(bundle).variants[0]
     options = variant.session_options
     level = f"onnxruntime.GraphOptimizationLevel.{options.graph_optimization_level}"
@@ -120,19 +120,19 @@ def by_hand(bundle: Path) -> Way:
     providers = [(provider.name, dict(provider.options)) for provider in variant.providers]
     model = str(bundle / variant.model)
     lines.append(f"session = onnxruntime.InferenceSession({model!r}, options, providers={providers!r})")
-    return Way("import onnxruntime", "\n".join(lines))
+    return LoadScript("import onnxruntime", "\n".join(lines))
 
 
-def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> Way:
-    """Returns the way of a job that calls `load`, with ONNX Runtime imported already if so asked."""
+def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> LoadScript:
+    """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested."""
     more = "" if target is None else f", target={target!r}"
     session = f"session = load({str(bundle)!r}{more})"
-    return Way("from pipeline.runtime import load", session, "import onnxruntime" if imported else "")
+    return LoadScript("from pipeline.runtime import load", session, "import onnxruntime" if imported else "")
 
 
-def load_progressive(bundle: Path, *, imported: bool = False) -> Way:
-    """Returns the way of a job that calls `load_progressive`; later runs come after the exchange."""
-    return Way(
+def load_progressive(bundle: Path, *, imported: bool = False) -> LoadScript:
+    """Returns the script of a job that calls `load_progressive`; later runs come after the swap."""
+    return LoadScript(
         "from pipeline.runtime import load_progressive",
         f"session = load_progressive({str(bundle)!r})",
         "import onnxruntime" if imported else "",
@@ -140,11 +140,11 @@ def load_progressive(bundle: Path, *, imported: bool = False) -> Way:
     )
 
 
-def write_script(way: Way, sample: Path, path: Path, *, steady_s: float) -> None:
+def write_script(script: LoadScript, sample: Path, path: Path, *, steady_s: float) -> None:
     """Writes a script that runs a sample, and the sample's arrays as plain bytes beside it.
 
     Args:
-        way: How it comes to its session.
+        script: What it does to get its session.
         sample: `.npz` with one array per input.
         path: The new script.
         steady_s: Seconds of runs after the first; 0 for none.
@@ -156,17 +156,17 @@ def write_script(way: Way, sample: Path, path: Path, *, steady_s: float) -> None
         values = f"numpy.fromfile({str(raw)!r}, dtype={array.dtype.str!r}).reshape({array.shape!r})"
         feeds.append(f"    {name!r}: {values},")
     text = _SCRIPT.format(
-        before=way.before,
-        imports=way.imports,
-        session=way.session,
+        before=script.before,
+        imports=script.imports,
+        session=script.session,
         feeds="\n".join(feeds),
-        swap=way.swap,
+        swap=script.swap,
         steady_s=steady_s,
     )
     path.write_text(text, encoding="utf-8")
 
 
-def run_script(script: Path, *, timeout_s: float = 600.0) -> Start:
+def run_script(script: Path, *, timeout_s: float = 600.0) -> ScriptTimes:
     """Runs a script in a fresh process, without a shell.
 
     Raises:
@@ -185,7 +185,7 @@ def run_script(script: Path, *, timeout_s: float = 600.0) -> Start:
     if done.returncode:
         raise StageError(f"{script} failed\n{done.stderr[-2000:]}")
     answered, imported, init, first, processor, steady, private_kb = json.loads(done.stdout.splitlines()[-1])
-    return Start(
+    return ScriptTimes(
         ready_ms=(answered - started) * 1e3,
         import_ms=imported * 1e3,
         init_ms=init * 1e3,

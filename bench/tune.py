@@ -1,8 +1,8 @@
 """Does the search find what an exhaustive one would, and what is that worth? `python -m bench.tune`.
 
-For each model and number of runs per load `ortprep tune` searches a space with a quarter of the trials that
-all of it would take. Then every plan of the space is measured once (the grid), and the choices, the best
-plans of the grid and the default are measured afresh, in the same rounds.
+For each model and number of runs per load, `ortprep tune` searches with a quarter of the trials of the whole
+space. Then every plan of the space is measured once (the grid). The choices, the best plans of the grid and
+the default are measured again, in the same rounds.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from typing import Any
 from bench.machine import describe_machine
 from bench.models import SPECS
 from pipeline.bundle.codec import encode
-from pipeline.bundle.summary import Summary
-from pipeline.bundle.tuning_record import TrialFigures, TuningRecord
+from pipeline.bundle.tuning_record import Summary, TrialFigures, TuningRecord
 from pipeline.errors import PipelineError, StageError
 from pipeline.graph.build import plan_builds
 from pipeline.graph.execution import Task, open_context
-from pipeline.graph.tuning import read_search, tune_tasks
+from pipeline.graph.search_results import read_search, tune_tasks
 from pipeline.measuring.comparison import paired_ratio, standard_error, summarise
 from pipeline.measuring.device_lock import measuring
 from pipeline.measuring.rounds import order_of_round
-from pipeline.stages.measure.contenders import source_contender
-from pipeline.stages.tune.workbench import Workbench, build_workbench
+from pipeline.stages.tune.search_context import SearchContext, open_search
 from pipeline.tuning.final import rank
 from pipeline.tuning.objective import Figures, Objective, summary_values
-from pipeline.tuning.space import DEFAULT, Choice, Space
+from pipeline.tuning.space import DEFAULT, PlanChoice, Space
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
 RUNS_PER_LOAD = (1, 100, 100_000)
@@ -61,20 +59,20 @@ GOAL_FIRST, GOAL_INIT = 5.0, 20.0
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """One search and what its choice is worth.
+    """One search and the value of its choice.
 
     Attributes:
-        runs_per_load: Of the objective.
+        runs_per_load: Runs per load of the objective.
         trials: Plans that were tried.
         share: Their share of the grid.
-        elapsed_s: What the search took.
+        elapsed_s: Duration of the search, in seconds.
         choice: The plan chosen.
-        best: The plan of the grid that turned out cheapest afresh.
-        cost_ratio: Cost of the choice relative to that plan's, by pairs measured afresh. That plan is the
-            best of several noisy ones, so the ratio of two equal plans is above 1.
+        best: The cheapest plan of the grid in the second measurement.
+        cost_ratio: Cost of the choice relative to that plan's, by pairs of the second measurement. That plan
+            is the best of several noisy ones, so the ratio of two equal plans is above 1.
         cost_error: Standard error of the ratio.
         init_ratio: Init of default ONNX Runtime relative to the choice's.
-        first_result_ratio: First result likewise.
+        first_result_ratio: First result of default ONNX Runtime relative to the choice's.
         steady_ratio: The choice's run relative to default ONNX Runtime's.
         default_agrees: Whether the quartiles of the search's figures of the default overlap those afresh.
         figures: Costs and times by plan, measured afresh.
@@ -140,62 +138,61 @@ class Bench:
 
 
 def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
-    """Searches for every number of runs, measures the grid, and compares afresh.
+    """Searches for every number of runs, measures the grid, and measures the best plans again.
 
     Raises:
-        PipelineError: Something failed that no trial is.
+        PipelineError: Something other than a trial failed.
     """
     records = []
     bench.write_spec(runs_per_load[0], max_trials=3)
-    with _opened(bench) as workbench:
-        grid = tuple(workbench.space.choices())
+    with _opened(bench) as search_context:
+        grid = tuple(search_context.space.choices())
         for runs in runs_per_load:
             bench.write_spec(runs, max_trials=int(GOAL_SHARE * len(grid)))
             records.append(bench.tune())
             print(f"{bench.model}, {runs}: {records[-1].reason}", file=sys.stderr)
-        table = measure_grid(workbench, grid)
-        found = measure_afresh(workbench, table, records, rounds=bench.options.rounds)
-    reports = tuple(report(workbench.space, len(grid), record, found) for record in records)
+        table = measure_grid(search_context, grid)
+        found = measure_afresh(search_context, table, records, rounds=bench.options.rounds)
+    reports = tuple(report(search_context.space, len(grid), record, found) for record in records)
     return ModelReport(bench.model, len(grid), reports)
 
 
 @contextmanager
-def _opened(bench: Bench) -> Iterator[Workbench]:
+def _opened(bench: Bench) -> Iterator[SearchContext]:
     """Opens a model's search for measuring outside of it; searches once, so that all before it is done."""
     bench.tune()
     task = bench.task()
     with TemporaryDirectory(prefix=".tmp-bench~", dir=task.folder.parent) as name:
         folder = Path(name)
         context = open_context(task, folder, folder / "kept", lambda line: print(line, file=sys.stderr))
-        context.kept.mkdir()
-        (folder / "staged").mkdir()
-        yield build_workbench(context, {DEFAULT: source_contender(context)}, folder / "staged")
+        with open_search(context) as search_context:
+            yield search_context
 
 
-Table = Mapping[Choice, tuple[Figures, Figures]]
+Table = Mapping[PlanChoice, tuple[Figures, Figures]]
 
 
-def measure_grid(workbench: Workbench, grid: Sequence[Choice]) -> Table:
+def measure_grid(search_context: SearchContext, grid: Sequence[PlanChoice]) -> Table:
     """Measures every plan once, each beside a measurement of the default."""
-    table: dict[Choice, tuple[Figures, Figures]] = {}
+    table: dict[PlanChoice, tuple[Figures, Figures]] = {}
     for choice in grid:
-        workbench.plan_of(choice)
+        search_context.plan_of(choice)
     with measuring("cpu"):
         for index, choice in enumerate(grid):
             if index % ANCHOR_EVERY == 0:
-                anchor = workbench.measure(DEFAULT)
+                anchor = search_context.measure(DEFAULT)
             try:
-                table[choice] = (workbench.measure(choice), anchor)
+                table[choice] = (search_context.measure(choice), anchor)
             except PipelineError as error:
                 print(f"{choice} failed: {error.message}", file=sys.stderr)
     return table
 
 
-Found = Mapping[Choice, Sequence[Figures]]
+Found = Mapping[PlanChoice, Sequence[Figures]]
 
 
 def measure_afresh(
-    workbench: Workbench, table: Table, records: Sequence[TuningRecord], *, rounds: int
+    search_context: SearchContext, table: Table, records: Sequence[TuningRecord], *, rounds: int
 ) -> Found:
     """Measures the searches' choices, the grid's best plans for each and the default, in the same rounds."""
     lanes = dict.fromkeys([DEFAULT, *(_chosen(record) for record in records)])
@@ -204,16 +201,16 @@ def measure_afresh(
         lanes |= dict.fromkeys(
             sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])[:RIVALS]
         )
-    found: dict[Choice, list[Figures]] = {lane: [] for lane in lanes}
+    found: dict[PlanChoice, list[Figures]] = {lane: [] for lane in lanes}
     with measuring("cpu"):
         for index in range(rounds):
             for lane in order_of_round(tuple(lanes), index):
-                found[lane].append(workbench.measure(lane))
+                found[lane].append(search_context.measure(lane))
     return found
 
 
-def _chosen(record: TuningRecord) -> Choice:
-    return Choice(tuple(record.trials[record.chosen].choice.items()))
+def _chosen(record: TuningRecord) -> PlanChoice:
+    return PlanChoice(tuple(record.trials[record.chosen].choice.items()))
 
 
 def report(space: Space, grid: int, record: TuningRecord, found: Found) -> ChoiceReport:
@@ -243,7 +240,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
     )
 
 
-def _ratio(found: Found, above: Choice, below: Choice, name: str) -> float:
+def _ratio(found: Found, above: PlanChoice, below: PlanChoice, name: str) -> float:
     return paired_ratio(
         [getattr(one, name) for one in found[above]], [getattr(one, name) for one in found[below]]
     )

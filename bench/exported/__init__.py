@@ -1,7 +1,7 @@
-"""Models as PyTorch's exporter writes them: what conversions are measured on.
+"""Models as PyTorch's exporter writes them, to measure conversions.
 
     python -m bench.exported --out FOLDER [NAME…]
 
-writes `FOLDER/NAME.onnx` and `FOLDER/configs/NAME.yaml`. Architectures with seeded weights, made offline; the
-interpreter needs torch, onnxscript and transformers (`pip install ortprep[bench]`).
+writes `FOLDER/NAME.onnx` and `FOLDER/configs/NAME.yaml`. The architectures have seeded weights and are
+generated offline; the interpreter needs torch, onnxscript and transformers (`pip install ortprep[bench]`).
 """

@@ -1,4 +1,4 @@
-"""Checks that ONNX Runtime gives PyTorch's answers, and that they could show what a conversion breaks."""
+"""Checks that ONNX Runtime gives PyTorch's answers, and that the answers show what a conversion breaks."""
 
 from __future__ import annotations
 

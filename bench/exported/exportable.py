@@ -1,4 +1,4 @@
-"""What one exported model consists of. Pure; knows nothing of PyTorch."""
+"""Description of a model to export. Pure; does not import PyTorch."""
 
 from __future__ import annotations
 

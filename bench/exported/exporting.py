@@ -1,4 +1,4 @@
-"""Exports one model by one of PyTorch's exporters, and writes its spec."""
+"""Exports one model with one of PyTorch's exporters, and writes its spec."""
 
 from __future__ import annotations
 

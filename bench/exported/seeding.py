@@ -1,4 +1,4 @@
-"""Weights that are random, yet keep every layer's activations near a standard deviation of one."""
+"""Random weights that keep the standard deviation of every layer's activations near one."""
 
 from __future__ import annotations
 

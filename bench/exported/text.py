@@ -1,4 +1,4 @@
-"""Transformers over tokens, of the sizes that were published: BERT base and GPT-2 small."""
+"""Transformers over tokens in the published sizes: BERT base and GPT-2 small."""
 
 from __future__ import annotations
 

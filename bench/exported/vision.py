@@ -1,4 +1,4 @@
-"""A vision transformer of the size that was published: ViT base, patches of 16 × 16 pixels."""
+"""A vision transformer in the published size: ViT base, patches of 16 × 16 pixels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What happens when a thousand models are prepared for five kinds of hardware? `python -m bench.fleet`.
+"""Simulates preparing a thousand models for five kinds of hardware: `python -m bench.fleet`.
 
-A simulation, not a run: `docs/scaling.md` says what is modelled, whence the figures come, and what
-follows.
+`docs/scaling.md` says what is modelled, where the figures come from, and what follows.
 """

@@ -1,4 +1,4 @@
-"""No schedule can be sooner than this."""
+"""Lower bounds of the makespan: no schedule can be faster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lower_bounds(scenario: Scenario, calibration: Calibration, cells: Sequence[C
 
 
 def machine_seconds(cells: Sequence[Cell], kind: Kind) -> float:
-    """Returns the seconds of a machine that some cells take at least, where a measurement has it alone."""
+    """Returns the minimum seconds of a machine that some cells take if measurements have it to themselves."""
     stages = [stage for cell in cells for stage in cell.stages]
     return sum(stage.seconds if stage.is_exclusive else stage.seconds / kind.devices for stage in stages)
 
@@ -67,7 +67,7 @@ def _chain(scenario: Scenario, calibration: Calibration, cell: Cell) -> float:
 
 
 def fewest_requests(scenario: Scenario, calibration: Calibration) -> dict[str, float]:
-    """Returns the requests of all publishes by limit, where no two of one model happen at once."""
+    """Returns the requests of all publishes by limit, if no two of one model are concurrent."""
     shares = scenario.capacities
     counts = dict.fromkeys(shares.requests_s, 0.0)
     kinds = len(scenario.kinds)

@@ -1,4 +1,4 @@
-"""What breaks first as a fleet grows: each resource's demand for a model, and where that meets its limit."""
+"""What breaks first as a fleet grows: one model's demand for each resource, and where it meets the limit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Break:
     """One resource.
 
     Attributes:
-        resource: What.
+        resource: Name of the resource.
         limit: Units per second.
         per_model: Units that one model takes, all kinds together.
-        models_per_hour: Where the limit is met.
-        nodes: How many machines prepare that many, all kinds in equal numbers and always busy.
+        models_per_hour: Rate at which the limit is met.
+        nodes: Machines that prepare at that rate, all kinds in equal numbers and always busy.
     """
 
     resource: str
@@ -34,7 +34,7 @@ class Break:
 
 
 def find_breaks(scenario: Scenario, calibration: Calibration) -> tuple[Break, ...]:
-    """Returns every resource, that which breaks first in front.
+    """Returns every resource, the first to break first.
 
     Registries are the scenario's capacities with other limits: Amazon's and Google's for OCI, with nothing
     and with a month of daily versions there before, and S3.

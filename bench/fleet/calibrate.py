@@ -1,9 +1,9 @@
-"""Measures what the simulation is fed with: `python -m bench.fleet.calibrate ARTIFACTS --tuned ARTIFACTS`.
+"""Measures the inputs of the simulation: `python -m bench.fleet.calibrate ARTIFACTS --tuned ARTIFACTS`.
 
-Reads the receipts of real builds (`ortprep prepare --artifacts ARTIFACTS`, nothing else busy, since waiting
-for a device is in a receipt's time too), and counts the requests of real publishes. A stage's time is a line
-over the size of the source. Searches come from builds of their own, everything else from builds without one;
-`bench.big_model` adds its two.
+Reads the receipts of real builds (`ortprep prepare --artifacts ARTIFACTS`, on an idle machine, since a
+receipt's time includes waiting for a device), and counts the requests of real publishes. A stage's time is a
+line over the size of the source. Searches come from builds of their own, everything else from builds without
+one; `bench.big_model` adds its two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from bench.fleet.calibration import CALIBRATION, RESULTS, Calibration, StageCost, write_calibration
 from bench.fleet.counting import count_all, fit_requests, time_publish
 from bench.machine import describe_machine
-from pipeline.graph.receipts import WORK_FOLDER, Receipt, read_receipt
+from pipeline.graph.receipts import WORK_FOLDER, TaskReceipt, read_receipt
 
 MB = 1e6
 CALL_S = 0.02
@@ -81,7 +81,7 @@ def _read_model(folder: Path) -> list[Seen]:
     return seen
 
 
-def _task(receipt: Receipt) -> str:
+def _task(receipt: TaskReceipt) -> str:
     stage, slash, variant = receipt.task.partition("/")
     return f"{stage}/{variant if variant == 'portable' else 'target'}" if slash else stage
 

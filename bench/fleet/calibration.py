@@ -1,4 +1,4 @@
-"""What was measured, and what the simulation is fed with; written by `python -m bench.fleet.calibrate`."""
+"""The measured inputs of the simulation; `python -m bench.fleet.calibrate` writes them."""
 
 from __future__ import annotations
 

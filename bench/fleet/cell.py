@@ -1,4 +1,4 @@
-"""What has to be done: models of random size, and for each kind of hardware a cell of stages."""
+"""The work: models of random size, and for each kind of hardware a cell of stages."""
 
 from __future__ import annotations
 

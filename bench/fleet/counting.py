@@ -1,4 +1,4 @@
-"""How many requests does a publish make? Counted at real registries: a folder, S3 (moto), OCI (Debian's)."""
+"""Counts the requests of a publish at real registries: a folder, S3 (moto), OCI (Debian's)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bench.fleet.calibration import RequestCost
 from pipeline.bundle.loader_config import Requirements, VersionRange
 from pipeline.registry.cache import Cache
 from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.publishing import publish
+from pipeline.registry.publish import publish
 from pipeline.registry.references import open_registry
-from tests.registry.bundles import CPU, Build, Made, write_bundle
-from tests.registry.oci_server import oci_server
-from tests.registry.s3_server import BUCKET, s3_server
+from tests.registry.backends.oci.fakes import oci_server
+from tests.registry.builders import CPU, Build, Made, write_bundle
+from tests.registry.fakes import BUCKET, s3_server
 
 KINDS = 5
 _OCI = re.compile(r"/v2/.*?/(manifests|blobs/uploads|blobs|tags)")
@@ -39,7 +39,7 @@ class CountingBackend:
 
     Args:
         url: The registry.
-        delay_s: How far away it is made to be: seconds that every call takes longer.
+        delay_s: Added latency of every call, in seconds.
     """
 
     def __init__(self, url: str, *, delay_s: float = 0.0) -> None:

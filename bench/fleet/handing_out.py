@@ -1,7 +1,8 @@
-"""How many cells does a driver hand out to Ray in a second? `python -m bench.fleet.handing_out`.
+"""How many cells can a driver submit to Ray in a second? `python -m bench.fleet.handing_out`.
 
-In a Ray of its own on this machine, with the calls of `pipeline.cluster.building.connection`, to nodes
-that do not exist: what is measured is the driver, and how long it takes to look at all that wait.
+Starts its own Ray on this machine and submits to nodes that do not exist, with the calls of
+`pipeline.cluster.building.connection`. This measures the driver, and how long it takes to check all that
+wait.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import time
 
 
 def echo(text: str) -> str:
-    """Stands for a cell; never runs, since no node has what it asks for."""
+    """Stands for a cell; never runs, since no node has the resources."""
     return text
 
 
 def main() -> None:
-    """Hands out, looks, prints."""
+    """Submits, checks, prints."""
     import ray
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -1,4 +1,4 @@
-"""A machine: stages share it, and measurements have their device alone, or all of it."""
+"""A machine: stages share it, and measurements have their device, or the whole machine, to themselves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Node:
 
     @property
     def free_slots(self) -> int:
-        """How many cells more it takes."""
+        """Number of free slots."""
         return self.devices - len(self.cells) if self.is_alive else 0
 
     def request(self, env: Environment, *, is_exclusive: bool) -> Grant:
@@ -98,6 +98,6 @@ class Node:
 
 
 def emptiest(nodes: Sequence[Node]) -> Node | None:
-    """Returns the node with the most free places, the first of equals; None if all are full."""
+    """Returns the node with the most free slots, the first of equals; None if all are full."""
     best = max(nodes, key=lambda node: node.free_slots)
     return best if best.free_slots > 0 else None

@@ -1,4 +1,4 @@
-"""What came of a simulated run."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Ran:
     """A stage that held a machine, or part of it.
 
     Attributes:
-        cell: Whose stage.
-        node: Where.
-        task: Which.
-        begin_s: From when.
-        is_exclusive: Whether it had a device alone.
-        end_s: To when.
+        cell: Cell of the stage.
+        node: Machine that ran it.
+        task: Name of the stage.
+        begin_s: Start, in seconds.
+        is_exclusive: Whether it had a device to itself.
+        end_s: End, in seconds.
     """
 
     cell: Cell
@@ -38,12 +38,12 @@ class Ran:
 
 @dataclass
 class Waste:
-    """What was done for nothing.
+    """Wasted work.
 
     Attributes:
         exclusive_s: Seconds of devices that a stage had alone.
         shared_s: Seconds of cores.
-        bytes: That were moved again, or for nothing.
+        bytes: Bytes that were moved again, or for nothing.
         node_deaths: Machines that died.
         driver_deaths: How often the driver died.
         transfer_errors: Transfers that were repeated.
@@ -57,7 +57,7 @@ class Waste:
     transfer_errors: int = 0
 
     def add(self, ran: Ran | None) -> None:
-        """Notes a stage that ran, if it did, and left no receipt."""
+        """Adds a stage that left no receipt."""
         if ran is not None and ran.is_exclusive:
             self.exclusive_s += ran.end_s - ran.begin_s
         elif ran is not None:
@@ -84,7 +84,7 @@ class Outcome:
         alone_s: Seconds in which a stage had a device alone, by kind.
         moves: How often each cell had to start again, from its last receipt.
         retries: The most of them that one driver had to ask for.
-        waste: What was done for nothing.
+        waste: Wasted work.
     """
 
     makespan_s: float

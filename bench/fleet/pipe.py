@@ -1,4 +1,4 @@
-"""Whatever has a rate: a network, a registry's quota, the driver that submits tasks."""
+"""Anything with a rate: a network, a registry's quota, the driver that submits tasks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Pipe:
-    """Serves whoever comes first, at its full rate, one after the other.
+    """Serves requests in order of arrival, at its full rate.
 
     The last byte of a queue leaves such a pipe no later than one shared fairly would let it, so what it says
     of saturation holds for those too.
 
     Attributes:
         rate: Units (bytes, requests, tasks) per second; `math.inf` for no limit.
-        free_at_s: When everything taken so far is through.
+        free_at_s: Time when everything taken so far is through, in seconds.
         total: Units taken so far.
-        waited_s: How long takers stood in the queue, all of them together.
+        waited_s: Total time in the queue, in seconds.
     """
 
     rate: float

@@ -1,4 +1,4 @@
-"""What is assumed: the machines, what they share, and what goes wrong."""
+"""Assumptions: the machines, what they share, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Kind:
     """One kind of hardware.
 
     Attributes:
-        name: Of the kind.
-        nodes: Machines of it.
-        devices: Devices of each: as many cells live on it at once. All processors together are one device.
+        name: Name of the kind.
+        nodes: Number of machines.
+        devices: Devices of each machine, and so concurrent cells. All processors are one device.
         slowness: Factor on the measured times of all stages.
     """
 
@@ -75,7 +75,7 @@ class Capacities:
         store_bytes_s: What the store of intermediate files takes and sends.
         registry_bytes_s: What the registry takes.
         node_bytes_s: What the network of one machine carries.
-        driver_tasks_s: Tasks the driver submits.
+        driver_tasks_s: Tasks that the driver submits per second.
         registry: Kind of registry, as the calibration has it.
         requests_s: Requests it takes, by kind; `write` and `any` stand for all of those. None has no limit.
     """
@@ -95,11 +95,11 @@ class Failures:
 
     Attributes:
         node_mtbf_h: Hours between the deaths of one node, failures and reclaims together.
-        replacement_s: Until another machine is in its place.
+        replacement_s: Time until another machine takes its place, in seconds.
         driver_mtbf_h: Hours between deaths of the driver.
-        restart_s: Until somebody has run the command again.
+        restart_s: Time until somebody runs the command again, in seconds.
         transfer_error: Share of transfers to and from the store that fail half-way and are repeated.
-        retry_s: Pause before they are.
+        retry_s: Delay before the repetition, in seconds.
     """
 
     node_mtbf_h: float = math.inf
@@ -128,7 +128,7 @@ class Scenario:
         is_alone: Whether a measurement has its machine alone (as builds do today), or its device only.
         largest_first: Whether the largest models go first, or all in the order of their names.
         parts_before: Parts of each model that the registry has from earlier versions.
-        seed: Of everything that is random.
+        seed: Seed of all random numbers.
     """
 
     kinds: tuple[Kind, ...] = FLEET

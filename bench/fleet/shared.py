@@ -1,4 +1,4 @@
-"""What all machines share: the source, the store, the registry, the driver; and what went through it."""
+"""Resources that all machines share, and their traffic: the source, the store, the registry, the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.fleet.cell import Model
 from bench.fleet.outcome import Waste
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import Failures, Scenario
-from pipeline.cluster.building.building_cell import PUBLISHINGS
+from pipeline.cluster.building.job_build import MAX_PUBLISH_ATTEMPTS
 from pipeline.registry.retries import ATTEMPTS, FIRST_PAUSE_S
 
 
@@ -19,7 +19,7 @@ def _pauses_s(attempts: int) -> float:
     return sum(FIRST_PAUSE_S * 2.0**number for number in range(attempts - 1))
 
 
-PATIENCE_S = PUBLISHINGS * _pauses_s(ATTEMPTS) + _pauses_s(PUBLISHINGS)
+PATIENCE_S = MAX_PUBLISH_ATTEMPTS * _pauses_s(ATTEMPTS) + _pauses_s(MAX_PUBLISH_ATTEMPTS)
 """Seconds for which a cell asks again, jitter apart, before it gives up: its registry's backend each time."""
 
 _READS = ("GET", "HEAD", "list_", "read_", "find_")
@@ -41,7 +41,7 @@ class Registry:
         floor_s: Seconds a publish takes in any case.
         sent: Requests so far, by kind.
         offered: When a publish began, and how many requests it makes.
-        impatient: Publishes that a limit held up for longer than they ask again: they would have failed.
+        impatient: Publishes that waited at a limit for longer than they retry: they would have failed.
     """
 
     costs: Mapping[str, RequestCost]
@@ -55,7 +55,7 @@ class Registry:
     def publish(self, now_s: float, model: Model, size_bytes: float) -> float:
         """Sends what a publish sends, and returns when the registry has answered the last of it.
 
-        Who comes to a model that others publish pays for what they will ask again, too.
+        A publisher of a model that others publish at the same time also pays for their repeated requests.
         """
         end_s = max(now_s + self.floor_s, self.bytes.take(now_s, size_bytes))
         queue_s = max((pipe.free_at_s - now_s for pipe in self.limits.values()), default=0.0)
@@ -79,9 +79,9 @@ class Store:
     Attributes:
         pipe: What it takes and sends.
         node_bytes_s: What one machine's network carries.
-        failures: How often a transfer fails.
-        waste: Where that is noted.
-        bytes: What was moved, by way.
+        failures: Rates of failing transfers.
+        waste: Record of repeated transfers.
+        bytes: Moved bytes, by direction.
         requests: Two for each file (is it there; put or get it), two for a receipt.
     """
 
@@ -125,13 +125,13 @@ class Shared:
     registry: Registry
 
     def fetch(self, now_s: float, size_bytes: float) -> float:
-        """Gets a model from where it comes from; returns the seconds it takes."""
+        """Fetches a model from its source; returns the seconds."""
         through_s = now_s + size_bytes / self.store.node_bytes_s
         return max(self.source.take(now_s, size_bytes), through_s) - now_s
 
 
 def open_shared(scenario: Scenario, calibration: Calibration, waste: Waste) -> Shared:
-    """Returns everything idle."""
+    """Returns all shared resources, idle."""
     capacities = scenario.capacities
     registry = Registry(
         calibration.registries[capacities.registry],

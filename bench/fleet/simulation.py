@@ -1,4 +1,4 @@
-"""A fleet prepares models: what `ortprep prepare --engine ray` does, as events in simulated time."""
+"""Simulates `ortprep prepare --engine ray` on a fleet as events in simulated time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Simulation:
     """One run; `run` plays it to its end.
 
     Args:
-        scenario: What is assumed.
-        calibration: What was measured.
+        scenario: Assumptions.
+        calibration: Measured inputs.
     """
 
     def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
@@ -59,7 +59,7 @@ class Simulation:
         self._alone_s = {kind.name: 0.0 for kind in scenario.kinds}
 
     def run(self) -> Outcome:
-        """Returns what came of it."""
+        """Returns the outcome."""
         models = list(dict.fromkeys(cell.model for cell in self.cells))
         for model in models:
             model.fetched = self._env.event()
@@ -127,7 +127,7 @@ class Simulation:
             self._over.succeed()
 
     def _live(self, cell: Cell) -> Steps:
-        """Takes a place on a machine and keeps it until the cell is published, or either dies."""
+        """Takes a slot on a machine and keeps it until the cell is published, or one of them dies."""
         place = self._env.event()
         entry = (self._urgency(cell.model), cell.model.index, cell, place)
         heapq.heappush(self._ready[cell.kind], entry)
@@ -151,7 +151,7 @@ class Simulation:
             self._fill(cell.kind)
 
     def _settle(self, cell: Cell, node: Node) -> Steps:
-        """Gets the cell's files, unless it was broken off on this very machine."""
+        """Gets the cell's files, unless it was interrupted on this machine."""
         home = (node.name, node.deaths)
         if cell.home != home:
             self._waste.bytes += cell.left_bytes if cell.home else 0
@@ -162,7 +162,7 @@ class Simulation:
             yield self._env.timeout(loading_s)
 
     def _fill(self, kind: int) -> None:
-        """Gives waiting cells places on machines of their kind, the emptiest first."""
+        """Assigns waiting cells to machines of their kind, the emptiest first."""
         while self._ready[kind]:
             node = emptiest(self._nodes[kind])
             if node is None:
@@ -248,5 +248,5 @@ class Simulation:
 
 
 def simulate(scenario: Scenario, calibration: Calibration) -> Outcome:
-    """Returns what comes of a scenario; the same for the same seed."""
+    """Returns the outcome of a scenario; the same for the same seed."""
     return Simulation(scenario, calibration).run()

@@ -1,4 +1,4 @@
-"""The runs that are reported: failures, policies, and fleets that grow."""
+"""The reported runs: failures, policies, and growing fleets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CELLS_PER_MACHINE = 20
 """What a large fleet has to do at least: with less, the longest build alone decides."""
 
 RETRIES = 3
-"""How often the engine begins a cell anew before it gives it up, to be gone on with by the next run."""
+"""Retries of a cell before the engine gives it up and leaves it to the next run."""
 
 Run = Callable[[Sequence[Scenario]], Sequence[Outcome]]
 
@@ -37,7 +37,7 @@ def study(calibration: Calibration, run: Run, *, models: int, seeds: Sequence[in
         calibration: What was measured.
         run: Simulates scenarios, in any order, and returns their outcomes in the order given.
         models: Models to prepare; more where a fleet is too large for so few.
-        seeds: Of the runs whose spread is told; growing fleets take the first.
+        seeds: Seeds of the runs whose spread is reported; growing fleets take the first.
     """
     base = Scenario(models=models)
     named = {

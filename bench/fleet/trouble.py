@@ -1,4 +1,4 @@
-"""What goes wrong: machines die and are replaced, the driver dies and is started again."""
+"""Failures: machines die and are replaced, the driver dies and is started again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Steps = Generator[Event, Any, None]
 
 
 class Trouble:
-    """Interrupts the cells that a death concerns; they go on elsewhere, or later.
+    """Interrupts the cells that a death affects; they go on elsewhere, or later.
 
     Args:
         env: The simulated time.
@@ -39,7 +39,7 @@ class Trouble:
         """Starts the clock of every death.
 
         Args:
-            on_return: Told the kind of each machine that is there again.
+            on_return: Called with the kind of each replaced machine.
         """
         if self._failures.node_mtbf_h < math.inf:
             for node in self._nodes:
@@ -49,11 +49,11 @@ class Trouble:
 
     @property
     def is_driver_gone(self) -> bool:
-        """Whether the driver has died and is not there again."""
+        """Whether the driver is dead."""
         return self._driver_back is not None
 
     def wait_for_driver(self) -> Steps:
-        """Waits while there is no driver."""
+        """Waits while the driver is dead."""
         while self._driver_back is not None:
             yield self._driver_back
 
