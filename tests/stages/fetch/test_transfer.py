@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -175,11 +176,13 @@ def test_no_server_is_told_after_a_few_tries(server: FileServer, tmp_path: Path)
         fetch_file(origin_of("http://127.0.0.1:9/m.onnx"), tmp_path / "got", retry=RETRY)
 
 
-def test_credentials_never_show(server: FileServer, tmp_path: Path) -> None:
+def test_credentials_never_show(server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     url = server.url.replace("//", "//me:secret@") + "/absent.onnx?token=secret"
     with pytest.raises(SourceError) as caught:
         fetch_file(origin_of(url), tmp_path / "got", retry=RETRY)
-    assert "secret" not in str(caught.value)
+    assert "/absent.onnx" in caplog.text
+    assert "secret" not in str(caught.value) + caplog.text
 
 
 @pytest.mark.parametrize("url", ["http:///m.onnx", "http://host:port/m.onnx", "http://[::1/m.onnx"])
