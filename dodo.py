@@ -11,16 +11,16 @@ from typing import Any
 
 from doit import get_var
 
-from pipeline.cli.console import (
+from ortprep.cli.console import (
     BuildObserver,
     exit_when_interrupted,
     start_logging,
     start_streams,
     write_line,
 )
-from pipeline.graph.build import plan_builds
-from pipeline.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
-from pipeline.telemetry import disable_telemetry
+from ortprep.graph.build import plan_builds
+from ortprep.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
+from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()
 start_streams()

@@ -1,5 +1,5 @@
 """Benchmarks of speed and coverage, one question per file. Results are JSON files that name the machine."""
 
-from pipeline.telemetry import disable_telemetry
+from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()

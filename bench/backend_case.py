@@ -23,19 +23,19 @@ import onnxruntime
 from onnx import numpy_helper
 
 from bench.backend_verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.bundle.session_record import ProviderRecord, SessionPlan
-from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
-from pipeline.runtime.tensors.arrays import run_session, to_storable
-from pipeline.runtime.tensors.element_types import find_element_type
-from pipeline.runtime.verification.compare import compare_output
-from pipeline.spec.models import RuntimeSpec
-from pipeline.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
-from pipeline.stages.optimize.ladder import Step, plan_ladder
-from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.session_plans import loading_options, saving_plan
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.session_record import ProviderRecord, SessionPlan
+from ortprep.errors import PipelineError, StageError
+from ortprep.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
+from ortprep.runtime.tensors.arrays import run_session, to_storable
+from ortprep.runtime.tensors.element_types import find_element_type
+from ortprep.runtime.verification.compare import compare_output
+from ortprep.spec.models import RuntimeSpec
+from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
+from ortprep.stages.optimize.ladder import Step, plan_ladder
+from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.session_plans import loading_options, saving_plan
 
 RUNTIME = RuntimeSpec()
 IR_VERSION = 10

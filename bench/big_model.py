@@ -144,7 +144,7 @@ def prepare_big_model(folder: Path, *, size_bytes: int) -> dict[str, Any]:
     command = prepare_command(folder / "configs", folder / "artifacts")
     peaks, elapsed_s, text = run_watched(command, cwd=folder)
     manifest = json.loads((folder / "artifacts" / "big" / "manifest.json").read_text())
-    load = [sys.executable, "-c", "from pipeline.runtime import load; load('artifacts/big', check='golden')"]
+    load = [sys.executable, "-c", "from ortprep.runtime import load; load('artifacts/big', check='golden')"]
     load_peaks, load_s, _ = run_watched(load, cwd=folder)
     return {
         "weights_gib": round(weights_bytes / 2**30, 2),

@@ -20,12 +20,12 @@ from typing import Any
 import yaml
 
 from bench.machine import describe_machine
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.manifest import Manifest, VariantRecord, read_manifest
-from pipeline.errors import PipelineError
-from pipeline.graph.build import plan_builds
-from pipeline.graph.execution import run_task
-from pipeline.measuring.shipped import shipped_figures
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
+from ortprep.errors import PipelineError
+from ortprep.graph.build import plan_builds
+from ortprep.graph.execution import run_task
+from ortprep.measuring.shipped import shipped_figures
 
 _ROOT = Path(__file__).parent.parent
 _LADDER = ["int8", "mixed", "fp16", "fp32"]

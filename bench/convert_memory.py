@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.big_model import write_big_model
 from bench.machine import describe_machine
-from pipeline.runtime.probing.child import run_child
+from ortprep.runtime.probing.child import run_child
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0
@@ -37,7 +37,7 @@ class Pass:
     request: Mapping[str, Any]
 
 
-_CONVERT = "pipeline.stages.convert"
+_CONVERT = "ortprep.stages.convert"
 _HALF = f"{_CONVERT}.half.convert:convert_half"
 _WEIGHTS = f"{_CONVERT}.quantize.weight_only:quantize_weights"
 _DYNAMIC = f"{_CONVERT}.quantize.dynamic:quantize_dynamic"

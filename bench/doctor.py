@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe_machine
-from pipeline.errors import StageError
-from pipeline.stages.fetch.demo.catalogue import write_demo_model
+from ortprep.errors import StageError
+from ortprep.stages.fetch.demo.catalogue import write_demo_model
 
 MODELS = ("resnet50", "bert-base", "densenet121")
 GOAL_APART, GOAL_ALL_S = 0.10, 90.0
@@ -27,8 +27,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
 import json, sys, tempfile
 from pathlib import Path
-from pipeline.diagnose.initialisation.check import diagnose_initialisation
-from pipeline.diagnose.sampling import examine_source
+from ortprep.diagnose.initialisation.check import diagnose_initialisation
+from ortprep.diagnose.sampling import examine_source
 with tempfile.TemporaryDirectory() as folder:
     subject = examine_source(Path(sys.argv[1]), Path(folder))
     print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[2])).figures["default"]))
@@ -50,7 +50,7 @@ def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
 
 def time_all(model: Path, folder: Path) -> dict[str, Any]:
     """Returns how long `doctor all` takes on a model, in all and by check."""
-    command = [sys.executable, "-m", "pipeline", "doctor", "all", str(model), "--json"]
+    command = [sys.executable, "-m", "ortprep", "doctor", "all", str(model), "--json"]
     started = time.monotonic()
     output = _output([*command, "--trace", str(folder / "trace.json")], codes=(0, 1))
     return {"seconds": time.monotonic() - started, "checks": [one["check"] for one in json.loads(output)]}

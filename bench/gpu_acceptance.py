@@ -22,18 +22,18 @@ from typing import Any
 
 from bench.machine import describe_machine
 from bench.models import demo_specs, find_prepared, prepare_command, write_specs
-from pipeline.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
-from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import LoadError, PipelineError
-from pipeline.options import known_provider_options
-from pipeline.runtime import PoolConfig, SessionPool, open_bundle
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.probing.availability import unavailable_reason
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.verification.golden import find_problems, read_golden
+from ortprep.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import LoadError, PipelineError
+from ortprep.options import known_provider_options
+from ortprep.runtime import PoolConfig, SessionPool, open_bundle
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.probing.availability import unavailable_reason
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.runtime.verification.golden import find_problems, read_golden
 
 MODELS = ("resnet50", "bert-base")
 DEFAULTS = (
@@ -141,7 +141,7 @@ def examine(root: Path) -> list[Row]:
 def _doctor_row(check: str, folders: list[str]) -> Row:
     title = f"doctor {check}"
     subject = ["--expect", "cuda"] if check == "env" else [MODELS[0]]
-    command = [sys.executable, "-m", "pipeline", "doctor", check, *subject, "--devices", "cuda:0", "--json"]
+    command = [sys.executable, "-m", "ortprep", "doctor", check, *subject, "--devices", "cuda:0", "--json"]
     done = subprocess.run([*command, *folders], stdout=subprocess.PIPE, text=True, check=False)
     try:
         (found,) = json.loads(done.stdout)

@@ -21,14 +21,14 @@ from typing import Any
 
 from bench.machine import describe_machine
 from bench.models import prepare_command
-from pipeline.bundle.loader_config import find_variant, read_loader_config
-from pipeline.bundle.manifest import read_manifest
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.probing.availability import unavailable_reason
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.bundle.loader_config import find_variant, read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.probing.availability import unavailable_reason
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 
 BATCHES = (1, 8, 32, 128)
 ROUNDS = 3
@@ -53,8 +53,8 @@ def write_models(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnx
     from onnx import numpy_helper
 
-    from pipeline.runtime.tensors.arrays import write_tensors
-    from pipeline.stages.fetch.demo.catalogue import write_demo_model
+    from ortprep.runtime.tensors.arrays import write_tensors
+    from ortprep.stages.fetch.demo.catalogue import write_demo_model
     from tests.stages.convert.builders import overflowing_net
 
     folder = Path(request["folder"])

@@ -34,12 +34,12 @@ from bench.start import (
     run_script,
     write_script,
 )
-from pipeline.bundle.codec import encode
-from pipeline.bundle.manifest import read_manifest
-from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import centre, paired_ratio, summarise
-from pipeline.measuring.device_lock import measuring
-from pipeline.measuring.rounds import order_of_round
+from ortprep.bundle.codec import encode
+from ortprep.bundle.manifest import read_manifest
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import centre, paired_ratio, summarise
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
 PROGRESSIVE, PROGRESSIVE_IMPORTED = "progressive", "progressive, imported"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.runtime.probing.child import run_child
+from ortprep.runtime.probing.child import run_child
 
 
 def describe_machine() -> dict[str, Any]:
     """Returns processor, memory, GPUs, kernel and versions as JSON types."""
-    environment = run_child("pipeline.stages.core.provenance:describe_environment", {}, timeout_s=120).value
+    environment = run_child("ortprep.stages.core.provenance:describe_environment", {}, timeout_s=120).value
     hardware = environment["hardware"]
     return {
         "cpu_model": hardware["cpu_model"],

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
-from pipeline.errors import BundleError, StageError
-from pipeline.graph.receipts import read_receipt, receipt_path, task_folder
-from pipeline.stages.core.contract import TaskId
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.verify.reference import read_reference
+from ortprep.bundle.codec import decode
+from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
+from ortprep.errors import BundleError, StageError
+from ortprep.graph.receipts import read_receipt, receipt_path, task_folder
+from ortprep.stages.core.contract import TaskId
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.verify.reference import read_reference
 
 ARTIFACTS = Path(os.environ.get("ORTPREP_BENCH_MODELS", "artifacts/bench"))
 """Folder of models and bundles that benchmarks share and keep between runs."""
@@ -124,7 +124,7 @@ def write_specs(specs: Mapping[str, str], configs: Path, *, defaults: str) -> No
 def prepare_command(configs: Path, artifacts: Path, names: Sequence[str] = ()) -> list[str]:
     """Returns the command that builds the bundles of a folder of specs, or those of some names."""
     folders = ["--configs", str(configs), "--artifacts", str(artifacts)]
-    return [sys.executable, "-m", "pipeline", "prepare", *names, *folders]
+    return [sys.executable, "-m", "ortprep", "prepare", *names, *folders]
 
 
 def find_prepared(name: str, artifacts: Path) -> PreparedModel:

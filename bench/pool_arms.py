@@ -25,7 +25,7 @@ GOAL = 0.95
 def measure(bundle: Path, requests: int) -> dict[str, float]:
     """Returns seconds per request, by what was asked; runs in a process whose `pipeline` is the arm's."""
     from bench.pool import LARGE, SMALL, blocking, windowed
-    from pipeline.runtime import PoolConfig, SessionPool
+    from ortprep.runtime import PoolConfig, SessionPool
 
     small, middle = np.ones(SMALL, np.float32), np.ones((1, 64 * 1024), np.float32)
     plain = np.ones((LARGE[0] * LARGE[1], LARGE[2]), np.float32)

@@ -28,11 +28,11 @@ from bench.machine import describe_machine
 from bench.models import ARTIFACTS
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
-from pipeline.bundle.codec import encode
-from pipeline.errors import PipelineError, StageError
-from pipeline.measuring.comparison import is_below, paired_ratio, summarise
-from pipeline.measuring.device_lock import measuring
-from pipeline.measuring.rounds import order_of_round
+from ortprep.bundle.codec import encode
+from ortprep.errors import PipelineError, StageError
+from ortprep.measuring.comparison import is_below, paired_ratio, summarise
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import order_of_round
 
 MODELS = ("rapidocr-det", "rapidocr-cls", "rapidocr-rec")
 PLAIN, BUNDLES = "plain", "bundles"
@@ -62,7 +62,7 @@ from rapidocr import RapidOCR
 request = json.loads(sys.argv[1])
 if request["bundles"]:
     import rapidocr.inference_engine.onnxruntime.main as engine
-    from pipeline.runtime import load
+    from ortprep.runtime import load
 
     def make_session(path, sess_options=None, providers=None):
         return load(request["bundles"][path.rpartition("/")[2]], session_options=sess_options)

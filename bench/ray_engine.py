@@ -27,9 +27,9 @@ _CHILD = """
 import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
-from pipeline.cli.console import BuildObserver
-from pipeline.graph.doit_tasks import DoitEngine
-from pipeline.graph.engine import Order
+from ortprep.cli.console import BuildObserver
+from ortprep.graph.doit_tasks import DoitEngine
+from ortprep.graph.engine import Order
 wanted = json.loads(sys.argv[1])
 order = Order(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
 joined_s = 0.0
@@ -40,7 +40,7 @@ else:
     before = time.perf_counter()
     ray.init(address=wanted["address"], log_to_driver=False, logging_level="error")
     joined_s = time.perf_counter() - before
-    from pipeline.cluster.building.engine import RayEngine
+    from ortprep.cluster.building.engine import RayEngine
     engine = RayEngine(store=wanted["store"])
 begun = time.perf_counter()
 outcome = engine.prepare(order, BuildObserver())

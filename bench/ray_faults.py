@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.machine import describe_machine
-from pipeline.errors import PipelineError
+from ortprep.errors import PipelineError
 
 HTTP_THREADS = 4
 WINDOW = 64
@@ -292,9 +292,9 @@ def deploy(bundle: Path, replicas: int) -> None:
     """Deploys the model, or updates it, and waits until all replicas have this version."""
     from ray import serve
 
-    from pipeline.cluster import ServeConfig
-    from pipeline.cluster.serving.application import build_application
-    from pipeline.cluster.serving.pinning import pin_version
+    from ortprep.cluster import ServeConfig
+    from ortprep.cluster.serving.application import build_application
+    from ortprep.cluster.serving.pinning import pin_version
 
     _, pinned = pin_version(str(bundle))
     config = ServeConfig(cpus=0.5, max_queued_requests=-1, health_check_period_s=2.0)
@@ -311,7 +311,7 @@ def run_storm(cluster: FaultyCluster, bundle: Path, other: Path, options: StormO
         other: `y = x + x`, with the same inputs and outputs.
         options: Settings of the storm.
     """
-    from pipeline.cluster import RaySessionPool
+    from ortprep.cluster import RaySessionPool
 
     storm = Storm(cluster, options)
     deploy(bundle, options.nodes)

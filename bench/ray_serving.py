@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from bench.machine import describe_machine
 from bench.models import prepare_command
 from bench.pool import blocking, windowed
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.errors import PipelineError, StageError
+from ortprep.runtime.probing.child import run_child
 
 GOALS = {
     "small_window_us": ("<=", 500.0),
@@ -154,8 +154,8 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     from ray import serve
 
-    from pipeline.cluster import RaySessionPool, ServeConfig
-    from pipeline.runtime import PoolConfig, SessionPool
+    from ortprep.cluster import RaySessionPool, ServeConfig
+    from ortprep.runtime import PoolConfig, SessionPool
 
     x, requests = np.ones(SMALL, np.float32), request["requests"]
     with (
@@ -218,8 +218,8 @@ def classify_by_hand(request: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         request: `bundle`, `rows`.
     """
-    from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-    from pipeline.runtime.session.opened_model import open_model
+    from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+    from ortprep.runtime.session.opened_model import open_model
 
     started = time.perf_counter()
     session = open_model(request["bundle"], ModelLoadOptions(threads=1)).session
@@ -239,8 +239,8 @@ def classify_dataset(request: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         request: `bundle`, `rows`; `bundle` is None for a class that does nothing.
     """
-    from pipeline.cluster import OnnxPredictor, PredictorConfig
-    from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+    from ortprep.cluster import OnnxPredictor, PredictorConfig
+    from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     with ray_of_one_node() as ray:
         import ray.data as data

@@ -25,12 +25,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.machine import describe_machine
-from pipeline.bundle.digest import DigestCache
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.references import VersionRef
+from ortprep.bundle.digest import DigestCache
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import BARE, HERE, Build, Made, write_bundle
 

@@ -25,7 +25,7 @@ GOAL_S, GOAL_BYTES = 5.0, 5_000_000
 
 def run_report(artifacts: Path, out: Path) -> float:
     """Runs `ortprep report` in a fresh process and returns its wall time in seconds."""
-    command = [sys.executable, "-m", "pipeline", "report", "--artifacts", str(artifacts), "--out", str(out)]
+    command = [sys.executable, "-m", "ortprep", "report", "--artifacts", str(artifacts), "--out", str(out)]
     started = time.perf_counter()
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     elapsed_s = time.perf_counter() - started

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.models import ARTIFACTS, DEFAULTS, PreparedModel, prepare_specs
-from pipeline.errors import PipelineError, StageError
+from ortprep.errors import PipelineError, StageError
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.errors import StageError
-from pipeline.runtime.tensors.arrays import read_tensors
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.errors import StageError
+from ortprep.runtime.tensors.arrays import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,13 +127,13 @@ def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> 
     """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested."""
     more = "" if target is None else f", target={target!r}"
     session = f"session = load({str(bundle)!r}{more})"
-    return LoadScript("from pipeline.runtime import load", session, "import onnxruntime" if imported else "")
+    return LoadScript("from ortprep.runtime import load", session, "import onnxruntime" if imported else "")
 
 
 def load_progressive(bundle: Path, *, imported: bool = False) -> LoadScript:
     """Returns the script of a job that calls `load_progressive`; later runs come after the swap."""
     return LoadScript(
-        "from pipeline.runtime import load_progressive",
+        "from ortprep.runtime import load_progressive",
         f"session = load_progressive({str(bundle)!r})",
         "import onnxruntime" if imported else "",
         "session.wait_steady(120)",

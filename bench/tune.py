@@ -22,19 +22,19 @@ from typing import Any
 
 from bench.machine import describe_machine
 from bench.models import SPECS
-from pipeline.bundle.codec import encode
-from pipeline.bundle.tuning_record import Summary, TrialFigures, TuningRecord
-from pipeline.errors import PipelineError, StageError
-from pipeline.graph.build import plan_builds
-from pipeline.graph.execution import Task, open_context
-from pipeline.graph.search_results import read_search, tune_tasks
-from pipeline.measuring.comparison import paired_ratio, standard_error, summarise
-from pipeline.measuring.device_lock import measuring
-from pipeline.measuring.rounds import order_of_round
-from pipeline.stages.tune.search_context import SearchContext, open_search
-from pipeline.tuning.final import rank
-from pipeline.tuning.objective import Figures, Objective, summary_values
-from pipeline.tuning.space import DEFAULT, PlanChoice, Space
+from ortprep.bundle.codec import encode
+from ortprep.bundle.tuning_record import Summary, TrialFigures, TuningRecord
+from ortprep.errors import PipelineError, StageError
+from ortprep.graph.build import plan_builds
+from ortprep.graph.execution import Task, open_context
+from ortprep.graph.search_results import read_search, tune_tasks
+from ortprep.measuring.comparison import paired_ratio, standard_error, summarise
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import order_of_round
+from ortprep.stages.tune.search_context import SearchContext, open_search
+from ortprep.tuning.final import rank
+from ortprep.tuning.objective import Figures, Objective, summary_values
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
 RUNS_PER_LOAD = (1, 100, 100_000)
@@ -131,7 +131,7 @@ class Bench:
     def tune(self) -> TuningRecord:
         """Searches as a user would."""
         folders = ["--configs", str(self.configs), "--artifacts", str(self.artifacts)]
-        command = [sys.executable, "-m", "pipeline", "tune", self.model, *folders]
+        command = [sys.executable, "-m", "ortprep", "tune", self.model, *folders]
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
             raise StageError(f"cannot tune {self.model}", hint=" ".join(command))
         return read_search(self.task())

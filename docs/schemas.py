@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from pipeline.bundle.loader_config import LoaderConfig
-from pipeline.bundle.manifest import Manifest
-from pipeline.spec.schema import spec_schema
+from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.bundle.manifest import Manifest
+from ortprep.spec.schema import spec_schema
 
 FOLDER = Path(__file__).parent
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -1,6 +1,6 @@
-"""`python -m pipeline` is the `ortprep` command."""
+"""`python -m ortprep` is the `ortprep` command."""
 
-from pipeline.cli import main
+from ortprep.cli import main
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.stages.core.graphs.graph_walk import walk_initializers
+from ortprep.stages.core.graphs.graph_walk import walk_initializers
 
 OPSET = 17
 """Opset of the models here: every supported ONNX Runtime has it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.telemetry import disable_telemetry
+from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from docs.schemas import build_schemas, format_schema
-from pipeline.bundle.codec import encode
+from ortprep.bundle.codec import encode
 from tests.bundle.builders import write_bundle
 
 ROOT = Path(__file__).parent.parent

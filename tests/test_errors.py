@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from pipeline import errors
+from ortprep import errors
 
 ALL = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PipelineError)

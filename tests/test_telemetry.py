@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.telemetry import TELEMETRY_VARIABLE
+from ortprep.telemetry import TELEMETRY_VARIABLE
 from tests.prepare.builders import REPOSITORY
 
 BUNDLE = REPOSITORY / "tests/compat/0.1.0/conv"
-LOAD = "import sys; from pipeline.runtime import load; load(sys.argv[1])"
+LOAD = "import sys; from ortprep.runtime import load; load(sys.argv[1])"
 POOL = (
-    "import sys; from pipeline.runtime import PoolConfig, SessionPool\n"
+    "import sys; from ortprep.runtime import PoolConfig, SessionPool\n"
     "if __name__ == '__main__': SessionPool(sys.argv[1], PoolConfig(devices='cpu')).close()"
 )
 COMMANDS = {
     "load": ["-c", LOAD, str(BUNDLE)],
     "a pool and its worker": ["-c", POOL, str(BUNDLE)],
-    "check, in a child for each variant": ["-m", "pipeline", "check", str(BUNDLE)],
+    "check, in a child for each variant": ["-m", "ortprep", "check", str(BUNDLE)],
 }
 CALLS = "socket,connect,open,openat,creat,mkdir,mkdirat,execve"
 

@@ -22,7 +22,7 @@ import numpy as np
 from bench.fleet.calibration import CALIBRATION, RESULTS, Calibration, StageCost, write_calibration
 from bench.fleet.counting import count_all, fit_requests, time_publish
 from bench.machine import describe_machine
-from pipeline.graph.receipts import WORK_FOLDER, TaskReceipt, read_receipt
+from ortprep.graph.receipts import WORK_FOLDER, TaskReceipt, read_receipt
 
 MB = 1e6
 CALL_S = 0.02

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
+from ortprep.bundle.codec import decode, encode
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CALIBRATION = RESULTS / "fleet_calibration.json"

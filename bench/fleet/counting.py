@@ -19,11 +19,11 @@ from unittest import mock
 import requests
 
 from bench.fleet.calibration import RequestCost
-from pipeline.bundle.loader_config import Requirements, VersionRange
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.publish import publish
-from pipeline.registry.references import open_registry
+from ortprep.bundle.loader_config import Requirements, VersionRange
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.references import open_registry
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import CPU, Build, Made, write_bundle
 from tests.registry.fakes import BUCKET, s3_server

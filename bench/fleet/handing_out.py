@@ -1,7 +1,7 @@
 """How many cells can a driver submit to Ray in a second? `python -m bench.fleet.handing_out`.
 
 Starts its own Ray on this machine and submits to nodes that do not exist, with the calls of
-`pipeline.cluster.building.connection`. This measures the driver, and how long it takes to check all that
+`ortprep.cluster.building.connection`. This measures the driver, and how long it takes to check all that
 wait.
 """
 

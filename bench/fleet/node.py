@@ -30,7 +30,7 @@ class Node:
     """A machine of a fleet.
 
     Where a measurement holds the whole machine, nothing else runs beside it, and what comes later waits
-    behind a measurement that waits: `pipeline.measuring.device_lock` does so.
+    behind a measurement that waits: `ortprep.measuring.device_lock` does so.
 
     Attributes:
         name: For traces.

@@ -11,8 +11,8 @@ from bench.fleet.cell import Model
 from bench.fleet.outcome import Waste
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import Failures, Scenario
-from pipeline.cluster.building.job_build import MAX_PUBLISH_ATTEMPTS
-from pipeline.registry.retries import ATTEMPTS, FIRST_PAUSE_S
+from ortprep.cluster.building.job_build import MAX_PUBLISH_ATTEMPTS
+from ortprep.registry.retries import ATTEMPTS, FIRST_PAUSE_S
 
 
 def _pauses_s(attempts: int) -> float:

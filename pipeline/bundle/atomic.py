@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import format_json
+from ortprep.bundle.codec import format_json
 
 log = logging.getLogger(__name__)
 

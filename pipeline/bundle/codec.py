@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pipeline.bundle.file_memory import open_regular
-from pipeline.errors import BundleError
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import BundleError
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.bundle.codec import canonical_json
-from pipeline.bundle.file_memory import (
+from ortprep.bundle.codec import canonical_json
+from ortprep.bundle.file_memory import (
     Stamp,
     cache_folder,
     entry_path,

@@ -12,8 +12,8 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
 
 _FICLONE = 0x40049409  # linux/fs.h
 

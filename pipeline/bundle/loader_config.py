@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.digest import is_digest
-from pipeline.bundle.paths import is_safe_name, is_safe_path
-from pipeline.bundle.record import read_record, write_record
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import BundleError, IntegrityError
-from pipeline.versions import parse_version
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.digest import is_digest
+from ortprep.bundle.paths import is_safe_name, is_safe_path
+from ortprep.bundle.record import read_record, write_record
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import BundleError, IntegrityError
+from ortprep.versions import parse_version
 
 LOADER_SCHEMA_VERSION = "1.3"
 MAX_LOADER_BYTES = 1024 * 1024

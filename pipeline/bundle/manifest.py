@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import MAX_JSON_BYTES
-from pipeline.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
-from pipeline.bundle.loader_config import FileEntry, check_file_entries
-from pipeline.bundle.record import read_record, write_record
-from pipeline.bundle.tuning_record import Summary, TuningRecord
+from ortprep.bundle.codec import MAX_JSON_BYTES
+from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
+from ortprep.bundle.loader_config import FileEntry, check_file_entries
+from ortprep.bundle.record import read_record, write_record
+from ortprep.bundle.tuning_record import Summary, TuningRecord
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA_VERSION = "1.4"

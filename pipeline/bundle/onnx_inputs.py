@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_wire import ELEMENT_TYPE_NAMES, WireError, read_skeleton, walk_fields
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_wire import ELEMENT_TYPE_NAMES, WireError, read_skeleton, walk_fields
 
 _OTHER, _UNKNOWN = "a sequence, map or optional", "an unknown element type"
 _LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know

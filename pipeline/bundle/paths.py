@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from pipeline.errors import IntegrityError
+from ortprep.errors import IntegrityError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Names of models, targets and variants: one path component on every file system, no `..`, no hidden file."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.bundle.atomic import write_bytes_atomic
-from pipeline.bundle.codec import check_json_values, decode, encode, format_json, read_json
-from pipeline.bundle.digest import digest_json
-from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.codec import check_json_values, decode, encode, format_json, read_json
+from ortprep.bundle.digest import digest_json
+from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import FileEntry, listed_files, read_loader_config
-from pipeline.bundle.paths import RECEIPT_FOLDER, resolve_inside
-from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import FileEntry, listed_files, read_loader_config
+from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
+from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 
 Digester = Callable[[Path], str]
 
@@ -95,7 +95,7 @@ def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[FileDiff
         IntegrityError: One of them was changed or leads out of the bundle, or they contradict each other.
     """
     # Imported here: a job that checks single files needs none of the manifest's types.
-    from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+    from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 
     resolve_inside(root, MANIFEST_FILE)
     manifest = read_manifest(root)
@@ -116,7 +116,7 @@ def find_added(root: Path) -> frozenset[str]:
     Raises:
         BundleError: There is no manifest that can be read.
     """
-    from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
+    from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 
     recorded = {entry.path for entry in read_manifest(root).files} | {MANIFEST_FILE}
     return frozenset(_present(root) - recorded)
@@ -136,7 +136,7 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
 
 def may_be_replaced(folder: Path) -> bool:
     """Says whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
-    from pipeline.bundle.manifest import read_manifest
+    from ortprep.bundle.manifest import read_manifest
 
     if not os.path.lexists(folder):
         return True

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from pipeline.telemetry import disable_telemetry
-from pipeline.versions import hint_to_install
+from ortprep.telemetry import disable_telemetry
+from ortprep.versions import hint_to_install
 
 
 def main() -> None:
     """Runs the command line and exits with its code."""
     disable_telemetry()
     try:
-        from pipeline.cli.app import run
+        from ortprep.cli.app import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "pipeline":
+        if error.name is None or error.name.partition(".")[0] == "ortprep":
             raise
         sys.stderr.write(
             "error: the ortprep command needs the build's dependencies\n"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-import pipeline
-from pipeline.cli import (  # noqa: F401  puts the commands on the app
+import ortprep
+from ortprep.cli import (  # noqa: F401  puts the commands on the app
     build_commands,
     bundle_commands,
     compare_command,
@@ -18,8 +18,8 @@ from pipeline.cli import (  # noqa: F401  puts the commands on the app
     pool_commands,
     registry_commands,
 )
-from pipeline.cli.command import app
-from pipeline.cli.console import echo, start_logging, start_streams, write_line
+from ortprep.cli.command import app
+from ortprep.cli.console import echo, start_logging, start_streams, write_line
 
 
 def run() -> int:
@@ -37,7 +37,7 @@ def run() -> int:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        write_line(f"ortprep {pipeline.__version__}")
+        write_line(f"ortprep {ortprep.__version__}")
         raise typer.Exit
 
 

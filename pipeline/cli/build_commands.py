@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.cli.command import (
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import (
     ARTIFACTS,
     CONFIGS,
     Artifacts,
@@ -23,9 +23,9 @@ from pipeline.cli.command import (
     command,
     exit_code_of,
 )
-from pipeline.cli.console import BuildObserver, echo, write_json, write_line, write_table
-from pipeline.errors import SpecError
-from pipeline.graph.engine import BuildRequest, Engine
+from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table
+from ortprep.errors import SpecError
+from ortprep.graph.engine import BuildRequest, Engine
 
 STORE_VARIABLE = "ORTPREP_STORE"
 
@@ -108,12 +108,12 @@ def prepare(
     chosen: Engine
     if engine is EngineName.DOIT:
         _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
-        from pipeline.graph.doit_tasks import DoitEngine
+        from ortprep.graph.doit_tasks import DoitEngine
 
         chosen = DoitEngine()
     else:
         _refuse(["--jobs"] if jobs > 1 else [], EngineName.DOIT)
-        from pipeline.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
+        from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
 
         chosen = RayEngine(
             store=_find_store(store),
@@ -157,8 +157,8 @@ def _find_store(store: str | None) -> str:
 @command
 def node_labels(json: AsJson = False) -> None:
     """Print what this machine is as labels of a Ray node: `ray start --labels "$(ortprep node-labels)"`."""
-    from pipeline.cluster.nodes import describe_hardware
-    from pipeline.runtime.machine.hardware import read_hardware
+    from ortprep.cluster.nodes import describe_hardware
+    from ortprep.runtime.machine.hardware import read_hardware
 
     labels = describe_hardware(read_hardware())
     if json:
@@ -177,9 +177,9 @@ def explain(
     json: AsJson = False,
 ) -> None:
     """Say what `prepare` would do, and why."""
-    from pipeline.bundle.digest import DigestCache
-    from pipeline.graph.build import plan_builds
-    from pipeline.graph.explanation import explain_tasks, format_explanations
+    from ortprep.bundle.digest import DigestCache
+    from ortprep.graph.build import plan_builds
+    from ortprep.graph.explanation import explain_tasks, format_explanations
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -204,10 +204,10 @@ def tune(
     json: AsJson = False,
 ) -> None:
     """Search for the best way to store, load and run models, and show every trial."""
-    from pipeline.cli.tables import build_trials_table, describe_search
-    from pipeline.graph.build import plan_builds
-    from pipeline.graph.doit_tasks import run_doit
-    from pipeline.graph.search_results import read_searches, tune_tasks
+    from ortprep.cli.tables import build_trials_table, describe_search
+    from ortprep.graph.build import plan_builds
+    from ortprep.graph.doit_tasks import run_doit
+    from ortprep.graph.search_results import read_searches, tune_tasks
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -238,9 +238,9 @@ def trial(
     json: AsJson = False,
 ) -> None:
     """Measure one trial of a model's search again, beside default ONNX Runtime."""
-    from pipeline.cli.tables import build_again_table
-    from pipeline.graph.build import plan_builds
-    from pipeline.graph.search_results import find_search, measure_trial_again, read_search, tune_tasks
+    from ortprep.cli.tables import build_again_table
+    from ortprep.graph.build import plan_builds
+    from ortprep.graph.search_results import find_search, measure_trial_again, read_search, tune_tasks
 
     task = find_search(tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target)), variant)
     again = measure_trial_again(task, number, rounds=rounds, say=echo)
@@ -254,6 +254,6 @@ def trial(
 @command
 def schema() -> None:
     """Write the JSON Schema of a spec, for editors."""
-    from pipeline.spec.schema import spec_schema
+    from ortprep.spec.schema import spec_schema
 
     write_json(spec_schema())

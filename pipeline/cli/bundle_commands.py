@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.manifest import read_manifest
-from pipeline.bundle.verification import check_bundle
-from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
-from pipeline.cli.console import echo, write_json, write_line, write_table
-from pipeline.cli.manifest_sources import read_compared
-from pipeline.cli.registry_commands import Registry
-from pipeline.cli.tables import build_figures_table, build_variants_table, describe_bundle
-from pipeline.runtime.verification.variant_check import check_variants
+from ortprep.bundle.codec import encode
+from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.verification import check_bundle
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
+from ortprep.cli.console import echo, write_json, write_line, write_table
+from ortprep.cli.manifest_sources import read_compared
+from ortprep.cli.registry_commands import Registry
+from ortprep.cli.tables import build_figures_table, build_variants_table, describe_bundle
+from ortprep.runtime.verification.variant_check import check_variants
 
 
 @command
@@ -63,7 +63,7 @@ def options(
     json: AsJson = False,
 ) -> None:
     """List the options ONNX Runtime knows: values, default, effect, and since when."""
-    from pipeline.cli.options_table import build_options_tables, encode_listing, list_options
+    from ortprep.cli.options_table import build_options_tables, encode_listing, list_options
 
     listing = list_options(provider, version=onnxruntime, part=name)
     for remark in listing.remarks:
@@ -91,9 +91,9 @@ def report(
     registry: Registry = None,
 ) -> None:
     """Write what bundles are and achieve as one HTML file: charts, every trial, reasons."""
-    from pipeline.graph.receipts import REPORT_FILE
-    from pipeline.graph.report_file import write_report
-    from pipeline.report.report_subjects import ReportSubject, find_manifests
+    from ortprep.graph.receipts import REPORT_FILE
+    from ortprep.graph.report_file import write_report
+    from ortprep.report.report_subjects import ReportSubject, find_manifests
 
     place = out or artifacts / REPORT_FILE
     here = [name for name in names or () if not _is_published(name, artifacts)]

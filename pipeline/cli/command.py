@@ -11,9 +11,9 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from pipeline.bundle.manifest import MANIFEST_FILE
-from pipeline.cli.console import INTERRUPTED, echo, echo_error
-from pipeline.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.cli.console import INTERRUPTED, echo, echo_error
+from ortprep.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
 
 P = ParamSpec("P")
 

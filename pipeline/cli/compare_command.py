@@ -8,20 +8,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import PREFIX, is_digest
-from pipeline.bundle.tuning_record import Summary
-from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command
-from pipeline.cli.console import build_table, echo, printable, write_json, write_line, write_table
-from pipeline.cli.manifest_sources import read_compared
-from pipeline.cli.registry_commands import Registry
-from pipeline.cli.tables import format_summary
-from pipeline.errors import PipelineError
-from pipeline.measuring.regression.change import Change, Verdict, format_value
-from pipeline.measuring.regression.comparison import Comparison, VariantComparison
-from pipeline.measuring.regression.comparison import compare as compare_bundles
-from pipeline.measuring.regression.limits import FIGURES, parse_limits
-from pipeline.measuring.regression.variant_snapshot import Difference
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import PREFIX, is_digest
+from ortprep.bundle.tuning_record import Summary
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
+from ortprep.cli.console import build_table, echo, printable, write_json, write_line, write_table
+from ortprep.cli.manifest_sources import read_compared
+from ortprep.cli.registry_commands import Registry
+from ortprep.cli.tables import format_summary
+from ortprep.errors import PipelineError
+from ortprep.measuring.regression.change import Change, Verdict, format_value
+from ortprep.measuring.regression.comparison import Comparison, VariantComparison
+from ortprep.measuring.regression.comparison import compare as compare_bundles
+from ortprep.measuring.regression.limits import FIGURES, parse_limits
+from ortprep.measuring.regression.variant_snapshot import Difference
 
 _VERDICTS: dict[Verdict, str] = {
     "regression": "regression",

@@ -25,8 +25,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import PipelineError
-from pipeline.registry.progress import Progress
+from ortprep.errors import PipelineError
+from ortprep.registry.progress import Progress
 
 _STDOUT, _STDERR = 1, 2
 _NOT_SHOWN = "\N{REPLACEMENT CHARACTER}"

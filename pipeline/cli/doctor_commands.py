@@ -12,17 +12,17 @@ from typing import Annotated
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
-from pipeline.cli.console import echo, write_json, write_line, write_table
-from pipeline.cli.doctor_tables import build_table, describe_findings
-from pipeline.cli.model_resolution import Locations, examine_all
-from pipeline.diagnose.conclusion import conclude
-from pipeline.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
-from pipeline.diagnose.doctor_model import DoctorModel, plan_of
-from pipeline.diagnose.sampling import parse_shapes
-from pipeline.errors import PipelineError, PoolError, SpecError
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
+from ortprep.cli.console import echo, write_json, write_line, write_table
+from ortprep.cli.doctor_tables import build_table, describe_findings
+from ortprep.cli.model_resolution import Locations, examine_all
+from ortprep.diagnose.conclusion import conclude
+from ortprep.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
+from ortprep.diagnose.doctor_model import DoctorModel, plan_of
+from ortprep.diagnose.sampling import parse_shapes
+from ortprep.errors import PipelineError, PoolError, SpecError
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 Shape = Annotated[
     list[str] | None,
@@ -185,8 +185,8 @@ def _show(diagnosis: Diagnosis) -> None:
 
 
 def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
-    from pipeline.runtime.machine.hardware import read_hardware
-    from pipeline.runtime.placement.devices import resolve_devices
+    from ortprep.runtime.machine.hardware import read_hardware
+    from ortprep.runtime.placement.devices import resolve_devices
 
     try:
         return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
@@ -195,13 +195,13 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _env(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.environment.check import diagnose_environment
+    from ortprep.diagnose.environment.check import diagnose_environment
 
     return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
 
 
 def _gil(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.gil.check import diagnose_gil
+    from ortprep.diagnose.gil.check import diagnose_gil
 
     # Among other checks it watches a model of its own, which is large enough for a clear answer.
     device = request.devices[0]
@@ -216,7 +216,7 @@ def _rounds(request: DoctorRequest, usual: int) -> int:
 
 
 def _init(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
+    from ortprep.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
 
     return diagnose_initialisation(
         request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS)
@@ -224,25 +224,25 @@ def _init(request: DoctorRequest) -> Diagnosis:
 
 
 def _options(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.variations.check import ROUNDS, diagnose_options
+    from ortprep.diagnose.variations.check import ROUNDS, diagnose_options
 
     return diagnose_options(request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS))
 
 
 def _parallel(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.parallel.check import diagnose_parallel
+    from ortprep.diagnose.parallel.check import diagnose_parallel
 
     return diagnose_parallel(request.subjects[0], devices=request.devices)
 
 
 def _concurrent(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
+    from ortprep.diagnose.concurrent_models.check import diagnose_concurrent
 
     return diagnose_concurrent(request.subjects, devices=request.devices)
 
 
 def _profile(request: DoctorRequest) -> Diagnosis:
-    from pipeline.diagnose.profiling.check import diagnose_profile
+    from ortprep.diagnose.profiling.check import diagnose_profile
 
     subject = request.subjects[0]
     trace = request.trace or Path(f"{Path(subject.name).name}.trace.json")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Severity, TableCell
+from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Severity, TableCell
 
 _BAR_CELLS = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
-from pipeline.cli.console import echo, write_json, write_line
-from pipeline.runtime.loading.load_options import check_choice
-from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.versions import parse_version
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
+from ortprep.cli.console import echo, write_json, write_line
+from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
-    from pipeline.export.export_result import ExportResult
-    from pipeline.export.variant_selection import ExportOptions, Server
+    from ortprep.export.export_result import ExportResult
+    from ortprep.export.variant_selection import ExportOptions, Server
 
 export_app = typer.Typer(help="Lay bundles out for other servers.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
@@ -64,7 +64,7 @@ def triton(
     json: AsJson = False,
 ) -> None:
     """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
-    from pipeline.export.triton.repository import TritonRequest, export_triton
+    from ortprep.export.triton.repository import TritonRequest, export_triton
 
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle to go with it", param_hint="--name")
@@ -95,7 +95,7 @@ def ort_package(
     json: AsJson = False,
 ) -> None:
     """Write a model package of ONNX Runtime (1.32 or newer); every bundle is a component of it."""
-    from pipeline.export.ort_package.package import PackageRequest, export_package
+    from ortprep.export.ort_package.package import PackageRequest, export_package
 
     request = PackageRequest(
         options=_options(variant, target, precision),
@@ -107,14 +107,14 @@ def ort_package(
 
 
 def _options(variants: list[str] | None, target: str | None, precision: str) -> ExportOptions:
-    from pipeline.export.variant_selection import ExportOptions
+    from ortprep.export.variant_selection import ExportOptions
 
     check_choice("precision", precision, (FASTEST, *PRECISIONS))
     return ExportOptions(tuple(variants or ()), target, precision)
 
 
 def _server(onnxruntime: str | None, *, here: bool) -> Server:
-    from pipeline.export.variant_selection import Server
+    from ortprep.export.variant_selection import Server
 
     if onnxruntime is not None and parse_version(onnxruntime) is None:
         raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
@@ -122,7 +122,7 @@ def _server(onnxruntime: str | None, *, here: bool) -> Server:
 
 
 def _tell(exports: Sequence[ExportResult], *, json: bool) -> None:
-    from pipeline.export.export_result import describe_model
+    from ortprep.export.export_result import describe_model
 
     if json:
         write_json([encode(one) | {"path": str(one.path)} for one in exports])

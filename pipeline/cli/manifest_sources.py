@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from pipeline.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
-from pipeline.errors import BundleError
-from pipeline.report.report_subjects import read_manifest_file
-from pipeline.spec.redaction import redact_url
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
+from ortprep.errors import BundleError
+from ortprep.report.report_subjects import read_manifest_file
+from ortprep.spec.redaction import redact_url
 
 
 def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[Manifest, ...]:
@@ -45,9 +45,9 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
 
 def _read_version(location: str, registry: str | None) -> tuple[Manifest, ...]:
     """Returns the manifests of a version's parts; the models stay where they are."""
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.references import split_location
-    from pipeline.registry.versions import resolve
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.references import split_location
+    from ortprep.registry.versions import resolve
 
     url, reference = split_location(location, registry=registry)
     with open_catalogue(url) as catalogue:

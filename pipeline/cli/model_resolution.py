@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.manifest import MANIFEST_FILE
-from pipeline.bundle.onnx_inputs import read_inputs
-from pipeline.bundle.onnx_wire import WireError
-from pipeline.cli.console import BuildObserver, echo
-from pipeline.diagnose.doctor_model import DoctorModel
-from pipeline.diagnose.sampling import examine_bundle, examine_source
-from pipeline.errors import SpecError
-from pipeline.measuring.device_lock import working
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import WireError
+from ortprep.cli.console import BuildObserver, echo
+from ortprep.diagnose.doctor_model import DoctorModel
+from ortprep.diagnose.sampling import examine_bundle, examine_source
+from ortprep.errors import SpecError
+from ortprep.measuring.device_lock import working
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
             hint="ortprep doctor --help",
         )
     # Imported here: who examines a file or a bundle need not have what builds need.
-    from pipeline.graph.doctor_subject import examine_spec
+    from ortprep.graph.doctor_subject import examine_spec
 
     return examine_spec(
         name,

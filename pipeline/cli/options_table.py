@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.bundle.codec import encode
-from pipeline.errors import SpecError
-from pipeline.options import (
+from ortprep.bundle.codec import encode
+from ortprep.errors import SpecError
+from ortprep.options import (
     CUDA,
     NEWEST,
     OLDEST,
@@ -23,7 +23,7 @@ from pipeline.options import (
     known_session_config,
     version_parts,
 )
-from pipeline.versions import installed_onnxruntime
+from ortprep.versions import installed_onnxruntime
 
 PROVIDERS = ("session", "cuda", "cpu")
 """What options may be asked for: those of the session itself, or of one execution provider."""

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, Devices, Precision, command, find_bundle
-from pipeline.cli.console import echo, write_json, write_line, write_table, write_yaml
-from pipeline.errors import PoolError
-from pipeline.runtime.loading.load_options import check_choice
-from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Devices, Precision, command, find_bundle
+from ortprep.cli.console import echo, write_json, write_line, write_table, write_yaml
+from ortprep.errors import PoolError
+from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.runtime.machine.hardware import read_hardware
 
 
 @command
@@ -24,9 +24,9 @@ def place(
     json: AsJson = False,
 ) -> None:
     """Say which model a pool of these bundles would put on which device, and why."""
-    from pipeline.cli.tables import build_placement_table
-    from pipeline.runtime.placement.devices import resolve_devices
-    from pipeline.runtime.placement.model_load import place_bundles
+    from ortprep.cli.tables import build_placement_table
+    from ortprep.runtime.placement.devices import resolve_devices
+    from ortprep.runtime.placement.model_load import place_bundles
 
     found = [find_bundle(name, artifacts) for name in bundles]
     names = [path.resolve().name for path in found]
@@ -56,8 +56,8 @@ def serve_check(
     json: AsJson = False,
 ) -> None:
     """Load a bundle on every device at once, drive it with its golden samples, and check every answer."""
-    from pipeline.cli.tables import build_workers_table, describe_load_test
-    from pipeline.diagnose.load_test import load_test_bundle
+    from ortprep.cli.tables import build_workers_table, describe_load_test
+    from ortprep.diagnose.load_test import load_test_bundle
 
     result, stats = load_test_bundle(
         find_bundle(bundle, artifacts),
@@ -99,10 +99,10 @@ def serve_config(
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
 ) -> None:
     """Write the config file with which `serve run` and `serve deploy` serve bundles."""
-    from pipeline.cluster.serving.config import ServeConfig
-    from pipeline.cluster.serving.pinning import pin_version
-    from pipeline.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
-    from pipeline.runtime.loading.model_load_options import ModelLoadOptions
+    from ortprep.cluster.serving.config import ServeConfig
+    from ortprep.cluster.serving.pinning import pin_version
+    from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
+    from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
         device=device,

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.bundle.codec import encode
-from pipeline.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
-from pipeline.cli.console import TransferBar, echo, write_json, write_line, write_table
-from pipeline.errors import RegistryError
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
+from ortprep.cli.console import TransferBar, echo, write_json, write_line, write_table
+from ortprep.errors import RegistryError
 
 if TYPE_CHECKING:
-    from pipeline.registry.catalogue import Catalogue
-    from pipeline.registry.promotion import PromoteResult
-    from pipeline.registry.publish import PublishResult
-    from pipeline.registry.versions import ModelState
+    from ortprep.registry.catalogue import Catalogue
+    from ortprep.registry.promotion import PromoteResult
+    from ortprep.registry.publish import PublishResult
+    from ortprep.registry.versions import ModelState
 
 Registry = Annotated[
     str | None,
@@ -48,7 +48,7 @@ NameAndVersion = Annotated[
 
 
 def _registry(url: str | None) -> str:
-    from pipeline.registry.references import default_registry
+    from ortprep.registry.references import default_registry
 
     return url or default_registry()
 
@@ -76,13 +76,13 @@ def publish(
     json: AsJson = False,
 ) -> None:
     """Publish a bundle to a registry, merged with what other machines published of the same source."""
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.documents import check_alias_name
-    from pipeline.registry.promotion import PromotionGate
-    from pipeline.registry.promotion import promote as move_alias
-    from pipeline.registry.publish import publish as publish_bundle
-    from pipeline.registry.references import VersionRef
-    from pipeline.registry.signature_methods import parse_signer, parse_verifier
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.documents import check_alias_name
+    from ortprep.registry.promotion import PromotionGate
+    from ortprep.registry.promotion import promote as move_alias
+    from ortprep.registry.publish import publish as publish_bundle
+    from ortprep.registry.references import VersionRef
+    from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
     signer = None if sign is None else parse_signer(sign)
     verifier = None if verify is None else parse_verifier(verify)
@@ -144,11 +144,11 @@ def pull(
     json: AsJson = False,
 ) -> None:
     """Pull a version from a registry: the part of it that fits this machine best, byte for byte."""
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.pull import PullRequest
-    from pipeline.registry.pull import pull as pull_version
-    from pipeline.registry.references import parse_reference
-    from pipeline.registry.signature_methods import parse_verifier
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.pull import PullRequest
+    from ortprep.registry.pull import pull as pull_version
+    from ortprep.registry.references import parse_reference
+    from ortprep.registry.signature_methods import parse_verifier
 
     verifier = None if verify is None else parse_verifier(verify)
     request = PullRequest(parse_reference(reference), part, verifier)
@@ -171,8 +171,8 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Check every byte of a pulled bundle against the signatures it was published with."""
-    from pipeline.registry.receipt import verify_bundle
-    from pipeline.registry.signature_methods import describe_method, parse_verifier
+    from ortprep.registry.receipt import verify_bundle
+    from ortprep.registry.signature_methods import describe_method, parse_verifier
 
     method = parse_verifier(key)
     receipt = verify_bundle(bundle, method)
@@ -202,11 +202,11 @@ def promote(
     json: AsJson = False,
 ) -> None:
     """Make an alias name a version that was verified, and in which `ortprep compare` finds nothing worse."""
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.promotion import PromotionGate
-    from pipeline.registry.promotion import promote as move_alias
-    from pipeline.registry.references import parse_reference
-    from pipeline.registry.signature_methods import parse_signer, parse_verifier
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.promotion import PromotionGate
+    from ortprep.registry.promotion import promote as move_alias
+    from ortprep.registry.references import parse_reference
+    from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
     verifier = None if verify is None else parse_verifier(verify)
     gate = PromotionGate(max_regression, force, across_hardware, verifier)
@@ -228,9 +228,9 @@ def rollback(
     json: AsJson = False,
 ) -> None:
     """Make an alias name what it named before."""
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.promotion import rollback as roll_back
-    from pipeline.registry.signature_methods import parse_signer
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.promotion import rollback as roll_back
+    from ortprep.registry.signature_methods import parse_signer
 
     signer = None if sign is None else parse_signer(sign)
     with open_catalogue(_registry(registry)) as catalogue:
@@ -253,8 +253,8 @@ def _tell_moved(moved: PromoteResult, *, json: bool) -> None:
 @command
 def list_(registry: Registry = None, json: AsJson = False) -> None:
     """List the models of a registry."""
-    from pipeline.cli.registry_tables import build_models_table
-    from pipeline.registry.catalogue import open_catalogue
+    from ortprep.cli.registry_tables import build_models_table
+    from ortprep.registry.catalogue import open_catalogue
 
     with open_catalogue(_registry(registry)) as catalogue:
         states = [catalogue.read_state(name) for name in catalogue.backend.list_models()]
@@ -278,9 +278,9 @@ def versions(
     name: Annotated[str, typer.Argument(help="Model.")], registry: Registry = None, json: AsJson = False
 ) -> None:
     """List the versions of a model, and where its aliases have been."""
-    from pipeline.cli.registry_tables import build_moves_table, build_versions_table
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.versions import resolve
+    from ortprep.cli.registry_tables import build_moves_table, build_versions_table
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.versions import resolve
 
     url = _registry(registry)
     with open_catalogue(url) as catalogue:
@@ -328,9 +328,9 @@ def gc(
     json: AsJson = False,
 ) -> None:
     """Say which versions neither an alias nor the policy keeps, or remove them."""
-    from pipeline.cli.registry_tables import describe_collected
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.garbage_collection import RetentionPolicy, collect
+    from ortprep.cli.registry_tables import describe_collected
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.garbage_collection import RetentionPolicy, collect
 
     policy = RetentionPolicy(keep_latest, keep_days, grace_hours)
     with open_catalogue(_registry(registry)) as catalogue:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rich.table import Table
 
-from pipeline.cli.console import build_table
-from pipeline.registry.alias_moves import Move
-from pipeline.registry.documents import PartVariant, Version
-from pipeline.registry.garbage_collection import CollectResult
-from pipeline.registry.versions import ModelState
+from ortprep.cli.console import build_table
+from ortprep.registry.alias_moves import Move
+from ortprep.registry.documents import PartVariant, Version
+from ortprep.registry.garbage_collection import CollectResult
+from ortprep.registry.versions import ModelState
 
 
 def build_models_table(states: Iterable[ModelState]) -> Table:

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from pipeline.bundle.conversion_record import ConversionRecord
-from pipeline.bundle.manifest import (
+from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.bundle.manifest import (
     Manifest,
     MeasurementRecord,
     PlanFigures,
     VariantRecord,
     VerificationRecord,
 )
-from pipeline.bundle.tuning_record import FirstPhaseRecord, Summary, TrialFigures, TrialRecord, TuningRecord
-from pipeline.cli.console import build_table
-from pipeline.measuring.shipped import shipped_figures
-from pipeline.report.formatting import count_of, format_ratio
-from pipeline.report.trials import describe_choice, figures_of, find_remarks, rank_trial
+from ortprep.bundle.tuning_record import FirstPhaseRecord, Summary, TrialFigures, TrialRecord, TuningRecord
+from ortprep.cli.console import build_table
+from ortprep.measuring.shipped import shipped_figures
+from ortprep.report.formatting import count_of, format_ratio
+from ortprep.report.trials import describe_choice, figures_of, find_remarks, rank_trial
 
 if TYPE_CHECKING:
-    from pipeline.diagnose.load_test import LoadTestResult
-    from pipeline.runtime.placement.assignment import ModelLoad, Placement
-    from pipeline.runtime.pool.stats import PoolStats, WorkerStats
-    from pipeline.stages.tune.remeasurement import Remeasurement
+    from ortprep.diagnose.load_test import LoadTestResult
+    from ortprep.runtime.placement.assignment import ModelLoad, Placement
+    from ortprep.runtime.pool.stats import PoolStats, WorkerStats
+    from ortprep.stages.tune.remeasurement import Remeasurement
 
 
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:

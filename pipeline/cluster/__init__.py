@@ -14,13 +14,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.errors import MissingExtraError
+from ortprep.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from pipeline.cluster.data.predictor import OnnxPredictor, PredictorConfig
-    from pipeline.cluster.serving.config import ServeConfig
-    from pipeline.cluster.serving.pinning import pin_bundle
-    from pipeline.cluster.serving.ray_session_pool import RaySessionPool
+    from ortprep.cluster.data.predictor import OnnxPredictor, PredictorConfig
+    from ortprep.cluster.serving.config import ServeConfig
+    from ortprep.cluster.serving.pinning import pin_bundle
+    from ortprep.cluster.serving.ray_session_pool import RaySessionPool
 
 __all__ = ["OnnxPredictor", "PredictorConfig", "RaySessionPool", "ServeConfig", "pin_bundle"]
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from pipeline.errors import PoolError
+from ortprep.errors import PoolError
 
 
 def prepare_device(device: str = "auto") -> bool:

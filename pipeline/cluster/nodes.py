@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.runtime.machine.hardware import Hardware
 
 PREFIX = "ortprep.io"
 

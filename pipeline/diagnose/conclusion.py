@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
+from ortprep.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
 
 _MAX_STEPS = 6
 

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import Variant, read_loader_config
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import LoadError
-from pipeline.measuring.device_lock import CPU_DEVICE, measuring
-from pipeline.runtime.loading.session import CPU, CUDA, default_plan
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.versions import installed_onnxruntime
+from ortprep.bundle.loader_config import Variant, read_loader_config
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import LoadError
+from ortprep.measuring.device_lock import CPU_DEVICE, measuring
+from ortprep.runtime.loading.session import CPU, CUDA, default_plan
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.versions import installed_onnxruntime
 
 log = logging.getLogger(__name__)
 

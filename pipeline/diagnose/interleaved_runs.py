@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.measuring.rounds import InterleavedRuns, K, T
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.rounds import InterleavedRuns, K, T
 
 MAX_COMPARISON_S = 1800.0
 """Seconds that the first `MIN_ROUNDS` rounds may take together; a longer comparison is cut."""

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of, read_loader_config
-from pipeline.errors import PipelineError, PoolClosedError, PoolError
-from pipeline.runtime.buckets.selection import choose_bucket
-from pipeline.runtime.loading.variant_selection import FASTEST
-from pipeline.runtime.pool.config import PoolConfig
-from pipeline.runtime.pool.session_pool import SessionPool
-from pipeline.runtime.pool.stats import PoolStats, WorkerEvent
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.verification.golden import RecordedOutput, find_problems, read_golden
+from ortprep.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of, read_loader_config
+from ortprep.errors import PipelineError, PoolClosedError, PoolError
+from ortprep.runtime.buckets.selection import choose_bucket
+from ortprep.runtime.loading.variant_selection import FASTEST
+from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.session_pool import SessionPool
+from ortprep.runtime.pool.stats import PoolStats, WorkerEvent
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.verification.golden import RecordedOutput, find_problems, read_golden
 
 _KEPT = 10
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import ChildError
-from pipeline.runtime.loading.session import CUDA, with_device
-from pipeline.runtime.placement.devices import Device
-from pipeline.runtime.placement.environment import plan_environments
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.codec import encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildError
+from ortprep.runtime.loading.session import CUDA, with_device
+from ortprep.runtime.placement.devices import Device
+from ortprep.runtime.placement.environment import plan_environments
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 CHILD_TIMEOUT_S = 24 * 3600.0
 """Timeout of one process, in seconds: a model may take an hour to load, and some checks load it several

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_inputs import read_inputs
-from pipeline.bundle.onnx_wire import WireError
-from pipeline.diagnose.doctor_model import DoctorModel
-from pipeline.errors import LoadError, SpecError
-from pipeline.measuring.feeds import draw_feed, generator
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import WireError
+from ortprep.diagnose.doctor_model import DoctorModel
+from ortprep.errors import LoadError, SpecError
+from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.runtime.probing.child import run_child
 
 _SEED = 0
 _TIMEOUT_S = 6 * 3600.0
@@ -90,7 +90,7 @@ def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
         LoadError: It is no model, or an input cannot be made up.
         SpecError: A shape does not fit it, or an input holds strings.
     """
-    from pipeline.runtime.tensors.arrays import write_tensors
+    from ortprep.runtime.tensors.arrays import write_tensors
 
     inputs = _inputs_of(Path(request["source"]))
     shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
@@ -114,7 +114,7 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
 
 def _ask_session(source: Path) -> tuple[TensorSpec, ...]:
     """Returns the inputs of a model in ONNX Runtime's own format, which only ONNX Runtime reads."""
-    from pipeline.runtime.loading.session import build_session, default_plan
+    from ortprep.runtime.loading.session import build_session, default_plan
 
     unpacked = {"session.disable_prepacking": "1"}
     plan = default_plan(str(source), level="ORT_DISABLE_ALL", config_entries=unpacked)
@@ -130,9 +130,9 @@ def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `name` of the model.
     """
-    from pipeline.bundle.loader_config import read_loader_config
-    from pipeline.runtime.tensors.arrays import write_tensors
-    from pipeline.runtime.verification.golden import read_golden
+    from ortprep.bundle.loader_config import read_loader_config
+    from ortprep.runtime.tensors.arrays import write_tensors
+    from ortprep.runtime.verification.golden import read_golden
 
     root = Path(request["bundle"])
     config = read_loader_config(root)

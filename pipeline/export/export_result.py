@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.export.option_mapping import MappedOptions, UnmappedOption
-from pipeline.runtime.loading.variant_selection import PassedOver
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.export.option_mapping import MappedOptions, UnmappedOption
+from ortprep.runtime.loading.variant_selection import PassedOver
 
 
 @dataclass(frozen=True)

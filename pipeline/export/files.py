@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from pipeline.bundle.loader_config import FileEntry, Variant
-from pipeline.bundle.paths import is_safe_path, resolve_inside
-from pipeline.bundle.verification import compare_files, raise_differences
-from pipeline.errors import ExportError
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.loader_config import FileEntry, Variant
+from ortprep.bundle.paths import is_safe_path, resolve_inside
+from ortprep.bundle.verification import compare_files, raise_differences
+from ortprep.errors import ExportError
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from pipeline.bundle.loader_config import LoaderConfig, TensorSpec, Variant
-from pipeline.export.trial import TrialRun
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
+from ortprep.export.trial import TrialRun
 
 Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""

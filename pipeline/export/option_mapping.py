@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import Variant
+from ortprep.bundle.loader_config import Variant
 
 LEVEL = "graph_optimization_level"
 

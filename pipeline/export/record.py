@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pipeline
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.record import read_record, write_record
-from pipeline.bundle.verification import compare_files, describe_files
-from pipeline.errors import BundleError, ExportError
-from pipeline.export.export_result import ExportedModel, describe_model
+import ortprep
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.record import read_record, write_record
+from ortprep.bundle.verification import compare_files, describe_files
+from ortprep.errors import BundleError, ExportError
+from ortprep.export.export_result import ExportedModel, describe_model
 
 EXPORT_FILE = "ortprep-export.json"
 LISTING_FILE = "ortprep-export.txt"
@@ -45,7 +45,7 @@ def write_export_record(folder: Path, layout: str, models: tuple[ExportedModel, 
     lines = [line for model in models for line in describe_model(model)]
     (folder / LISTING_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = describe_files(folder, DigestCache().digest)
-    record = ExportRecord(EXPORT_SCHEMA_VERSION, layout, pipeline.__version__, models, files)
+    record = ExportRecord(EXPORT_SCHEMA_VERSION, layout, ortprep.__version__, models, files)
     write_record(folder / EXPORT_FILE, record, max_bytes=_MAX_BYTES)
 
 

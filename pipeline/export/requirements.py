@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.bundle.loader_config import Requirements, Variant, VersionRange
+from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
 
 
 def describe_versions(versions: VersionRange) -> str:

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
-from pipeline.bundle.manifest import Manifest, read_manifest
-from pipeline.bundle.verification import check_bundle
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.bundle.verification import check_bundle
 
 
 @dataclass(frozen=True)

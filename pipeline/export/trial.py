@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import TensorSpec, Variant, find_variant, read_loader_config
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import ChildError
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import TensorSpec, Variant, find_variant, read_loader_config
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildError
+from ortprep.runtime.probing.child import run_child
 
 _HERE = __name__
 
@@ -71,8 +71,8 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         A `TrialRun` as JSON types.
     """
-    from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.verification.golden import check_answers
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.verification.golden import check_answers
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
@@ -87,9 +87,9 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing_here(variant: Variant) -> tuple[str, ...]:
-    from pipeline.runtime.loading.session import import_onnxruntime
-    from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu
-    from pipeline.runtime.machine.hardware import read_hardware
+    from ortprep.runtime.loading.session import import_onnxruntime
+    from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu
+    from ortprep.runtime.machine.hardware import read_hardware
 
     onnxruntime = import_onnxruntime()
     return find_reasons(

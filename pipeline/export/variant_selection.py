@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, find_variant
-from pipeline.errors import ExportError
-from pipeline.export.requirements import describe_processor, describe_versions
-from pipeline.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons, needs_gpu, serves
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, find_variant
+from ortprep.errors import ExportError
+from ortprep.export.requirements import describe_processor, describe_versions
+from ortprep.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons, needs_gpu, serves
+from ortprep.runtime.machine.hardware import Hardware
 
 _NO_HARDWARE = Hardware("", "", (), 0, 0)
 
@@ -39,7 +39,7 @@ class ExportOptions:
     Attributes:
         variants: Names; empty for a choice.
         target: `cpu` or `cuda`, None for whatever comes first.
-        precision: One of `pipeline.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
+        precision: One of `ortprep.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
     """
 
     variants: tuple[str, ...] = ()

@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.manifest import MANIFEST_FILE
-from pipeline.bundle.verification import may_be_replaced
-from pipeline.errors import SourceError, SpecError
-from pipeline.graph.execution import Task, build_tasks
-from pipeline.graph.receipts import model_folder
-from pipeline.runtime.probing.availability import unavailable_reason
-from pipeline.spec.fields import Target
-from pipeline.spec.models import ModelSpec
-from pipeline.spec.reading import read_specs
-from pipeline.stages.convert.stage import ConvertStage
-from pipeline.stages.core.contract import Plan, Stage
-from pipeline.stages.fetch.stage import FetchStage, local_source
-from pipeline.stages.measure.stage import MeasureStage
-from pipeline.stages.optimize.stage import OptimizeStage
-from pipeline.stages.package.stage import PackageStage
-from pipeline.stages.tune.stage import TuneStage
-from pipeline.stages.verify.stage import VerifyStage
-from pipeline.tuning.knobs import find_space_problems
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.verification import may_be_replaced
+from ortprep.errors import SourceError, SpecError
+from ortprep.graph.execution import Task, build_tasks
+from ortprep.graph.receipts import model_folder
+from ortprep.runtime.probing.availability import unavailable_reason
+from ortprep.spec.fields import Target
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.reading import read_specs
+from ortprep.stages.convert.stage import ConvertStage
+from ortprep.stages.core.contract import Plan, Stage
+from ortprep.stages.fetch.stage import FetchStage, local_source
+from ortprep.stages.measure.stage import MeasureStage
+from ortprep.stages.optimize.stage import OptimizeStage
+from ortprep.stages.package.stage import PackageStage
+from ortprep.stages.tune.stage import TuneStage
+from ortprep.stages.verify.stage import VerifyStage
+from ortprep.tuning.knobs import find_space_problems
 
 STAGES: tuple[Stage, ...] = (
     FetchStage(),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.manifest import MANIFEST_FILE
-from pipeline.diagnose.doctor_model import DoctorModel
-from pipeline.errors import SpecError
-from pipeline.graph.build import plan_builds
-from pipeline.graph.doit_tasks import run_doit
-from pipeline.graph.engine import Observer
-from pipeline.graph.execution import Task
-from pipeline.graph.receipts import read_receipt
-from pipeline.stages.core.inputs.samples import make_samples
-from pipeline.stages.core.results import FetchResult
+from ortprep.bundle.codec import decode
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.diagnose.doctor_model import DoctorModel
+from ortprep.errors import SpecError
+from ortprep.graph.build import plan_builds
+from ortprep.graph.doit_tasks import run_doit
+from ortprep.graph.engine import Observer
+from ortprep.graph.execution import Task
+from ortprep.graph.receipts import read_receipt
+from ortprep.stages.core.inputs.samples import make_samples
+from ortprep.stages.core.results import FetchResult
 
 
 def examine_spec(

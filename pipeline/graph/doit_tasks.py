@@ -17,14 +17,14 @@ from doit.cmd_base import ModuleTaskLoader
 from doit.doit_cmd import DoitMain
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.manifest import MANIFEST_FILE
-from pipeline.errors import PipelineError
-from pipeline.graph.build import plan_builds
-from pipeline.graph.engine import BuildRequest, BuildResult, Observer
-from pipeline.graph.execution import Task, remove_outcome, run_on_device, why_stale
-from pipeline.graph.explanation import explain_tasks, format_explanations
-from pipeline.graph.receipts import REPORT_FILE
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.errors import PipelineError
+from ortprep.graph.build import plan_builds
+from ortprep.graph.engine import BuildRequest, BuildResult, Observer
+from ortprep.graph.execution import Task, remove_outcome, run_on_device, why_stale
+from ortprep.graph.explanation import explain_tasks, format_explanations
+from ortprep.graph.receipts import REPORT_FILE
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",
@@ -171,7 +171,7 @@ def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | 
 
 def _publish(task: Task, name: str, observer: Observer, errors: Errors | None) -> TaskFailed | None:
     # Imported here: a machine that only builds need not have what registries need.
-    from pipeline.graph.publication import publish_model
+    from ortprep.graph.publication import publish_model
 
     return _attempt(lambda: publish_model(task, functools.partial(observer.said, name)), errors)
 
@@ -180,7 +180,7 @@ def _report(
     manifests: Sequence[Path], out: Path | None, observer: Observer, errors: Errors | None
 ) -> TaskFailed | None:
     # Imported here: a machine that only builds need not have what reports need.
-    from pipeline.graph.report_file import write_report
+    from ortprep.graph.report_file import write_report
 
     def write() -> None:
         if out is not None:
@@ -191,7 +191,7 @@ def _report(
 
 
 def _is_report_current(manifests: Sequence[Path], out: Path | None) -> bool:
-    from pipeline.graph.report_file import is_report_current
+    from ortprep.graph.report_file import is_report_current
 
     return out is None or is_report_current(manifests, out)
 

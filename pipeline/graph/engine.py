@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.errors import PipelineError
+from ortprep.errors import PipelineError
 
 
 class Observer(Protocol):

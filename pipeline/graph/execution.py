@@ -15,13 +15,13 @@ from typing import Any
 
 from filelock import FileLock
 
-import pipeline
-from pipeline.bundle.atomic import new_folder, remove_stale_temporaries
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.verification import describe_files
-from pipeline.errors import PipelineError, StageError, hint_of_os_error
-from pipeline.graph.receipts import (
+import ortprep
+from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.verification import describe_files
+from ortprep.errors import PipelineError, StageError, hint_of_os_error
+from ortprep.graph.receipts import (
     KEPT_PREFIX,
     RECEIPT_VERSION,
     TaskReceipt,
@@ -35,8 +35,8 @@ from pipeline.graph.receipts import (
     task_folder,
     write_receipt,
 )
-from pipeline.measuring.device_lock import working
-from pipeline.stages.core.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
+from ortprep.measuring.device_lock import working
+from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ def _why_left_out(context: Context) -> str | None:
 def _full_key(task: Task) -> dict[str, Any]:
     own = encode(task.stage.key(task.plan, task.id.variant))
     upstream = {str(required): outcome_key(_require(task, required)) for required in task.requires}
-    ours = {"pipeline": pipeline.__version__, "stage_version": task.stage.version, "upstream": upstream}
+    ours = {"pipeline": ortprep.__version__, "stage_version": task.stage.version, "upstream": upstream}
     if clash := sorted(ours.keys() & own.keys()):
         # One would hide the other: a replaced model, say, would leave its optimised graph up to date.
         raise StageError(f"key of {task.id} takes the graph's own names\n  got {', '.join(clash)}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.errors import PipelineError
-from pipeline.graph.execution import Task, why_stale
-from pipeline.graph.receipts import read_receipt, receipt_path
-from pipeline.stages.core.contract import TaskId
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import PipelineError
+from ortprep.graph.execution import Task, why_stale
+from ortprep.graph.receipts import read_receipt, receipt_path
+from ortprep.stages.core.contract import TaskId
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.execution import Task
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.promotion import PromotionGate, promote
-from pipeline.registry.publish import publish
-from pipeline.registry.references import VersionRef
-from pipeline.registry.signature_methods import (
+from ortprep.graph.execution import Task
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.promotion import PromotionGate, promote
+from ortprep.registry.publish import publish
+from ortprep.registry.references import VersionRef
+from ortprep.registry.signature_methods import (
     PATH_OPTIONS,
     SignatureMethod,
     parse_signer,
@@ -24,7 +24,7 @@ def publish_model(task: Task, say: Callable[[str], None]) -> None:
     """Publishes a model's bundle as its spec says.
 
     Raises:
-        PipelineError: What `publish` and `promote` of `pipeline.registry` raise.
+        PipelineError: What `publish` and `promote` of `ortprep.registry` raise.
     """
     spec = task.plan.spec
     wanted = spec.publish

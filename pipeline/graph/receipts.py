@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.atomic import write_json_atomic
-from pipeline.bundle.codec import decode, encode, read_json
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.verification import compare_files
-from pipeline.errors import BundleError
+from ortprep.bundle.atomic import write_json_atomic
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.verification import compare_files
+from ortprep.errors import BundleError
 
 if TYPE_CHECKING:
-    from pipeline.stages.core.contract import TaskId  # who only reads receipts need not have what stages need
+    from ortprep.stages.core.contract import TaskId  # who only reads receipts need not have what stages need
 
 WORK_FOLDER = ".work"
 """Folder below the artifacts folder that holds intermediate files and receipts."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pipeline
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.atomic import write_bytes_atomic
-from pipeline.graph.receipts import WORK_FOLDER, read_receipt
-from pipeline.report.html_page import render_report
-from pipeline.report.report_builder import build_report
-from pipeline.report.report_subjects import ReportSubject, TaskHistory, digest_inputs, read_subjects
-from pipeline.report.vega_bundle import read_vega
+import ortprep
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.graph.receipts import WORK_FOLDER, read_receipt
+from ortprep.report.html_page import render_report
+from ortprep.report.report_builder import build_report
+from ortprep.report.report_subjects import ReportSubject, TaskHistory, digest_inputs, read_subjects
+from ortprep.report.vega_bundle import read_vega
 
 if TYPE_CHECKING:
     pass
@@ -49,7 +49,7 @@ def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[Repor
     """
     inputs = _digest(manifests)
     subjects = (*read_subjects(manifests, read_history), *others)
-    report = build_report(subjects, version=pipeline.__version__)
+    report = build_report(subjects, version=ortprep.__version__)
     page = render_report(report, library=read_vega(), inputs=inputs).encode()
     write_bytes_atomic(out, page)
     return len(page)
@@ -66,7 +66,7 @@ def is_report_current(manifests: Sequence[Path], out: Path) -> bool:
 
 
 def _digest(manifests: Sequence[Path]) -> str:
-    return digest_inputs(_inputs(manifests), version=pipeline.__version__)
+    return digest_inputs(_inputs(manifests), version=ortprep.__version__)
 
 
 def _inputs(manifests: Iterable[Path]) -> list[Path]:

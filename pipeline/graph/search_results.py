@@ -6,14 +6,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.tuning_record import TuningRecord
-from pipeline.errors import SpecError
-from pipeline.graph.execution import Task, open_context
-from pipeline.graph.receipts import read_receipt
-from pipeline.stages.core.contract import LEFT_OUT
-from pipeline.stages.core.results import TuneResult
-from pipeline.stages.tune.remeasurement import Remeasurement, measure_again
+from ortprep.bundle.codec import decode
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.errors import SpecError
+from ortprep.graph.execution import Task, open_context
+from ortprep.graph.receipts import read_receipt
+from ortprep.stages.core.contract import LEFT_OUT
+from ortprep.stages.core.results import TuneResult
+from ortprep.stages.tune.remeasurement import Remeasurement, measure_again
 
 
 def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple[Task, ...]:

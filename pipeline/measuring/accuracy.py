@@ -24,10 +24,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
-from pipeline.runtime.verification.answers import Answer, read_answer
-from pipeline.runtime.verification.compare import BLOCK_ELEMENTS, read_block
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
+from ortprep.runtime.verification.answers import Answer, read_answer
+from ortprep.runtime.verification.compare import BLOCK_ELEMENTS, read_block
 
 SNR_CAP_DB = 200.0
 """Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""

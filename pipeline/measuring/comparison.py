@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median, quantiles
 from typing import TypeVar
 
-from pipeline.bundle.tuning_record import Summary
+from ortprep.bundle.tuning_record import Summary
 
 AGREEMENT = 0.8
 """Share of rounds whose paired difference must have the same sign."""

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from pipeline.errors import StageError
+from ortprep.errors import StageError
 
 CPU_DEVICE = "cpu"
 

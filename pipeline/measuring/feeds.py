@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import SpecError
-from pipeline.runtime.tensors.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import SpecError
+from ortprep.runtime.tensors.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
 
 Span: TypeAlias = tuple[float, float]
 """Lowest and highest value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.bundle.conversion_record import OutputAccuracy
+from ortprep.bundle.conversion_record import OutputAccuracy
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import MIN_ROUNDS
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import MIN_ROUNDS
 
 C = TypeVar("C")
 K = TypeVar("K", bound=str)

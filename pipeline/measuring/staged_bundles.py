@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import DigestCache, digest_bytes, digest_json
-from pipeline.bundle.file_links import share_model
-from pipeline.bundle.file_memory import Stamp, read_stamp
-from pipeline.bundle.loader_config import (
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import DigestCache, digest_bytes, digest_json
+from ortprep.bundle.file_links import share_model
+from ortprep.bundle.file_memory import Stamp, read_stamp
+from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
     Golden,
@@ -23,10 +23,10 @@ from pipeline.bundle.loader_config import (
     Variant,
     write_loader_config,
 )
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.bundle.verification import describe_files
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.verification import describe_files
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.probing.child import run_child
 
 _NAME = "staged"
 _NO_GOLDEN = Golden(FileEntry("golden.npz", 0, digest_bytes(b"")), Tolerance(0.0, 0.0))
@@ -88,7 +88,7 @@ def load_once(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         PipelineError: As `load` does.
     """
-    from pipeline.runtime import load
+    from ortprep.runtime import load
 
     load(request["bundle"])
     return {}

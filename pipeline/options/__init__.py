@@ -1,8 +1,8 @@
 """Session and provider options ONNX Runtime knows, per version: type, values, default, effect."""
 
-from pipeline.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
-from pipeline.options.session import MIN_EXTERNAL_BYTES, with_external_data
-from pipeline.options.validation import (
+from ortprep.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
+from ortprep.options.session import MIN_EXTERNAL_BYTES, with_external_data
+from ortprep.options.validation import (
     CUDA,
     Scalar,
     check_attributes,

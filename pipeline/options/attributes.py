@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipeline.options.option import ATTRIBUTE, Option, switch
+from ortprep.options.option import ATTRIBUTE, Option, switch
 
 _MAX_THREADS = 1024
 """Far above any machine; ONNX Runtime takes a million without a word and negative counts too (measured)."""

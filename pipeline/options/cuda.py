@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
+from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
 
 _INT_MAX = 2**31 - 1
 _POINTER = "addresses of one process mean nothing in a bundle"

@@ -6,7 +6,7 @@ these do nothing. The effects say so where it is not plain.
 
 from __future__ import annotations
 
-from pipeline.options.option import Option, switch
+from ortprep.options.option import Option, switch
 
 _INT_MAX = 2**31 - 1
 _SIZE_MAX = 2**63 - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option, switch
+from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option, switch
 
 _INT_MAX = 2**31 - 1
 _SIZE_MAX = 2**63 - 1

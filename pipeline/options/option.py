@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import SpecError
-from pipeline.versions import parse_version
+from ortprep.errors import SpecError
+from ortprep.versions import parse_version
 
 OLDEST = "1.23"
 """First ONNX Runtime version the tables describe; an older one is treated as this one."""

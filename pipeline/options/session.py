@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.options.option import HEADER, Option, switch
+from ortprep.options.option import HEADER, Option, switch
 
 MIN_EXTERNAL_BYTES = 16 * 1024
 """Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.

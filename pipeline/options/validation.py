@@ -11,12 +11,12 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from pipeline.options.attributes import ATTRIBUTES
-from pipeline.options.cuda import CUDA_OPTIONS
-from pipeline.options.graph_config import REWRITING_CONFIG
-from pipeline.options.kernels import KERNEL_CONFIG
-from pipeline.options.option import NEWEST, Option, format_option, version_parts
-from pipeline.options.session import SESSION_CONFIG
+from ortprep.options.attributes import ATTRIBUTES
+from ortprep.options.cuda import CUDA_OPTIONS
+from ortprep.options.graph_config import REWRITING_CONFIG
+from ortprep.options.kernels import KERNEL_CONFIG
+from ortprep.options.option import NEWEST, Option, format_option, version_parts
+from ortprep.options.session import SESSION_CONFIG
 
 Scalar = str | int | float | bool
 Table = Mapping[str, Option]

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.codec import canonical_json, decode, encode
-from pipeline.bundle.digest import is_digest
-from pipeline.errors import IntegrityError
-from pipeline.registry.documents import is_alias_name, parse_object
+from ortprep.bundle.codec import canonical_json, decode, encode
+from ortprep.bundle.digest import is_digest
+from ortprep.errors import IntegrityError
+from ortprep.registry.documents import is_alias_name, parse_object
 
 MAX_SEQUENCE = 2**31
 MAX_HISTORY = 50

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.registry.documents import Part, Version
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.registry.documents import Part, Version
 
 Report = Callable[[int], None]
 """Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""

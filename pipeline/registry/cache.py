@@ -26,13 +26,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
-from pipeline.bundle.digest import PREFIX, DigestCache, default_cache_folder, digest_bytes, digest_json
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import IntegrityError, RegistryError
-from pipeline.registry.backend import Block, Report
-from pipeline.registry.documents import MAX_DOCUMENT_BYTES
-from pipeline.registry.transfer import copy_blocks, counted, read_blocks, read_limit
+from ortprep.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
+from ortprep.bundle.digest import PREFIX, DigestCache, default_cache_folder, digest_bytes, digest_json
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import IntegrityError, RegistryError
+from ortprep.registry.backend import Block, Report
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES
+from ortprep.registry.transfer import copy_blocks, counted, read_blocks, read_limit
 
 log = logging.getLogger(__name__)
 

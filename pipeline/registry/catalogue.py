@@ -10,22 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.bundle.codec import canonical_json
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
-from pipeline.bundle.manifest import Manifest, read_manifest
-from pipeline.errors import BundleError, IntegrityError, RegistryError, SignatureError
-from pipeline.registry.alias_moves import Move, parse_move
-from pipeline.registry.backend import MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
-from pipeline.registry.cache import Cache
-from pipeline.registry.documents import Part, Version, parse_part, parse_version
-from pipeline.registry.part_bundle import check_part_bundle, small_files
-from pipeline.registry.progress import ignore
-from pipeline.registry.references import open_registry
-from pipeline.registry.retries import with_retries
-from pipeline.registry.signature_methods import SignatureMethod
-from pipeline.registry.signatures import SignatureSubject, move_subject, subject_of, verify_subject
-from pipeline.registry.versions import ModelState, build_state
+from ortprep.bundle.codec import canonical_json
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
+from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.errors import BundleError, IntegrityError, RegistryError, SignatureError
+from ortprep.registry.alias_moves import Move, parse_move
+from ortprep.registry.backend import MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
+from ortprep.registry.cache import Cache
+from ortprep.registry.documents import Part, Version, parse_part, parse_version
+from ortprep.registry.part_bundle import check_part_bundle, small_files
+from ortprep.registry.progress import ignore
+from ortprep.registry.references import open_registry
+from ortprep.registry.retries import with_retries
+from ortprep.registry.signature_methods import SignatureMethod
+from ortprep.registry.signatures import SignatureSubject, move_subject, subject_of, verify_subject
+from ortprep.registry.versions import ModelState, build_state
 
 log = logging.getLogger(__name__)
 

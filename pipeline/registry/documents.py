@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.bundle.codec import canonical_json, decode, encode, parse_json
-from pipeline.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
-from pipeline.bundle.loader_config import FileEntry, check_file_entries
-from pipeline.bundle.paths import RECEIPT_FOLDER, is_safe_name
-from pipeline.errors import BundleError, IntegrityError, RegistryError
+from ortprep.bundle.codec import canonical_json, decode, encode, parse_json
+from ortprep.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
+from ortprep.bundle.loader_config import FileEntry, check_file_entries
+from ortprep.bundle.paths import RECEIPT_FOLDER, is_safe_name
+from ortprep.errors import BundleError, IntegrityError, RegistryError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"

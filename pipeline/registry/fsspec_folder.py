@@ -15,11 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pipeline.bundle.atomic import TEMP_PREFIX, sync_folder
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.file_memory import open_regular
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import (
+from ortprep.bundle.atomic import TEMP_PREFIX, sync_folder
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import (
     DISK_ERRORS,
     AccessDeniedError,
     MissingExtraError,
@@ -28,10 +28,10 @@ from pipeline.errors import (
     RegistryUnavailableError,
     hint_of_os_error,
 )
-from pipeline.registry.backend import BLOCK_BYTES, Block, Report
-from pipeline.registry.retries import with_retries
-from pipeline.registry.transfer import check_copied, copy_blocks, counted, read_blocks
-from pipeline.spec.redaction import redact_url
+from ortprep.registry.backend import BLOCK_BYTES, Block, Report
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
+from ortprep.spec.redaction import redact_url
 
 T = TypeVar("T")
 

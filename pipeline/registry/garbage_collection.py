@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from pipeline.registry.alias_moves import Move, find_earlier_versions
-from pipeline.registry.backend import SweepResult
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.documents import Version
-from pipeline.registry.versions import ModelState
+from ortprep.registry.alias_moves import Move, find_earlier_versions
+from ortprep.registry.backend import SweepResult
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.documents import Version
+from ortprep.registry.versions import ModelState
 
 
 @dataclass(frozen=True)

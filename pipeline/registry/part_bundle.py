@@ -8,10 +8,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.codec import canonical_json, encode
-from pipeline.bundle.digest import DigestCache, digest_bytes
-from pipeline.bundle.loader_config import (
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.codec import canonical_json, encode
+from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
     FileEntry,
     LoaderConfig,
@@ -19,10 +19,10 @@ from pipeline.bundle.loader_config import (
     listed_files,
     read_loader_config,
 )
-from pipeline.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import BundleError, IntegrityError
-from pipeline.registry.documents import (
+from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import BundleError, IntegrityError
+from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
     OWN,
@@ -36,8 +36,8 @@ from pipeline.registry.documents import (
     encode_variants,
     parse_part,
 )
-from pipeline.registry.provenance import describe_provenance
-from pipeline.runtime.loading.variant_selection import needs_gpu
+from ortprep.registry.provenance import describe_provenance
+from ortprep.runtime.loading.variant_selection import needs_gpu
 
 PORTABLE = "portable"
 """The variant that `prepare` makes for all other machines."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.bundle.loader_config import LoaderConfig, Variant
-from pipeline.errors import NotPublishedError, RegistryError
-from pipeline.registry.documents import Part
-from pipeline.registry.part_bundle import PORTABLE
-from pipeline.registry.references import VersionRef
-from pipeline.runtime.loading.variant_selection import find_reasons, needs_gpu
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.bundle.loader_config import LoaderConfig, Variant
+from ortprep.errors import NotPublishedError, RegistryError
+from ortprep.registry.documents import Part
+from ortprep.registry.part_bundle import PORTABLE
+from ortprep.registry.references import VersionRef
+from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu
+from ortprep.runtime.machine.hardware import Hardware
 
 
 def choose_part(

@@ -6,27 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from pipeline.bundle.codec import parse_json
-from pipeline.bundle.manifest import Manifest
-from pipeline.errors import (
+from ortprep.bundle.codec import parse_json
+from ortprep.bundle.manifest import Manifest
+from ortprep.errors import (
     ConflictError,
     NotPublishedError,
     PromotionRefusedError,
     RegistryError,
     SignatureError,
 )
-from pipeline.measuring.regression.comparison import compare
-from pipeline.measuring.regression.limits import VERIFICATION, RegressionLimits
-from pipeline.measuring.shipped import worst_error
-from pipeline.registry.alias_moves import MAX_HISTORY, MAX_SEQUENCE, Move, encode_move, find_earlier_versions
-from pipeline.registry.backend import MOVE
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.documents import Part, Version, check_alias_name
-from pipeline.registry.references import VersionRef
-from pipeline.registry.signature_methods import SignatureMethod
-from pipeline.registry.signatures import move_subject, sign
-from pipeline.registry.versions import resolve
-from pipeline.spec.redaction import redact_url
+from ortprep.measuring.regression.comparison import compare
+from ortprep.measuring.regression.limits import VERIFICATION, RegressionLimits
+from ortprep.measuring.shipped import worst_error
+from ortprep.registry.alias_moves import MAX_HISTORY, MAX_SEQUENCE, Move, encode_move, find_earlier_versions
+from ortprep.registry.backend import MOVE
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.documents import Part, Version, check_alias_name
+from ortprep.registry.references import VersionRef
+from ortprep.registry.signature_methods import SignatureMethod
+from ortprep.registry.signatures import move_subject, sign
+from ortprep.registry.versions import resolve
+from ortprep.spec.redaction import redact_url
 
 MAX_REGRESSION = 1.10
 """How many times worse a figure may be than that of the version the alias names now, beyond the noise."""

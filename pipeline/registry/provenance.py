@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.bundle.codec import encode, format_json
-from pipeline.bundle.digest import PREFIX, digest_json
-from pipeline.bundle.loader_config import FileEntry, LoaderConfig, TensorSpec
-from pipeline.bundle.manifest import Manifest, VariantRecord
-from pipeline.measuring.shipped import shipped_figures, worst_error
-from pipeline.registry.documents import BOM, CARD, PROVENANCE, as_mapping
+from ortprep.bundle.codec import encode, format_json
+from ortprep.bundle.digest import PREFIX, digest_json
+from ortprep.bundle.loader_config import FileEntry, LoaderConfig, TensorSpec
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.measuring.shipped import shipped_figures, worst_error
+from ortprep.registry.documents import BOM, CARD, PROVENANCE, as_mapping
 
 _BUILDER = "https://pypi.org/project/ortprep"
 _NAMESPACE = uuid.UUID("6f0c2f0e-52b1-5d0e-9f6f-0b4b3a1d7c55")

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.bundle.atomic import write_bytes_atomic
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import ConflictError, SignatureError
-from pipeline.registry.backend import SIGNATURE
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.documents import Part, Version, build_version, check_alias_name
-from pipeline.registry.part_bundle import PartBundle, read_part_bundle
-from pipeline.registry.progress import Observer, Progress, ignore
-from pipeline.registry.signature_methods import SignatureMethod
-from pipeline.registry.signatures import is_signed_by, sign, subject_of, verify_subject
-from pipeline.registry.transfer import run_parallel
-from pipeline.registry.versions import ModelState, merge_parts
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import ConflictError, SignatureError
+from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.documents import Part, Version, build_version, check_alias_name
+from ortprep.registry.part_bundle import PartBundle, read_part_bundle
+from ortprep.registry.progress import Observer, Progress, ignore
+from ortprep.registry.signature_methods import SignatureMethod
+from ortprep.registry.signatures import is_signed_by, sign, subject_of, verify_subject
+from ortprep.registry.transfer import run_parallel
+from ortprep.registry.versions import ModelState, merge_parts
 
 _MAX_ROUNDS = 20
 _MAX_LABEL_NUMBER = 100

@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.bundle.atomic import new_folder, remove_stale_temporaries
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import PREFIX, DigestCache, is_digest
-from pipeline.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.verification import check_bundle, find_added
-from pipeline.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
-from pipeline.registry.backend import Report
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.documents import Part, Version, parse_part, parse_version
-from pipeline.registry.part_selection import choose_part
-from pipeline.registry.progress import Observer, Progress, Say, ignore
-from pipeline.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
-from pipeline.registry.references import VersionRef
-from pipeline.registry.signature_methods import SignatureMethod
-from pipeline.registry.transfer import read_limit, run_parallel
-from pipeline.registry.versions import resolve
-from pipeline.runtime.machine.hardware import Hardware, read_hardware
-from pipeline.spec.redaction import redact_url
-from pipeline.versions import installed_onnxruntime
+from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import PREFIX, DigestCache, is_digest
+from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.verification import check_bundle, find_added
+from ortprep.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
+from ortprep.registry.backend import Report
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.documents import Part, Version, parse_part, parse_version
+from ortprep.registry.part_selection import choose_part
+from ortprep.registry.progress import Observer, Progress, Say, ignore
+from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
+from ortprep.registry.references import VersionRef
+from ortprep.registry.signature_methods import SignatureMethod
+from ortprep.registry.transfer import read_limit, run_parallel
+from ortprep.registry.versions import resolve
+from ortprep.runtime.machine.hardware import Hardware, read_hardware
+from ortprep.spec.redaction import redact_url
+from ortprep.versions import installed_onnxruntime
 
 log = logging.getLogger(__name__)
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode, format_json, read_json
-from pipeline.bundle.digest import DigestCache, digest_file
-from pipeline.bundle.file_memory import open_regular
-from pipeline.bundle.paths import RECEIPT_FOLDER, resolve_inside
-from pipeline.bundle.verification import (
+from ortprep.bundle.codec import decode, encode, format_json, read_json
+from ortprep.bundle.digest import DigestCache, digest_file
+from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
+from ortprep.bundle.verification import (
     Digester,
     FileDifference,
     compare_files,
     find_added,
     raise_differences,
 )
-from pipeline.errors import BundleError, IntegrityError
-from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, parse_part, parse_version
-from pipeline.registry.signature_methods import SignatureMethod
-from pipeline.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, subject_of, verify_subject
+from ortprep.errors import BundleError, IntegrityError
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, parse_part, parse_version
+from ortprep.registry.signature_methods import SignatureMethod
+from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, subject_of, verify_subject
 
 _RECEIPT_FILE = f"{RECEIPT_FOLDER}/pulled.json"
 _MAX_SIGNATURES = 32

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import MissingExtraError, RegistryError
-from pipeline.registry.backend import Backend
-from pipeline.spec.redaction import has_credentials, redact_url
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import MissingExtraError, RegistryError
+from ortprep.registry.backend import Backend
+from ortprep.spec.redaction import has_credentials, redact_url
 
 REGISTRY_VARIABLE = "ORTPREP_REGISTRY"
 """Environment variable with the default registry."""
@@ -94,14 +94,14 @@ def open_registry(url: str) -> Backend:
     kind = name.partition("+")[0]
     try:
         if kind == "oci":
-            from pipeline.registry.backends.oci.backend import OciBackend
+            from ortprep.registry.backends.oci.backend import OciBackend
 
             return OciBackend(url)
         if kind == "mlflow":
-            from pipeline.registry.backends.mlflow.backend import MlflowBackend
+            from ortprep.registry.backends.mlflow.backend import MlflowBackend
 
             return MlflowBackend(url)
-        from pipeline.registry.backends.directory import DirectoryBackend
+        from ortprep.registry.backends.directory import DirectoryBackend
     except ImportError as error:
         raise MissingExtraError(
             f"cannot use the registry: {url[:80]}\n  expected its client to be installed, got: {error}",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import RegistryUnavailableError
+from ortprep.errors import RegistryUnavailableError
 
 T = TypeVar("T")
 

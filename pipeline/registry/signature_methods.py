@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.errors import RegistryError
+from ortprep.errors import RegistryError
 
 PASSWORD_VARIABLE = "ORTPREP_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""

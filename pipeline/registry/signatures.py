@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import canonical_json, encode, parse_json
-from pipeline.bundle.digest import PREFIX, digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.paths import RECEIPT_FOLDER
-from pipeline.errors import BundleError, MissingExtraError, SignatureError
-from pipeline.registry.alias_moves import Move
-from pipeline.registry.documents import Part, Version
-from pipeline.registry.signature_methods import (
+from ortprep.bundle.codec import canonical_json, encode, parse_json
+from ortprep.bundle.digest import PREFIX, digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import RECEIPT_FOLDER
+from ortprep.errors import BundleError, MissingExtraError, SignatureError
+from ortprep.registry.alias_moves import Move
+from ortprep.registry.documents import Part, Version
+from ortprep.registry.signature_methods import (
     PASSWORD_VARIABLE,
     SIGNERS,
     VERIFIERS,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.pull import PullRequest, pull_cached
-from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import split_location
-from pipeline.registry.signature_methods import parse_verifier
+from ortprep.bundle.digest import DigestCache
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.pull import PullRequest, pull_cached
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import split_location
+from ortprep.registry.signature_methods import parse_verifier
 
 
 def locate(bundle: str, *, require_signature: str | None = None) -> Path:
-    """Returns the folder of a bundle, as `pipeline.runtime.loading.sources.locate` describes."""
+    """Returns the folder of a bundle, as `ortprep.runtime.loading.sources.locate` describes."""
     method = None if require_signature is None else parse_verifier(require_signature)
     path = Path(bundle)
     if "://" in bundle:

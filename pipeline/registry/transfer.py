@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
-from pipeline.bundle.digest import PREFIX
-from pipeline.bundle.file_memory import open_regular
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import IntegrityError, RegistryError
-from pipeline.registry.backend import BLOCK_BYTES, Report
+from ortprep.bundle.digest import PREFIX
+from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import IntegrityError, RegistryError
+from ortprep.registry.backend import BLOCK_BYTES, Report
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.bundle.digest import PREFIX
-from pipeline.errors import ConflictError, NotPublishedError
-from pipeline.registry.documents import FULL_DIGEST, PartSummary, Version
+from ortprep.bundle.digest import PREFIX
+from ortprep.errors import ConflictError, NotPublishedError
+from ortprep.registry.documents import FULL_DIGEST, PartSummary, Version
 
 
 @dataclass(frozen=True)

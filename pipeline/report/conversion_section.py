@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.bundle.conversion_record import ConversionRecord, OutputAccuracy, PrecisionStep
-from pipeline.bundle.manifest import VariantRecord
-from pipeline.report.content import ReportSection, ReportTable
-from pipeline.report.formatting import CellValue, count_of, format_mb, make_table, number_cell, text_cell
+from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy, PrecisionStep
+from ortprep.bundle.manifest import VariantRecord
+from ortprep.report.content import ReportSection, ReportTable
+from ortprep.report.formatting import CellValue, count_of, format_mb, make_table, number_cell, text_cell
 
 
 def build_conversion_section(variant: VariantRecord) -> ReportSection | None:

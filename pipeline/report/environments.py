@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.manifest import Manifest
-from pipeline.report.content import ReportSection
-from pipeline.report.formatting import format_mb, join_words, make_table
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.manifest import Manifest
+from ortprep.report.content import ReportSection
+from ortprep.report.formatting import format_mb, join_words, make_table
 
 _BYTES = "_bytes"
 

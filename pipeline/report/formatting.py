@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from pipeline.bundle.tuning_record import Summary
-from pipeline.report.content import Cell, Column, ReportTable, Tone
+from ortprep.bundle.tuning_record import Summary
+from ortprep.report.content import Cell, Column, ReportTable, Tone
 
 CellValue: TypeAlias = Cell | str | float | Summary | None
 """What `make_table` makes a cell of."""

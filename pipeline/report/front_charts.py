@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from pipeline.measuring.comparison import pareto_front
-from pipeline.report.content import Chart, ReportTable
-from pipeline.report.formatting import count_of, format_number, make_table, rounded
-from pipeline.report.trials import describe_choice, figures_of
+from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from ortprep.measuring.comparison import pareto_front
+from ortprep.report.content import Chart, ReportTable
+from ortprep.report.formatting import count_of, format_number, make_table, rounded
+from ortprep.report.trials import describe_choice, figures_of
 
 RUNS = tuple(sorted({round(10 ** (exponent / 3)) for exponent in range(19)}))
 """Runs per load that costs are drawn at: three a decade, up to a million."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import MissingExtraError
-from pipeline.report.chart_specs import SPECS
-from pipeline.report.content import Chart, Report
+from ortprep.errors import MissingExtraError
+from ortprep.report.chart_specs import SPECS
+from ortprep.report.content import Chart, Report
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pipeline.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecord
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.shipped import find_plan
-from pipeline.report.content import Cell, Chart, ReportSection, ReportTable
-from pipeline.report.formatting import (
+from ortprep.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.shipped import find_plan
+from ortprep.report.content import Cell, Chart, ReportSection, ReportTable
+from ortprep.report.formatting import (
     CellValue,
     count_of,
     format_number,
@@ -19,7 +19,7 @@ from pipeline.report.formatting import (
     ratio_cell,
     rounded,
 )
-from pipeline.report.speedup import DEFAULT, compare
+from ortprep.report.speedup import DEFAULT, compare
 
 PHASES: tuple[tuple[str, Callable[[PlanFigures], Summary]], ...] = (
     ("import", lambda plan: plan.import_ms),

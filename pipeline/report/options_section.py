@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.manifest import VariantRecord
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
-from pipeline.errors import SpecError
-from pipeline.options import (
+from ortprep.bundle.manifest import VariantRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
+from ortprep.errors import SpecError
+from ortprep.options import (
     NEWEST,
     Option,
     known_attributes,
@@ -17,10 +17,10 @@ from pipeline.options import (
     known_session_config,
     version_parts,
 )
-from pipeline.report.content import ReportSection, ReportTable
-from pipeline.report.formatting import make_table
-from pipeline.report.report_subjects import ReportSubject
-from pipeline.report.trials import build_knobs_table, compare_with, find_chosen
+from ortprep.report.content import ReportSection, ReportTable
+from ortprep.report.formatting import make_table
+from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.trials import build_knobs_table, compare_with, find_chosen
 
 LEVEL = "graph_optimization_level"
 SESSION = "session"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.manifest import Manifest, VariantRecord
-from pipeline.measuring.shipped import worst_error
-from pipeline.report.content import Chart, Fact, ReportSection, ReportTable, Tone
-from pipeline.report.formatting import (
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.measuring.shipped import worst_error
+from ortprep.report.content import Chart, Fact, ReportSection, ReportTable, Tone
+from ortprep.report.formatting import (
     CellValue,
     format_instant,
     format_ratio,
@@ -20,7 +20,7 @@ from pipeline.report.formatting import (
     rounded,
     text_cell,
 )
-from pipeline.report.speedup import HOW_SURE, TONES, Gain, Ratio, build_gain_facts, find_gain, mean_ratio
+from ortprep.report.speedup import HOW_SURE, TONES, Gain, Ratio, build_gain_facts, find_gain, mean_ratio
 
 SURE = list(TONES)
 

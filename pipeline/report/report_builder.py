@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.bundle.manifest import Manifest, VariantRecord
-from pipeline.report.content import ModelPart, Report, ReportSection, VariantPart
-from pipeline.report.conversion_section import build_conversion_section
-from pipeline.report.environments import build_environment_sections
-from pipeline.report.formatting import (
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.report.content import ModelPart, Report, ReportSection, VariantPart
+from ortprep.report.conversion_section import build_conversion_section
+from ortprep.report.environments import build_environment_sections
+from ortprep.report.formatting import (
     count_of,
     format_duration,
     format_instant,
@@ -16,15 +16,15 @@ from pipeline.report.formatting import (
     make_table,
     number_cell,
 )
-from pipeline.report.front_charts import build_front_charts
-from pipeline.report.measurement_sections import build_measurement_sections
-from pipeline.report.options_section import build_options_section
-from pipeline.report.overview import build_overall_facts, build_overview
-from pipeline.report.report_subjects import ReportSubject, TaskHistory
-from pipeline.report.speedup import TONES, build_gain_facts, describe_gain, find_gain, headline_variant
-from pipeline.report.trials import build_trials_table
-from pipeline.report.verification_section import build_verification_section
-from pipeline.report.versions import build_versions_section, order_versions
+from ortprep.report.front_charts import build_front_charts
+from ortprep.report.measurement_sections import build_measurement_sections
+from ortprep.report.options_section import build_options_section
+from ortprep.report.overview import build_overall_facts, build_overview
+from ortprep.report.report_subjects import ReportSubject, TaskHistory
+from ortprep.report.speedup import TONES, build_gain_facts, describe_gain, find_gain, headline_variant
+from ortprep.report.trials import build_trials_table
+from ortprep.report.verification_section import build_verification_section
+from ortprep.report.versions import build_versions_section, order_versions
 
 
 def build_report(subjects: Sequence[ReportSubject], *, version: str) -> Report:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.digest import digest_bytes, digest_json
-from pipeline.bundle.loader_config import LoaderConfig, check_file_entries, read_loader_config
-from pipeline.bundle.manifest import (
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.digest import digest_bytes, digest_json
+from ortprep.bundle.loader_config import LoaderConfig, check_file_entries, read_loader_config
+from ortprep.bundle.manifest import (
     MANIFEST_FILE,
     MANIFEST_SCHEMA_VERSION,
     MAX_MANIFEST_BYTES,
     Manifest,
     read_manifest,
 )
-from pipeline.bundle.record import read_record
-from pipeline.errors import BundleError
+from ortprep.bundle.record import read_record
+from ortprep.errors import BundleError
 
 
 @dataclass(frozen=True)

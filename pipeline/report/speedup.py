@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Literal, TypeAlias
 
-from pipeline.bundle.manifest import Manifest, MeasurementRecord, VariantRecord
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.shipped import find_plan
-from pipeline.report.content import Fact, Tone
-from pipeline.report.formatting import count_of, format_ratio
+from ortprep.bundle.manifest import Manifest, MeasurementRecord, VariantRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.shipped import find_plan
+from ortprep.report.content import Fact, Tone
+from ortprep.report.formatting import count_of, format_ratio
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from pipeline.report.content import Cell, ReportTable, Tone
-from pipeline.report.formatting import (
+from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from ortprep.report.content import Cell, ReportTable, Tone
+from ortprep.report.formatting import (
     ABSENT,
     CellValue,
     count_of,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import MissingExtraError
-from pipeline.runtime.probing.child import run_child
+from ortprep.errors import MissingExtraError
+from ortprep.runtime.probing.child import run_child
 
 _TIMEOUT_S = 120
 

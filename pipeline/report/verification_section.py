@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.bundle.manifest import OutputError, VariantRecord, VerificationRecord
-from pipeline.report.content import Cell, Chart, ReportSection, ReportTable
-from pipeline.report.formatting import CellValue, count_of, make_table, number_cell, ratio_cell, text_cell
+from ortprep.bundle.manifest import OutputError, VariantRecord, VerificationRecord
+from ortprep.report.content import Cell, Chart, ReportSection, ReportTable
+from ortprep.report.formatting import CellValue, count_of, make_table, number_cell, ratio_cell, text_cell
 
 MIN_ERROR, MAX_ERROR = 1e-6, 1e3
 """Errors of their tolerance beyond which a chart does not reach."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.shipped import find_plan, worst_error
-from pipeline.report.content import Chart, ReportSection, ReportTable
-from pipeline.report.environments import describe_machine
-from pipeline.report.formatting import (
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.shipped import find_plan, worst_error
+from ortprep.report.content import Chart, ReportSection, ReportTable
+from ortprep.report.environments import describe_machine
+from ortprep.report.formatting import (
     CellValue,
     format_instant,
     format_number,
@@ -23,8 +23,8 @@ from pipeline.report.formatting import (
     ratio_cell,
     rounded,
 )
-from pipeline.report.measurement_sections import build_summary_table
-from pipeline.report.speedup import DEFAULT, compare, find_gain, find_warm
+from ortprep.report.measurement_sections import build_summary_table
+from ortprep.report.speedup import DEFAULT, compare, find_gain, find_warm
 
 FIGURES: tuple[tuple[str, str, Callable[[PlanFigures], Summary | None]], ...] = (
     ("ready", "ms", lambda plan: plan.ready_ms),

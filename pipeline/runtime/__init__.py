@@ -9,20 +9,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.bundle.session_record import SessionPlan
-    from pipeline.runtime.buckets.loader import load_bucketed
-    from pipeline.runtime.buckets.session import BucketedSession
-    from pipeline.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
-    from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.loading.sources import locate
-    from pipeline.runtime.loading.variant_selection import Selection, select_variant
-    from pipeline.runtime.machine.hardware import Hardware, read_hardware
-    from pipeline.runtime.placement.assignment import Placement, place_models
-    from pipeline.runtime.pool.config import PoolConfig
-    from pipeline.runtime.pool.session_pool import SessionPool
-    from pipeline.runtime.pool.stats import PoolStats, WorkerEvent, WorkerStats
-    from pipeline.runtime.progressive.loader import load_progressive
-    from pipeline.runtime.progressive.session import ProgressiveSession
+    from ortprep.bundle.session_record import SessionPlan
+    from ortprep.runtime.buckets.loader import load_bucketed
+    from ortprep.runtime.buckets.session import BucketedSession
+    from ortprep.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.loading.sources import locate
+    from ortprep.runtime.loading.variant_selection import Selection, select_variant
+    from ortprep.runtime.machine.hardware import Hardware, read_hardware
+    from ortprep.runtime.placement.assignment import Placement, place_models
+    from ortprep.runtime.pool.config import PoolConfig
+    from ortprep.runtime.pool.session_pool import SessionPool
+    from ortprep.runtime.pool.stats import PoolStats, WorkerEvent, WorkerStats
+    from ortprep.runtime.progressive.loader import load_progressive
+    from ortprep.runtime.progressive.session import ProgressiveSession
 
 __all__ = [
     "BucketedSession",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from pipeline.spec.fields import (
+from ortprep.spec.fields import (
     Frozen,
     FrozenDict,
     Glob,

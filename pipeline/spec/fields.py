@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pipeline.bundle.paths import NAME_PATTERN, is_safe_name
-from pipeline.spec.redaction import has_credentials, last_link
+from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
+from ortprep.spec.redaction import has_credentials, last_link
 
 K = TypeVar("K")
 V = TypeVar("V")

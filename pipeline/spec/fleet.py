@@ -18,12 +18,12 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from pipeline.bundle.file_memory import open_regular
-from pipeline.errors import SpecError
-from pipeline.spec.fields import Frozen, Name, Positive, SpecSection, Target
-from pipeline.spec.problems import Place, Problem, build_error
-from pipeline.spec.validation import shown
-from pipeline.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import SpecError
+from ortprep.spec.fields import Frozen, Name, Positive, SpecSection, Target
+from ortprep.spec.problems import Place, Problem, build_error
+from ortprep.spec.validation import shown
+from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
 
 FLEET_FILE = "fleet.yaml"
 """The fleet file, beside the specs."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.spec.conversion import ConvertSpec
-from pipeline.spec.fields import (
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.spec.fields import (
     Frozen,
     FrozenDict,
     Glob,
@@ -28,8 +28,8 @@ from pipeline.spec.fields import (
     Url,
     check_text,
 )
-from pipeline.spec.redaction import has_credentials, redact_url
-from pipeline.spec.session_options import SessionAttributes
+from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.spec.session_options import SessionAttributes
 
 
 class SourceSpec(SpecSection):

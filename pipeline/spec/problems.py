@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.errors import SpecError
+from ortprep.errors import SpecError
 
 Place = tuple[str | int, ...]
 """Position of a value in a file: keys and list indices from the top."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.file_memory import open_regular
-from pipeline.errors import SpecError
-from pipeline.spec.fleet import FLEET_FILE
-from pipeline.spec.models import ModelSpec
-from pipeline.spec.problems import Problem, build_error
-from pipeline.spec.validation import locate, validate
-from pipeline.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
-from pipeline.versions import installed_onnxruntime
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import SpecError
+from ortprep.spec.fleet import FLEET_FILE
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.problems import Problem, build_error
+from ortprep.spec.validation import locate, validate
+from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
+from ortprep.versions import installed_onnxruntime
 
 DEFAULTS_FILE = "defaults.yaml"
 """Values for whatever the specs of the same folder leave out."""

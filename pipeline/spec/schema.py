@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from pipeline.spec.models import ModelSpec
-from pipeline.spec.problems import Place
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.problems import Place
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

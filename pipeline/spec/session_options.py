@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from pipeline.options import (
+from ortprep.options import (
     CUDA,
     NEWEST,
     Scalar,
@@ -18,8 +18,8 @@ from pipeline.options import (
     check_session_config,
     known_attributes,
 )
-from pipeline.spec.fields import SpecSection, Threads
-from pipeline.spec.problems import Place
+from ortprep.spec.fields import SpecSection, Threads
+from ortprep.spec.problems import Place
 
 _EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.spec.models import ModelSpec
-from pipeline.spec.problems import MAX_TOLD, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
-from pipeline.spec.redaction import redact_url
-from pipeline.spec.schema import describe, known_keys, schemas_at
-from pipeline.spec.session_options import find_option_problems
-from pipeline.spec.yaml_text import YamlDocument
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.problems import MAX_TOLD, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
+from ortprep.spec.redaction import redact_url
+from ortprep.spec.schema import describe, known_keys, schemas_at
+from ortprep.spec.session_options import find_option_problems
+from ortprep.spec.yaml_text import YamlDocument
 
 _TELLING = ("value_error", "too_short", "too_long")
 """Kinds of error whose words say more than which type was expected."""

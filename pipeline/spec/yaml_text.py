@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.spec.problems import Place, Problem
+from ortprep.spec.problems import Place, Problem
 
 MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.tuning.objective import Figures, Trial
-from pipeline.tuning.space import PlanChoice
+from ortprep.tuning.objective import Figures, Trial
+from ortprep.tuning.space import PlanChoice
 
 
 class BatchRun:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.tuning.objective import Trial
-from pipeline.tuning.space import DEFAULT
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.tuning.objective import Trial
+from ortprep.tuning.space import DEFAULT
 
 FOR_THE_FINALS = 0.4
 """Most of the budget that is kept for the last comparison."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, is_below, paired_ratio
-from pipeline.measuring.rounds import order_of_round
-from pipeline.tuning.objective import Figures, Finals, Objective
-from pipeline.tuning.phases import SAME_COST_RATIO, find_first, pair_costs
-from pipeline.tuning.space import DEFAULT, PlanChoice
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, is_below, paired_ratio
+from ortprep.measuring.rounds import order_of_round
+from ortprep.tuning.objective import Figures, Finals, Objective
+from ortprep.tuning.phases import SAME_COST_RATIO, find_first, pair_costs
+from ortprep.tuning.space import DEFAULT, PlanChoice
 
 CONFIDENCE = 2.5
 """Standard errors that a plan has to be behind before it leaves."""

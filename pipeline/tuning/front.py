@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from pipeline.bundle.tuning_record import BreakEvenRecord, FrontRecord
-from pipeline.measuring.comparison import pareto_front
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import PlanChoice
+from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord
+from ortprep.measuring.comparison import pareto_front
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.space import PlanChoice
 
 
 def points_of(

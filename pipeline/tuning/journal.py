@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import BundleError, TuningError
-from pipeline.tuning.objective import Objective, Trial
-from pipeline.tuning.space import PlanChoice, Space
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import BundleError, TuningError
+from ortprep.tuning.objective import Objective, Trial
+from ortprep.tuning.space import PlanChoice, Space
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.errors import TuningError
-from pipeline.options import NEWEST, known_provider_options, known_session_config
-from pipeline.tuning.space import CUDA, Knob, PlanChoice, Rule, Setting, Space
+from ortprep.errors import TuningError
+from ortprep.options import NEWEST, known_provider_options, known_session_config
+from ortprep.tuning.space import CUDA, Knob, PlanChoice, Rule, Setting, Space
 
 FORM, LEVEL, PREPACKING = "form", "level", "prepacking"
 THREADS, SPINNING, EXECUTION = "threads", "spinning", "execution"

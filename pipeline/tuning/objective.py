@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pipeline.runtime.probing.probe import ProbeResult
-from pipeline.tuning.space import PlanChoice
+from ortprep.runtime.probing.probe import ProbeResult
+from ortprep.tuning.space import PlanChoice
 
 if TYPE_CHECKING:
-    from pipeline.spec.models import TuneSpec
+    from ortprep.spec.models import TuneSpec
 
 
 _SLACK = 1.03

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from pipeline.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
-from pipeline.tuning.knobs import needs_binding, shares_files
-from pipeline.tuning.objective import Figures, Finals, Objective, Trial
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.tuning.knobs import needs_binding, shares_files
+from ortprep.tuning.objective import Figures, Finals, Objective, Trial
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice
 
 SAME_READY_RATIO = 1.03
 """Plans that are ready within this factor, and not apart beyond the noise, count as equally fast."""

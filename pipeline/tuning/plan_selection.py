@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pipeline.errors import TuningError
-from pipeline.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
-from pipeline.tuning.final import rank
-from pipeline.tuning.objective import Figures, Finals, Objective, describe_memory
-from pipeline.tuning.phases import (
+from ortprep.errors import TuningError
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.tuning.final import rank
+from ortprep.tuning.objective import Figures, Finals, Objective, describe_memory
+from ortprep.tuning.phases import (
     SAME_COST_RATIO,
     find_first,
     find_soonest,
@@ -21,8 +21,8 @@ from pipeline.tuning.phases import (
     ready_ms,
     steady_ms,
 )
-from pipeline.tuning.search import PlanSearchResult
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.search import PlanSearchResult
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
 
 STEADY_ALLOWANCE = 1.02
 """Maximum ratio of run times if a plan is adopted for its first result alone."""

@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import PlanChoice, Space
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.space import PlanChoice, Space
 
 _RIDGE = 0.05
 """Keeps a factor near 1 until trials say otherwise; small beside the one that a single trial brings."""

@@ -22,16 +22,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pipeline.errors import PipelineError, TuningError
-from pipeline.measuring.rounds import order_of_round
-from pipeline.tuning.batch_run import BatchRun
-from pipeline.tuning.budget import SearchLimits, TimeBudget, process_s
-from pipeline.tuning.final import compare_finalists, measure_with_retry, pick_entrants
-from pipeline.tuning.knobs import OFF, PREPACKING, shares_files
-from pipeline.tuning.objective import Figures, Finals, Objective, Trial
-from pipeline.tuning.phases import rank_firsts, until_ready
-from pipeline.tuning.prediction import Predictor, descend, fit
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.errors import PipelineError, TuningError
+from ortprep.measuring.rounds import order_of_round
+from ortprep.tuning.batch_run import BatchRun
+from ortprep.tuning.budget import SearchLimits, TimeBudget, process_s
+from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants
+from ortprep.tuning.knobs import OFF, PREPACKING, shares_files
+from ortprep.tuning.objective import Figures, Finals, Objective, Trial
+from ortprep.tuning.phases import rank_firsts, until_ready
+from ortprep.tuning.prediction import Predictor, descend, fit
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
 
 HOPELESS = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import TuningError
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import TuningError
 
 CUDA = "CUDAExecutionProvider"
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import VerificationError
-from pipeline.measuring.accuracy import AccuracyMeter
-from pipeline.measuring.gate import Gate, find_gate_failures
-from pipeline.runtime.probing.probe import ProbeRequest, measure_plan
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.verification.answers import Answer, read_answer
-from pipeline.tuning.objective import Figures
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import VerificationError
+from ortprep.measuring.accuracy import AccuracyMeter
+from ortprep.measuring.gate import Gate, find_gate_failures
+from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.verification.answers import Answer, read_answer
+from ortprep.tuning.objective import Figures
 
-TRIAL_FUNCTION = "pipeline.tuning.trial:measure_and_check"
+TRIAL_FUNCTION = "ortprep.tuning.trial:measure_and_check"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
         VerificationError: An answer is outside its tolerance.
         PipelineError: The session could not answer.
     """
-    from pipeline.runtime.probing.probe_process import measure_runs
+    from ortprep.runtime.probing.probe_process import measure_runs
 
     figures, runs = measure_runs(request)
     samples = decode(tuple[CheckedSample, ...], request["samples"])
@@ -131,7 +131,7 @@ def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[Checke
 def _check_answers(
     outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
 ) -> None:
-    from pipeline.runtime.verification.compare import compare_output
+    from ortprep.runtime.verification.compare import compare_output
 
     for answer in sample.answers:
         if answer.output not in outputs:

@@ -33,11 +33,11 @@ from bench.start import (
     run_script,
     write_script,
 )
-from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.spec.reading import read_specs
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.spec.reading import read_specs
 from tests.runtime.builders import sample, write_bundle
 
 

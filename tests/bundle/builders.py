@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
     Golden,
@@ -17,7 +17,7 @@ from pipeline.bundle.loader_config import (
     VersionRange,
     write_loader_config,
 )
-from pipeline.bundle.manifest import (
+from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Manifest,
     SourceRecord,
@@ -25,7 +25,7 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
 CONTENT = {
     "golden.npz": b"golden",

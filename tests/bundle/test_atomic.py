@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.atomic import new_folder, remove_stale_temporaries, write_bytes_atomic
+from ortprep.bundle.atomic import new_folder, remove_stale_temporaries, write_bytes_atomic
 
 WRITER = """
 import sys
 from pathlib import Path
-from pipeline.bundle.atomic import new_folder
+from ortprep.bundle.atomic import new_folder
 destination = Path(sys.argv[1])
 generation = 0
 while True:

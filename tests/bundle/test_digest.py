@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.digest import DigestCache, digest_bytes, digest_file, is_digest
-from pipeline.bundle.file_memory import read_stamp
-from pipeline.bundle.paths import is_safe_name, is_safe_path, resolve_inside
-from pipeline.errors import IntegrityError
+from ortprep.bundle.digest import DigestCache, digest_bytes, digest_file, is_digest
+from ortprep.bundle.file_memory import read_stamp
+from ortprep.bundle.paths import is_safe_name, is_safe_path, resolve_inside
+from ortprep.errors import IntegrityError
 from tests.fakes import wait_for_a_tick
 
 

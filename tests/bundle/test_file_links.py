@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle import digest
-from pipeline.bundle.digest import DigestCache, digest_bytes
-from pipeline.bundle.file_links import copy_file, link_or_copy, share_model
-from pipeline.runtime.loading.session import build_session, default_plan
+from ortprep.bundle import digest
+from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.bundle.file_links import copy_file, link_or_copy, share_model
+from ortprep.runtime.loading.session import build_session, default_plan
 from tests import builders as models
 
 CONTENT = b"weights" * 1000

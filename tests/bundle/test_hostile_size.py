@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.codec import MAX_JSON_BYTES, MAX_JSON_VALUES
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.loader_config import MAX_LOADER_BYTES
-from pipeline.bundle.manifest import MAX_MANIFEST_BYTES
+from ortprep.bundle.codec import MAX_JSON_BYTES, MAX_JSON_VALUES
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.loader_config import MAX_LOADER_BYTES
+from ortprep.bundle.manifest import MAX_MANIFEST_BYTES
 from tests.bundle.builders import write_bundle
 
 MOST_MB = {"manifest": 256, "loader_config": 64}
 """Above what the most expensive file takes; without limits, one of 16 MiB took 500 and more."""
 READ = """\
 import pathlib, re, sys
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.manifest import read_manifest
-from pipeline.errors import BundleError
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.errors import BundleError
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before = peak()

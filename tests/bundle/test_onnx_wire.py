@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.onnx_wire import (
+from ortprep.bundle.onnx_wire import (
     SMALL_BYTES,
     WireError,
     encode_varint,

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
     LoaderConfig,
     read_loader_config,
     write_loader_config,
 )
-from pipeline.bundle.manifest import Manifest, read_manifest
-from pipeline.bundle.session_record import ProviderRecord
-from pipeline.bundle.verification import check_bundle, compare_bundle, raise_differences
-from pipeline.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.bundle.session_record import ProviderRecord
+from ortprep.bundle.verification import check_bundle, compare_bundle, raise_differences
+from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from tests.bundle.builders import CONTENT, write_bundle
 
 SUPPRESSED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)

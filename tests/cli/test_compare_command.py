@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.manifest import read_manifest, write_manifest
+from ortprep.bundle.manifest import read_manifest, write_manifest
 from tests.prepare.builders import Project
 from tests.registry import builders
 from tests.registry.builders import Build, Made, write_bundle
@@ -251,6 +251,6 @@ def test_a_registry_that_nobody_named_ends_with_5(project: Project, monkeypatch:
 
 def test_the_command_needs_no_onnx_runtime(project: Project) -> None:
     add(project, "old")
-    code = "import sys; from pipeline.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
+    code = "import sys; from ortprep.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
     ended = project.python("-c", code, "compare", "old", "old")
     assert (ended.code, ended.err) == (0, "")

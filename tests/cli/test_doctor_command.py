@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli.doctor_tables import draw_waterfall, format_cell
+from ortprep.cli.doctor_tables import draw_waterfall, format_cell
 from tests.builders import conv_net, embedding, two_inputs, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net
@@ -103,7 +103,7 @@ def test_a_trace_never_replaces_the_model(project: Project) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: signal.Signals) -> None:
     write_model(conv_net(), project.root / "net.onnx")
-    process = project.start("-m", "pipeline", "doctor", "options", "net.onnx", "--rounds", "99")
+    process = project.start("-m", "ortprep", "doctor", "options", "net.onnx", "--rounds", "99")
     assert process.stderr is not None
     while "options" not in process.stderr.readline():
         pass

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.digest import digest_json
-from pipeline.cli.console import BuildObserver, echo, printable, start_logging, write_json, write_line
+from ortprep.bundle.digest import digest_json
+from ortprep.cli.console import BuildObserver, echo, printable, start_logging, write_json, write_line
 from tests.prepare.builders import REPOSITORY, Project
 from tests.registry.builders import write_bundle, write_keys
 from tests.runtime.builders import rewrite_digests
@@ -88,7 +88,7 @@ def test_json_keeps_every_character(project: Project) -> None:
 @pytest.mark.parametrize("command", ["show", "compare"])
 def test_on_a_terminal_there_are_colours_of_ours_and_nothing_else(project: Project, command: str) -> None:
     _, arguments = COMMANDS[command]
-    _, written = project.on_terminal("-m", "pipeline", *arguments)
+    _, written = project.on_terminal("-m", "ortprep", *arguments)
     assert _orders(re.sub(r"\x1b\[[0-9;]*m|\r\n", "\n", written)) == []
     assert "\x1b[31m" not in written, "no red was asked for but by the bundle"
 
@@ -122,7 +122,7 @@ def test_every_way_to_a_terminal_takes_orders_out(capsys: pytest.CaptureFixture[
     before, root.handlers = root.handlers, []
     try:
         start_logging("warning")
-        logging.getLogger("pipeline").warning("%s", HOSTILE)
+        logging.getLogger("ortprep").warning("%s", HOSTILE)
     finally:
         root.handlers = before
     written = capsys.readouterr()

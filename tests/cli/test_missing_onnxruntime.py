@@ -17,10 +17,10 @@ BARE = """\
 import sys
 sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry]
 """
-COMMAND = BARE + "from pipeline.cli import main; main()"
-IMPORT = BARE + "from pipeline.runtime.loading.session import import_onnxruntime; import_onnxruntime()"
+COMMAND = BARE + "from ortprep.cli import main; main()"
+IMPORT = BARE + "from ortprep.runtime.loading.session import import_onnxruntime; import_onnxruntime()"
 CUDA = (
-    BARE + "from pipeline.versions import hint_to_install\n"
+    BARE + "from ortprep.versions import hint_to_install\n"
     "print('hint:', hint_to_install('cuda'), file=sys.stderr)"
 )
 

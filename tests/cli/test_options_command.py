@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.bundle.codec import encode
-from pipeline.cli import options_table
-from pipeline.cli.options_table import PROVIDERS, Listing, build_options_tables, list_options
-from pipeline.options import (
+from ortprep.bundle.codec import encode
+from ortprep.cli import options_table
+from ortprep.cli.options_table import PROVIDERS, Listing, build_options_tables, list_options
+from ortprep.options import (
     CUDA,
     NEWEST,
     OLDEST,
@@ -25,8 +25,8 @@ from pipeline.options import (
     known_provider_options,
     known_session_config,
 )
-from pipeline.options.option import version_parts
-from pipeline.versions import installed_onnxruntime
+from ortprep.options.option import version_parts
+from ortprep.versions import installed_onnxruntime
 from tests.prepare.builders import Project
 
 KNOWN: Mapping[str, Callable[[str], tuple[Option, ...]]] = {
@@ -85,7 +85,7 @@ def test_a_version_has_no_option_that_came_later(project: Project) -> None:
 
 
 def test_without_a_version_it_is_the_installed_one_and_that_is_not_imported(project: Project) -> None:
-    code = "import sys; from pipeline.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
+    code = "import sys; from ortprep.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
     outcome = project.python("-c", code, "options", "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads(outcome.out)["onnxruntime"] == installed_onnxruntime()

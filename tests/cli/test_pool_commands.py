@@ -72,7 +72,7 @@ def test_what_is_not_there_is_an_error_with_a_command(project: Project) -> None:
 def test_an_interrupt_ends_it_at_once(project: Project) -> None:
     write_bundle(project.root / "artifacts" / "linear")
     process = project.start(
-        "-m", "pipeline", "serve-check", "linear", "--devices", "cpu", "--requests", "100000000"
+        "-m", "ortprep", "serve-check", "linear", "--devices", "cpu", "--requests", "100000000"
     )
     assert process.stderr is not None
     assert any("ready" in line for line in process.stderr)

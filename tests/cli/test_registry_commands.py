@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
-from pipeline.runtime import PoolConfig, SessionPool, load, locate
+from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
+from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from tests.prepare.builders import SHAPES, Project, folding_net, is_intact
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
@@ -226,7 +226,7 @@ def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tm
         environment = {**project.environment(), "DOCKER_CONFIG": str(docker)}
         url = f"oci+{server.url}/team"
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline", "--log", "debug", "publish", "net", "--registry", url],
+            [sys.executable, "-m", "ortprep", "--log", "debug", "publish", "net", "--registry", url],
             capture_output=True,
             text=True,
             cwd=project.root,

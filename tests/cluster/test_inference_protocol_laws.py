@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import FileEntry as Entry
-from pipeline.bundle.loader_config import Golden, LoaderConfig, TensorSpec, Tolerance
-from pipeline.cluster.serving.inference_protocol import (
+from ortprep.bundle.loader_config import FileEntry as Entry
+from ortprep.bundle.loader_config import Golden, LoaderConfig, TensorSpec, Tolerance
+from ortprep.cluster.serving.inference_protocol import (
     MAX_HEADER_BYTES,
     ProtocolError,
     datatype_of,
     encode_response,
     parse_request,
 )
-from pipeline.runtime.tensors.element_types import Array, numpy_dtype
+from ortprep.runtime.tensors.element_types import Array, numpy_dtype
 
 CONFIG = LoaderConfig(
     "1.1",

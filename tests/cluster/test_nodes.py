@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cluster.nodes import describe_hardware
-from pipeline.runtime.machine.hardware import Gpu, Hardware, read_hardware
+from ortprep.cluster.nodes import describe_hardware
+from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
 
 VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.loader_config import find_variant, read_loader_config
-from pipeline.bundle.manifest import read_manifest
-from pipeline.bundle.verification import check_bundle
-from pipeline.runtime import load
+from ortprep.bundle.loader_config import find_variant, read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.verification import check_bundle
+from ortprep.runtime import load
 
 pytestmark = pytest.mark.runtime
 

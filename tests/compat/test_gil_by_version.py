@@ -11,9 +11,9 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from pipeline.diagnose.gil.check import diagnose_gil
-from pipeline.diagnose.gil.verdict import CREATING, HELD_SHARE
-from pipeline.versions import parse_version
+from ortprep.diagnose.gil.check import diagnose_gil
+from ortprep.diagnose.gil.verdict import CREATING, HELD_SHARE
+from ortprep.versions import parse_version
 
 pytestmark = pytest.mark.runtime
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.diagnose.diagnosis import Finding, Severity
+from ortprep.diagnose.diagnosis import Finding, Severity
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.conclusion import conclude
-from pipeline.diagnose.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
+from ortprep.diagnose.conclusion import conclude
+from ortprep.diagnose.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
 
 
 def test_findings_are_in_order_of_severity() -> None:

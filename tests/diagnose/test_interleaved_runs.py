@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pipeline.diagnose.interleaved_runs import explain_cut
-from pipeline.measuring.rounds import InterleavedRuns
+from ortprep.diagnose.interleaved_runs import explain_cut
+from ortprep.measuring.rounds import InterleavedRuns
 
 
 def test_what_was_cut_is_said_with_its_figures() -> None:

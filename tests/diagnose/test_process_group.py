@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.diagnose.doctor_model import plan_on
-from pipeline.diagnose.process_group import Barrier, isolate, join, results_of, run_together, was_released
-from pipeline.errors import ChildError, LoadError, PipelineError
+from ortprep.diagnose.doctor_model import plan_on
+from ortprep.diagnose.process_group import Barrier, isolate, join, results_of, run_together, was_released
+from ortprep.errors import ChildError, LoadError, PipelineError
 from tests.conftest import ROOT
 from tests.fakes import wait_for
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_inputs import read_inputs
-from pipeline.bundle.onnx_wire import WireError
-from pipeline.diagnose.sampling import examine_bundle, examine_source, parse_shapes, settle_shapes
-from pipeline.errors import LoadError, SpecError
-from pipeline.runtime.tensors.arrays import read_tensors
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import WireError
+from ortprep.diagnose.sampling import examine_bundle, examine_source, parse_shapes, settle_shapes
+from ortprep.errors import LoadError, SpecError
+from ortprep.runtime.tensors.arrays import read_tensors
 from tests.builders import (
     bfloat16_net,
     embedding,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry, Requirements, Variant, VersionRange
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.options import NEWEST, known_attributes, known_provider_options, known_session_config
-from pipeline.options.option import Option
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry, Requirements, Variant, VersionRange
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.options import NEWEST, known_attributes, known_provider_options, known_session_config
+from ortprep.options.option import Option
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 LEVELS = (

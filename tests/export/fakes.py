@@ -20,7 +20,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as messages
 from tritonclient.utils import triton_to_np_dtype
 
-from pipeline.runtime.tensors.element_types import numpy_dtype
+from ortprep.runtime.tensors.element_types import numpy_dtype
 
 Level = onnxruntime.GraphOptimizationLevel
 LEVELS = {-1: Level.ORT_ENABLE_BASIC, 1: Level.ORT_ENABLE_EXTENDED, 2: Level.ORT_DISABLE_ALL}
@@ -177,7 +177,7 @@ def _decode(data: bytes, data_type: int, shape: tuple[int, ...]) -> np.ndarray[A
 
 def warm_up(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Loads a model folder and runs its warm-up; returns the outputs by name."""
-    from pipeline.runtime.tensors.arrays import run_session
+    from ortprep.runtime.tensors.arrays import run_session
 
     config, session = load_model(folder)
     feeds: Mapping[str, np.ndarray[Any, Any]] = read_warm_up(folder, config)

@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
-from pipeline.cli import export_commands  # noqa: F401  puts the commands on the app
-from pipeline.cli.command import app
+from ortprep.cli import export_commands  # noqa: F401  puts the commands on the app
+from ortprep.cli.command import app
 from tests.export.fakes import warm_up
 from tests.runtime.builders import UNMET, write_bundle
 from tests.runtime.pool.builders import write_doubling

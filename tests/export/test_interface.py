@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry, Golden, LoaderConfig, TensorSpec, Tolerance
-from pipeline.errors import ExportError
-from pipeline.export.interface import resolve_interface
-from pipeline.export.trial import TrialRun
-from pipeline.export.triton.tensors import describe_tensor, plan_warm_up
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry, Golden, LoaderConfig, TensorSpec, Tolerance
+from ortprep.errors import ExportError
+from ortprep.export.interface import resolve_interface
+from ortprep.export.trial import TrialRun
+from ortprep.export.triton.tensors import describe_tensor, plan_warm_up
 from tests.export.builders import make_variant
 
 ABSENT = TrialRun(missing=("expected a GPU",))

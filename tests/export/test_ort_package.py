@@ -10,12 +10,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import Requirements, VersionRange, read_loader_config
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import ExportError
-from pipeline.export.ort_package.package import PackageRequest, export_package
-from pipeline.export.variant_selection import ExportOptions, Server
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import Requirements, VersionRange, read_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import ExportError
+from ortprep.export.ort_package.package import PackageRequest, export_package
+from ortprep.export.variant_selection import ExportOptions, Server
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of, write_bundle, write_converted
 from tests.runtime.pool.builders import write_doubling
 
@@ -180,7 +180,7 @@ def test_a_known_version_lets_in_what_is_bound_to_it(tmp_path: Path) -> None:
 def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.export.ort_package.package.compatibility_string", lambda _: 3)
+    monkeypatch.setattr("ortprep.export.ort_package.package.compatibility_string", lambda _: 3)
     with pytest.raises(ExportError, match="refuses the model package"):
         export_package([bundle], tmp_path / "package")
     assert not (tmp_path / "package").exists()

@@ -6,13 +6,13 @@ import dataclasses
 
 from hypothesis import given
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry, FirstPhase, Variant
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.export.files import plan_files
-from pipeline.export.option_mapping import recorded_options
-from pipeline.export.ort_package.package import compatibility_string
-from pipeline.export.ort_package.settings import FORBIDDEN, PATHS, plan_settings
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry, FirstPhase, Variant
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.export.files import plan_files
+from ortprep.export.option_mapping import recorded_options
+from ortprep.export.ort_package.package import compatibility_string
+from ortprep.export.ort_package.settings import FORBIDDEN, PATHS, plan_settings
 from tests.export.builders import CUDA, any_variant, make_variant
 from tests.registry.builders import on_gpu
 

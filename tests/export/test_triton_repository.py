@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
     FileEntry,
     Requirements,
@@ -20,15 +20,15 @@ from pipeline.bundle.loader_config import (
     read_loader_config,
     write_loader_config,
 )
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import ExportError, IntegrityError, LoadError, MissingExtraError
-from pipeline.export.export_result import ExportResult
-from pipeline.export.record import read_export_record
-from pipeline.export.triton.repository import TritonRequest, export_triton
-from pipeline.export.variant_selection import ExportOptions, Server
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.runtime.tensors.element_types import Array, find_element_type
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import ExportError, IntegrityError, LoadError, MissingExtraError
+from ortprep.export.export_result import ExportResult
+from ortprep.export.record import read_export_record
+from ortprep.export.triton.repository import TritonRequest, export_triton
+from ortprep.export.variant_selection import ExportOptions, Server
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.tensors.element_types import Array, find_element_type
 from tests.builders import if_net, write_external_model
 from tests.export.fakes import read_config, warm_up
 from tests.runtime.builders import (

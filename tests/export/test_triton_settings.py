@@ -9,13 +9,13 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
 
-from pipeline.bundle.loader_config import FirstPhase, Variant
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import ExportError
-from pipeline.export.option_mapping import recorded_options
-from pipeline.export.triton.model_config import TritonModel, format_config, parse_config
-from pipeline.export.triton.settings import plan_settings
-from pipeline.export.triton.tensors import TritonTensor
+from ortprep.bundle.loader_config import FirstPhase, Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import ExportError
+from ortprep.export.option_mapping import recorded_options
+from ortprep.export.triton.model_config import TritonModel, format_config, parse_config
+from ortprep.export.triton.settings import plan_settings
+from ortprep.export.triton.tensors import TritonTensor
 from tests.export.builders import CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, session_options
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
@@ -16,16 +16,16 @@ from pipeline.bundle.loader_config import (
     Variant,
     VersionRange,
 )
-from pipeline.errors import ExportError
-from pipeline.export.requirements import describe_needs
-from pipeline.export.variant_selection import (
+from ortprep.errors import ExportError
+from ortprep.export.requirements import describe_needs
+from ortprep.export.variant_selection import (
     ExportOptions,
     Server,
     choose_one,
     choose_per_provider,
     contradictions,
 )
-from pipeline.runtime.machine.hardware import Gpu, Hardware
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 from tests.export.builders import CPU, CUDA, make_variant
 from tests.registry.builders import on_gpu
 

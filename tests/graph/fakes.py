@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.graph.execution import Task, build_tasks
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context, Plan, TaskId
+from ortprep.errors import StageError
+from ortprep.graph.execution import Task, build_tasks
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context, Plan, TaskId
 
 
 @dataclass

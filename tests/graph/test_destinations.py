@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SpecError
-from pipeline.graph.build import check_destinations
-from pipeline.spec.models import ModelSpec, SourceSpec
+from ortprep.errors import SpecError
+from ortprep.graph.build import check_destinations
+from ortprep.spec.models import ModelSpec, SourceSpec
 from tests.runtime.builders import write_bundle
 
 

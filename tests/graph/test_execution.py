@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.errors import StageError
-from pipeline.graph.execution import Task, remove_outcome, run_task, why_stale
-from pipeline.graph.explanation import explain_tasks, format_explanations
-from pipeline.stages.core.contract import Plan
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import StageError
+from ortprep.graph.execution import Task, remove_outcome, run_task, why_stale
+from ortprep.graph.explanation import explain_tasks, format_explanations
+from ortprep.stages.core.contract import Plan
 from tests.graph.fakes import Count, Shout, tasks
 
 
@@ -202,8 +202,8 @@ def test_a_receipt_is_json_that_names_every_file(artifacts: Path, cache: DigestC
 RACER = """
 import sys
 from pathlib import Path
-from pipeline.bundle.digest import DigestCache
-from pipeline.graph.execution import run_task
+from ortprep.bundle.digest import DigestCache
+from ortprep.graph.execution import run_task
 from tests.graph.fakes import Count, Shout, tasks
 shout = Shout()
 task = tasks(Path(sys.argv[1]), shout, Count())[0]
@@ -233,8 +233,8 @@ def test_of_two_builds_at_once_one_works_and_the_other_finds_it_done(artifacts: 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from pipeline.bundle.digest import DigestCache
-from pipeline.graph.execution import run_task
+from ortprep.bundle.digest import DigestCache
+from ortprep.graph.execution import run_task
 from tests.graph.fakes import Count, Shout, tasks
 class Slow(Shout):
     def run(self, context):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import SpecError
-from pipeline.graph.build import build_plan, build_plans
-from pipeline.spec.models import ModelSpec
+from ortprep.errors import SpecError
+from ortprep.graph.build import build_plan, build_plans
+from ortprep.spec.models import ModelSpec
 
 
 def spec(targets: Any, name: str = "m") -> ModelSpec:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
-from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
-from pipeline.runtime.verification.answers import Answer
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
+from ortprep.runtime.verification.answers import Answer
 
 NAN, INF = float("nan"), float("inf")
 BLOCKS = st.integers(1, 40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.measuring.comparison import beats, is_below, separated
+from ortprep.measuring.comparison import beats, is_below, separated
 
 positive = st.floats(0.01, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StageError
-from pipeline.measuring.device_lock import lock_folder, measuring, working
+from ortprep.errors import StageError
+from ortprep.measuring.device_lock import lock_folder, measuring, working
 
 PATIENCE_S = 120.0
 
 HOLDER = """
 import sys
-from pipeline.measuring.device_lock import measuring, working
+from ortprep.measuring.device_lock import measuring, working
 block = working() if sys.argv[1] == "working" else measuring(sys.argv[1])
 with block:
     print("holding", flush=True)

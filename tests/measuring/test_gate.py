@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.measuring.gate import Gate, Thresholds, find_gate_failures
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.measuring.gate import Gate, Thresholds, find_gate_failures
 
 LOGITS = OutputAccuracy("logits", 100, max_abs=0.5, mean_abs=0.1, cosine=0.871, snr_db=6.2, top1=0.9)
 

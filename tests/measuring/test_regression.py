@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.manifest import (
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
     GitState,
@@ -26,13 +26,13 @@ from pipeline.bundle.manifest import (
     VariantRecord,
     VerificationRecord,
 )
-from pipeline.bundle.tuning_record import Summary
-from pipeline.errors import SpecError
-from pipeline.measuring.comparison import summarise
-from pipeline.measuring.regression.change import judge
-from pipeline.measuring.regression.comparison import Comparison
-from pipeline.measuring.regression.comparison import compare as compare_versions
-from pipeline.measuring.regression.limits import FIGURES, RegressionLimits, parse_limits
+from ortprep.bundle.tuning_record import Summary
+from ortprep.errors import SpecError
+from ortprep.measuring.comparison import summarise
+from ortprep.measuring.regression.change import judge
+from ortprep.measuring.regression.comparison import Comparison
+from ortprep.measuring.regression.comparison import compare as compare_versions
+from ortprep.measuring.regression.limits import FIGURES, RegressionLimits, parse_limits
 
 HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
 FIELDS = {

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.interleaved_runs import MAX_COMPARISON_S
-from pipeline.errors import ChildError
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.measuring.rounds import (
+from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
+from ortprep.errors import ChildError
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.rounds import (
     InterleavedRuns,
     is_affordable,
     order_of_round,
     run_interleaved,
 )
-from pipeline.runtime.probing.probe import ProbeResult
-from pipeline.stages.measure.decision import figures_of
-from pipeline.tuning.objective import Figures
+from ortprep.runtime.probing.probe import ProbeResult
+from ortprep.stages.measure.decision import figures_of
+from ortprep.tuning.objective import Figures
 
 PLANS = ("default", "recipe", "prepared", "portable")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import Requirements, TensorSpec
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import BundleError, LoadError
-from pipeline.measuring.staged_bundles import StagedBundles
-from pipeline.runtime import SessionPlan, load, open_bundle
-from pipeline.runtime.loading.session import default_plan
-from pipeline.runtime.probing.probe import ProbeRequest, measure_plan
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.loader_config import Requirements, TensorSpec
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import BundleError, LoadError
+from ortprep.measuring.staged_bundles import StagedBundles
+from ortprep.runtime import SessionPlan, load, open_bundle
+from ortprep.runtime.loading.session import default_plan
+from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import COLUMNS, CPU_ONLY, ROWS, UNMET, sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -75,7 +75,7 @@ def test_what_load_remembers_is_there_before_it_is_measured(
         bundle = stage(staged, with_threads(plan, count))
         before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
         assert before
-        code = f"from pipeline.runtime import load; load({str(bundle)!r})"
+        code = f"from ortprep.runtime import load; load({str(bundle)!r})"
         subprocess.run([sys.executable, "-c", code], check=True)
         assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
 

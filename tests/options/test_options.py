@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.loader_config import Requirements, Variant, VersionRange
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import SpecError
-from pipeline.options import (
+from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import SpecError
+from ortprep.options import (
     NEWEST,
     OLDEST,
     Option,
@@ -26,9 +26,9 @@ from pipeline.options import (
     known_provider_options,
     known_session_config,
 )
-from pipeline.options.option import WHEELS, version_parts
-from pipeline.runtime.loading.option_policy import find_invalid_options
-from pipeline.runtime.loading.session import CPU, CUDA
+from ortprep.options.option import WHEELS, version_parts
+from ortprep.runtime.loading.option_policy import find_invalid_options
+from ortprep.runtime.loading.session import CPU, CUDA
 
 pytestmark = pytest.mark.runtime
 

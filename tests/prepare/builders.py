@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.verification import compare_bundle
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.verification import compare_bundle
 from tests.builders import build_model, tensor, value, write_model
 from tests.fakes import wait_for
 
@@ -116,7 +116,7 @@ class Project:
 
     def run(self, *arguments: str, **options: Any) -> Outcome:
         """Runs `ortprep ARGUMENTS`."""
-        return self.python("-m", "pipeline", *arguments, **options)
+        return self.python("-m", "ortprep", *arguments, **options)
 
     def on_terminal(self, *arguments: str) -> tuple[int, str]:
         """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
@@ -141,7 +141,7 @@ class Project:
 
     def call(self, *arguments: str) -> Outcome:
         """Does what `run` does, in this process: for many short runs, it spares the imports."""
-        from pipeline.cli.app import run
+        from ortprep.cli.app import run
 
         out, err = io.StringIO(), io.StringIO()
         with (
@@ -328,7 +328,7 @@ def pause_in(project: Project, stage: str, *options: str, with_doit: bool = Fals
 
     A build that ran on would be somewhere else by the time it is killed.
     """
-    command = project.doit_arguments("run")[1:] if with_doit else ["pipeline", "prepare"]
+    command = project.doit_arguments("run")[1:] if with_doit else ["ortprep", "prepare"]
     process = project.start("-c", PAUSING, str(project.artifacts), STAGES[stage], *command, *options)
 
     def is_stopped() -> bool:

@@ -16,10 +16,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from pipeline.bundle.codec import read_json
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
-from pipeline.runtime.probing.availability import unavailable_reason
+from ortprep.bundle.codec import read_json
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
+from ortprep.runtime.probing.availability import unavailable_reason
 from tests.prepare.builders import (
     SHAPES,
     Outcome,
@@ -255,23 +255,23 @@ def test_auto_takes_what_is_there_without_a_word(built: Project) -> None:
 
 
 def test_a_bundle_that_no_machine_can_load_exits_with_its_own_code(built: Project) -> None:
-    code = "import sys; from pipeline.runtime import load; load(sys.argv[1], target='cuda')"
+    code = "import sys; from ortprep.runtime import load; load(sys.argv[1], target='cuda')"
     outcome = built.python("-c", code, str(built.bundle()))
     assert outcome.code == 1
     assert "LoadError" in outcome.err
 
 
 def test_the_version_is_data(first_build: Built) -> None:
-    import pipeline
+    import ortprep
 
     outcome = first_build[0].run("--version")
-    assert outcome == Outcome(0, f"ortprep {pipeline.__version__}\n", "")
+    assert outcome == Outcome(0, f"ortprep {ortprep.__version__}\n", "")
 
 
 def test_a_reader_that_stops_early_is_no_error(first_build: Built) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # before anything is written, however late
-    process = first_build[0].start("-m", "pipeline", "schema", stdout=writer)
+    process = first_build[0].start("-m", "ortprep", "schema", stdout=writer)
     os.close(writer)
     outcome = finish(process)
     assert (outcome.code, outcome.err) == (0, "")
@@ -288,7 +288,7 @@ NOBODY_LISTENS = {
 @pytest.mark.parametrize("shell", NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
 @pytest.mark.parametrize("command", ["ortprep", "doit"])
 def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, command: str, shell: str) -> None:
-    arguments = ["-m", "pipeline", "prepare"] if command == "ortprep" else built.doit_arguments("prepare")
+    arguments = ["-m", "ortprep", "prepare"] if command == "ortprep" else built.doit_arguments("prepare")
 
     def prepare() -> Outcome:
         process = subprocess.run(
@@ -326,7 +326,7 @@ def test_a_stdout_that_cannot_show_every_character_shows_the_others(
 @pytest.mark.slow
 def test_whoever_reads_the_data_only_in_part_is_served(first_build: Built) -> None:
     for command in ("show", "explain"):
-        process = first_build[0].start("-m", "pipeline", command, "net")
+        process = first_build[0].start("-m", "ortprep", command, "net")
         assert process.stdout is not None
         process.stdout.close()
         assert finish(process) == Outcome(0, "", "")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
-from pipeline.bundle.manifest import Manifest, read_manifest
-from pipeline.runtime import load, read_hardware
+from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.runtime import load, read_hardware
 from tests.builders import matmul_net
 from tests.fakes import wait_for
 from tests.prepare.builders import Project, answers, is_intact, kill, source_answers

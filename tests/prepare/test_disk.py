@@ -73,7 +73,7 @@ def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built: Projec
 def test_a_bundle_on_a_read_only_disk_loads_is_checked_and_is_up_to_date(built: Project) -> None:
     with read_only(built.root):
         outcome = built.python(
-            "-c", "from pipeline.runtime import load; load('artifacts/net', check='golden')"
+            "-c", "from ortprep.runtime import load; load('artifacts/net', check='golden')"
         )
         assert (outcome.code, outcome.err) == (0, "")
         assert built.run("check", "artifacts/net").code == 0
@@ -177,7 +177,7 @@ def test_a_limit_on_file_sizes_is_told_and_the_old_bundle_stays(built: Project) 
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "sys.argv = ['ortprep', 'prepare']\n"
-        "from pipeline.cli.app import run\n"
+        "from ortprep.cli.app import run\n"
         "sys.exit(run())"
     )
     with untouched(built):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.runtime import load
+from ortprep.runtime import load
 from tests.builders import two_inputs, write_external_model
 from tests.prepare.builders import (
     SHAPES,

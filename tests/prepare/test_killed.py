@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import BundleError
-from pipeline.runtime import load
+from ortprep.errors import BundleError
+from ortprep.runtime import load
 from tests.builders import write_model
 from tests.prepare.builders import (
     STAGES,
@@ -110,7 +110,7 @@ def test_a_build_killed_at_any_instant_is_ended_by_the_next_run(tmp_path: Path) 
     """Kills after 0.2 s, 0.4 s, …, wherever that is, until a build gets through."""
     project = new_project(tmp_path / "project")
     for fifths in range(1, 200):
-        process = project.start("-m", "pipeline", "prepare")
+        process = project.start("-m", "ortprep", "prepare")
         try:
             process.wait(timeout=fifths / 5)
         except subprocess.TimeoutExpired:

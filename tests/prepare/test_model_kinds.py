@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.bundle.codec import read_json
-from pipeline.bundle.file_links import link_or_copy
-from pipeline.bundle.manifest import Decision
-from pipeline.runtime import load
-from pipeline.stages.measure import stage as measure_stage
-from pipeline.stages.package import prepared_variants
+from ortprep.bundle.codec import read_json
+from ortprep.bundle.file_links import link_or_copy
+from ortprep.bundle.manifest import Decision
+from ortprep.runtime import load
+from ortprep.stages.measure import stage as measure_stage
+from ortprep.stages.package import prepared_variants
 from tests import builders as models
 from tests.builders import write_external_model
 from tests.prepare.builders import Project, all_tasks, answers, done, source_answers

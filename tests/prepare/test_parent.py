@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 PREPARE = """
 import json, sys
-from pipeline.cli.app import run
+from ortprep.cli.app import run
 
 sys.argv = ["ortprep", "--log", "debug", "prepare"]
 code = run()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import find_variant, read_loader_config
-from pipeline.bundle.manifest import read_manifest
-from pipeline.runtime import load
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import find_variant, read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.runtime import load
 from tests.builders import write_external_model, write_model
 from tests.prepare.builders import (
     QUICK,

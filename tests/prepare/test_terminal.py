@@ -10,8 +10,8 @@ from tests.prepare.builders import REPOSITORY, SHAPES, Project, folding_net
 
 DOIT = ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), "configs={configs}", "artifacts={artifacts}"]
 COMMANDS = {
-    "ortprep": ["-m", "pipeline", "prepare", "net"],
-    "ortprep, two at once": ["-m", "pipeline", "prepare", "-n", "2"],
+    "ortprep": ["-m", "ortprep", "prepare", "net"],
+    "ortprep, two at once": ["-m", "ortprep", "prepare", "-n", "2"],
     "doit": [*DOIT, "prepare"],
     "doit, two at once": [*DOIT, "-n", "2", "prepare"],
 }

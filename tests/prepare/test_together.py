@@ -28,7 +28,7 @@ from tests.prepare.builders import (
 JOB = """
 import sys, time
 import numpy as np
-from pipeline.runtime import load
+from ortprep.runtime import load
 
 bundle, stop, count = sys.argv[1:]
 feeds = {"x": np.ones((2, 64), np.float32)}
@@ -118,7 +118,7 @@ def count_said(outcomes: tuple[Outcome, ...], line: str) -> int:
 
 @pytest.mark.manual
 def test_of_two_builds_at_once_each_task_is_done_by_one(project: Project) -> None:
-    processes = [project.start("-m", "pipeline", "prepare") for _ in range(2)]
+    processes = [project.start("-m", "ortprep", "prepare") for _ in range(2)]
     outcomes = finish(processes[0]), finish(processes[1])
     assert [outcome.code for outcome in outcomes] == [0, 0]
     assert done(outcomes[0]) | done(outcomes[1]) == all_tasks()

@@ -14,12 +14,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.manifest import VariantRecord, read_manifest
-from pipeline.bundle.tuning_record import TuningRecord
-from pipeline.graph.receipts import KEPT_PREFIX
-from pipeline.runtime import load, load_progressive
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult
+from ortprep.bundle.codec import encode
+from ortprep.bundle.manifest import VariantRecord, read_manifest
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.graph.receipts import KEPT_PREFIX
+from ortprep.runtime import load, load_progressive
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult
 from tests.builders import build_model, tensor, value
 from tests.fakes import wait_for
 from tests.prepare.builders import (
@@ -115,7 +115,7 @@ class Search:
 def first_search(tmp_path_factory: pytest.TempPathFactory) -> Search:
     project = Project(tmp_path_factory.mktemp("tuned") / "project")
     project.add(convolution_net(), inputs=SHAPES, tune=TUNE)
-    process = project.start("-m", "pipeline", "prepare")
+    process = project.start("-m", "ortprep", "prepare")
 
     def base_is_recorded() -> bool:
         assert process.poll() is None, finish(process).err
@@ -245,8 +245,8 @@ def prepare_with_given_figures(
     """Runs `ortprep prepare` with all but the measuring real."""
     write_spec(project, runtime=runtime, **tune)
     with (
-        patch("pipeline.tuning.trial.measure_plan", fake_measure),
-        patch("pipeline.stages.measure.stage.measure_plan", fake_measure),
+        patch("ortprep.tuning.trial.measure_plan", fake_measure),
+        patch("ortprep.stages.measure.stage.measure_plan", fake_measure),
     ):
         return project.call("prepare")
 

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pipeline.bundle.conversion_record import LeftOut
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.conversion_record import LeftOut
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     ComputeCapabilityRange,
     FileEntry,
@@ -40,7 +40,7 @@ from pipeline.bundle.loader_config import (
     VersionRange,
     write_loader_config,
 )
-from pipeline.bundle.manifest import (
+from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
     Manifest,
@@ -52,9 +52,9 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.bundle.tuning_record import Summary
-from pipeline.registry.documents import (
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
     OWN,
@@ -68,7 +68,7 @@ from pipeline.registry.documents import (
     encode_variants,
     parse_part,
 )
-from pipeline.runtime.machine.hardware import Gpu, Hardware
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

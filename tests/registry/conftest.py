@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
 from tests.registry.backends.mlflow.fakes import mlflow_server
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.fakes import BUCKET, s3_server

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.registry.backend import Backend
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.garbage_collection import RetentionPolicy, collect
-from pipeline.registry.progress import Progress
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.references import VersionRef, open_registry
+from ortprep.registry.backend import Backend
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
+from ortprep.registry.progress import Progress
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef, open_registry
 
 _COUNTED = frozenset(
     {

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.codec import canonical_json
-from pipeline.bundle.digest import digest_bytes
-from pipeline.errors import (
+from ortprep.bundle.codec import canonical_json
+from ortprep.bundle.digest import digest_bytes
+from ortprep.errors import (
     BundleError,
     ConflictError,
     IntegrityError,
@@ -24,11 +24,11 @@ from pipeline.errors import (
     RegistryError,
     SignatureError,
 )
-from pipeline.registry.alias_moves import Move, encode_move, parse_move
-from pipeline.registry.backend import MOVE, SIGNATURE
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.documents import (
+from ortprep.registry.alias_moves import Move, encode_move, parse_move
+from ortprep.registry.backend import MOVE, SIGNATURE
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_FILE_BYTES,
     Part,
@@ -37,14 +37,14 @@ from pipeline.registry.documents import (
     parse_part,
     parse_version,
 )
-from pipeline.registry.part_bundle import read_part_bundle
-from pipeline.registry.promotion import PromotionGate, promote, rollback
-from pipeline.registry.publish import PublishResult, publish
-from pipeline.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
-from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import VersionRef, open_registry, parse_reference, split_location
-from pipeline.registry.signature_methods import SignatureMethod, parse_signer, parse_verifier
-from pipeline.runtime.loading.sources import locate
+from ortprep.registry.part_bundle import read_part_bundle
+from ortprep.registry.promotion import PromotionGate, promote, rollback
+from ortprep.registry.publish import PublishResult, publish
+from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
+from ortprep.registry.signature_methods import SignatureMethod, parse_signer, parse_verifier
+from ortprep.runtime.loading.sources import locate
 from tests.registry.builders import (
     BARE,
     ELSEWHERE,

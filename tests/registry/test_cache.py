@@ -17,18 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import IntegrityError, RegistryError, RegistryUnavailableError
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull, pull_cached
-from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import VersionRef
-from pipeline.registry.retries import with_retries
-from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull, pull_cached
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import VersionRef
+from ortprep.registry.retries import with_retries
+from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
 from tests.registry.fakes import fault_proxy
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
-        "from pipeline.cli.app import run\n"
+        "from ortprep.cli.app import run\n"
         "sys.argv = ['ortprep', 'pull', 'net', '--registry', sys.argv[1], '--out', sys.argv[2]]\n"
         "sys.exit(run())\n"
     )
@@ -252,11 +252,11 @@ def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(
         publish(write_bundle(tmp_path / str(i), made=made, spec=bytes([i])), catalogue, label=f"v{i}")
         child = (
             "import sys; from pathlib import Path\n"
-            "from pipeline.registry.cache import Cache\n"
-            "from pipeline.registry.catalogue import Catalogue\n"
-            "from pipeline.registry.pull import *\n"
-            "from pipeline.registry.references import *\n"
-            "from pipeline.registry.pull import *\n"
+            "from ortprep.registry.cache import Cache\n"
+            "from ortprep.registry.catalogue import Catalogue\n"
+            "from ortprep.registry.pull import *\n"
+            "from ortprep.registry.references import *\n"
+            "from ortprep.registry.pull import *\n"
             "own = Catalogue(open_registry(sys.argv[1]), Cache(Path(sys.argv[2])))\n"
             "print(pull_cached(PullRequest(VersionRef('net', sys.argv[3])), own).path)\n"
         )

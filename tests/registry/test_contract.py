@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import (
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import (
     BundleError,
     ConflictError,
     NotPublishedError,
@@ -22,17 +22,17 @@ from pipeline.errors import (
     RegistryError,
     SignatureError,
 )
-from pipeline.registry.backend import MOVE
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.documents import Part, Version, build_version
-from pipeline.registry.garbage_collection import RetentionPolicy, collect
-from pipeline.registry.promotion import PromotionGate, promote, rollback
-from pipeline.registry.publish import PublishResult, publish
-from pipeline.registry.pull import PullRequest, PullResult, pull, pull_cached
-from pipeline.registry.references import VersionRef, open_registry
-from pipeline.registry.signature_methods import parse_signer, parse_verifier
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.registry.backend import MOVE
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.documents import Part, Version, build_version
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
+from ortprep.registry.promotion import PromotionGate, promote, rollback
+from ortprep.registry.publish import PublishResult, publish
+from ortprep.registry.pull import PullRequest, PullResult, pull, pull_cached
+from ortprep.registry.references import VersionRef, open_registry
+from ortprep.registry.signature_methods import parse_signer, parse_verifier
+from ortprep.runtime.machine.hardware import Hardware
 from tests.registry.builders import (
     BARE,
     ELSEWHERE,

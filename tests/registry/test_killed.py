@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import NotPublishedError
-from pipeline.registry.catalogue import Catalogue
-from pipeline.registry.promotion import promote
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.references import VersionRef
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import NotPublishedError
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.promotion import promote
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef
 from tests.registry.builders import BARE, HERE, Build, Made, read_tree, write_bundle
 
 pytestmark = pytest.mark.slow

@@ -10,16 +10,16 @@ import jsonschema
 import pytest
 import yaml
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.documents import BOM, CARD, PROVENANCE
-from pipeline.registry.part_bundle import read_part_bundle
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import VersionRef
-from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from ortprep.bundle.digest import digest_bytes
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.documents import BOM, CARD, PROVENANCE
+from ortprep.registry.part_bundle import read_part_bundle
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import VersionRef
+from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.registry.builders import BARE, HERE, Build, Made, write_bundle, write_keys
 
 

@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from pipeline.registry.backend import Block
-from pipeline.registry.cache import Cache
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.documents import Part, build_version
-from pipeline.registry.garbage_collection import RetentionPolicy, collect
-from pipeline.registry.part_bundle import read_part_bundle
-from pipeline.registry.promotion import promote
-from pipeline.registry.publish import publish
-from pipeline.registry.pull import PullRequest, pull, pull_cached
-from pipeline.registry.receipt import verify_bundle
-from pipeline.registry.references import VersionRef, open_registry
-from pipeline.registry.signature_methods import parse_signer, parse_verifier
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
+from ortprep.registry.backend import Block
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.documents import Part, build_version
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
+from ortprep.registry.part_bundle import read_part_bundle
+from ortprep.registry.promotion import promote
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull, pull_cached
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import VersionRef, open_registry
+from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.fakes import wait_for
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import BARE, HERE, Build, Made, on_gpu, read_tree, write_bundle, write_keys

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
     Golden,
@@ -20,7 +20,7 @@ from pipeline.bundle.loader_config import (
     VersionRange,
     write_loader_config,
 )
-from pipeline.bundle.manifest import (
+from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
     GitState,
@@ -36,8 +36,8 @@ from pipeline.bundle.manifest import (
     VerificationRecord,
     write_manifest,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.bundle.tuning_record import (
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.tuning_record import (
     BreakEvenRecord,
     FirstPhaseRecord,
     FrontRecord,
@@ -46,7 +46,7 @@ from pipeline.bundle.tuning_record import (
     TrialRecord,
     TuningRecord,
 )
-from pipeline.report.report_subjects import ReportSubject, TaskHistory
+from ortprep.report.report_subjects import ReportSubject, TaskHistory
 
 CPU = "CPUExecutionProvider"
 PREPACKING = "session.disable_prepacking"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.report.html_page import format_script_json, render_report
-from pipeline.report.report_builder import build_report
+from ortprep.report.html_page import format_script_json, render_report
+from ortprep.report.report_builder import build_report
 from tests.report.builders import Story, subject
 
 VOID = {"meta", "input", "br", "img", "link", "wbr"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from pipeline.report.html_page import render_report
-from pipeline.report.report_builder import build_report
+from ortprep.report.html_page import render_report
+from ortprep.report.report_builder import build_report
 from tests.report.builders import Story, subject
 from tests.report.conftest import PHONE_WIDTH, Page
 

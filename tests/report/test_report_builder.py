@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.manifest import Manifest, VariantRecord, read_manifest
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.bundle.tuning_record import BreakEvenRecord, FrontRecord, Summary
-from pipeline.report.chart_specs import SPECS
-from pipeline.report.content import Cell, Chart, Report, ReportSection, ReportTable
-from pipeline.report.formatting import (
+from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord, Summary
+from ortprep.report.chart_specs import SPECS
+from ortprep.report.content import Cell, Chart, Report, ReportSection, ReportTable
+from ortprep.report.formatting import (
     format_duration,
     format_instant,
     format_number,
     format_ratio,
     format_spread,
 )
-from pipeline.report.front_charts import build_front_charts, find_legs
-from pipeline.report.options_section import explain_option
-from pipeline.report.report_builder import build_report
-from pipeline.report.report_subjects import ReportSubject
-from pipeline.report.speedup import compare, describe_gain, find_gain
-from pipeline.report.trials import build_trials_table, explain_knob
+from ortprep.report.front_charts import build_front_charts, find_legs
+from ortprep.report.options_section import explain_option
+from ortprep.report.report_builder import build_report
+from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.speedup import compare, describe_gain, find_gain
+from ortprep.report.trials import build_trials_table, explain_knob
 from tests.report.builders import CHOSEN, ENVIRONMENT, PREPACKING, Story, around, manifest, subject, tuning
 
 

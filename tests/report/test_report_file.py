@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.errors import BundleError, IntegrityError
-from pipeline.graph.execution import run_task
-from pipeline.graph.report_file import is_report_current, read_history, write_report
-from pipeline.report.report_subjects import find_manifests, read_subjects
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import BundleError, IntegrityError
+from ortprep.graph.execution import run_task
+from ortprep.graph.report_file import is_report_current, read_history, write_report
+from ortprep.report.report_subjects import find_manifests, read_subjects
 from tests.graph.fakes import Count, Shout, tasks
 from tests.prepare.builders import REPOSITORY, Project, finish, new_project
 from tests.registry.builders import Build, write_bundle
@@ -171,7 +171,7 @@ import sys
 for module in {modules!r}:
     sys.modules[module] = None  # importing it fails as where it is not installed
 sys.argv = ["ortprep", "report"]
-from pipeline.cli import main
+from ortprep.cli import main
 main()
 """
 
@@ -185,7 +185,7 @@ def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Pro
     path = f"{project.root / 'blocked'}:{REPOSITORY}"
     outcome = finish(
         subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "report"],
+            [sys.executable, "-m", "ortprep", "report"],
             cwd=project.root,
             env={**project.environment(), "PYTHONPATH": path},
             stdout=subprocess.PIPE,

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import (
     FileEntry,
     FirstPhase,
     Golden,
@@ -26,9 +26,9 @@ from pipeline.bundle.loader_config import (
     read_loader_config,
     write_loader_config,
 )
-from pipeline.bundle.manifest import Manifest, SourceRecord, write_manifest
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.manifest import Manifest, SourceRecord, write_manifest
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.runtime.tensors.arrays import write_tensors
 
 ROWS, COLUMNS = 8, 4
 ANY_VERSION = VersionRange("1.23")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 pytestmark = pytest.mark.runtime
 

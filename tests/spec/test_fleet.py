@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SpecError
-from pipeline.spec.fleet import DEFAULT_FLEET, read_fleet
-from pipeline.spec.reading import read_specs
+from ortprep.errors import SpecError
+from ortprep.spec.fleet import DEFAULT_FLEET, read_fleet
+from ortprep.spec.reading import read_specs
 
 
 def write(folder: Path, text: str) -> Path:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.bundle.codec import canonical_json
-from pipeline.errors import SpecError
-from pipeline.options import known_attributes
-from pipeline.spec.models import ModelSpec, SourceSpec, resolved_spec
-from pipeline.spec.schema import known_keys
-from pipeline.spec.validation import parse_spec
+from ortprep.bundle.codec import canonical_json
+from ortprep.errors import SpecError
+from ortprep.options import known_attributes
+from ortprep.spec.models import ModelSpec, SourceSpec, resolved_spec
+from ortprep.spec.schema import known_keys
+from ortprep.spec.validation import parse_spec
 
 FULL: dict[str, Any] = {
     "name": "m",

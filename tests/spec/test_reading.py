@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SpecError
-from pipeline.spec.problems import MAX_TOLD
-from pipeline.spec.reading import read_spec, read_specs
+from ortprep.errors import SpecError
+from ortprep.spec.problems import MAX_TOLD
+from ortprep.spec.reading import read_spec, read_specs
 
 GOOD = "name: good\nsource: {demo: resnet50}\n"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.spec.redaction import REDACTED, has_credentials, redact_url
+from ortprep.spec.redaction import REDACTED, has_credentials, redact_url
 
 _SECRET = st.text(st.characters(codec="ascii", categories=["Lu", "Ll", "Nd"]), min_size=8, max_size=40)
 _SECRET_PARAMETERS = [

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.spec import yaml_text
-from pipeline.spec.yaml_text import MAX_BYTES, MAX_DEPTH, YamlDocument, parse_yaml
+from ortprep.spec import yaml_text
+from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, YamlDocument, parse_yaml
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

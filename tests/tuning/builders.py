@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeline.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
-from pipeline.tuning.space import Knob, PlanChoice, Rule, Setting, Space
+from ortprep.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
+from ortprep.tuning.space import Knob, PlanChoice, Rule, Setting, Space
 
 VERSIONS = (
     "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",

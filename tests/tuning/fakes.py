@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.errors import ChildError
-from pipeline.tuning.budget import SearchLimits
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.search import PlanSearchResult, SearchEffects, search
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
-from pipeline.tuning.trial import measure_and_check
+from ortprep.errors import ChildError
+from ortprep.tuning.budget import SearchLimits
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.trial import measure_and_check
 
 Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
 """First result, run and memory, by `knob=value` or several of them that come together."""

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import LoadError
-from pipeline.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
-from pipeline.tuning.final import FinalEntrants, compare_finalists, pick_entrants, rank
-from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.space import DEFAULT, PlanChoice
+from ortprep.errors import LoadError
+from ortprep.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
+from ortprep.tuning.final import FinalEntrants, compare_finalists, pick_entrants, rank
+from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.space import DEFAULT, PlanChoice
 from tests.tuning.builders import cpu_space
 
 SPACE = cpu_space()

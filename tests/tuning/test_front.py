@@ -5,10 +5,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.tuning_record import FrontRecord
-from pipeline.tuning.front import find_break_evens, find_front, points_of
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import DEFAULT
+from ortprep.bundle.tuning_record import FrontRecord
+from ortprep.tuning.front import find_break_evens, find_front, points_of
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.space import DEFAULT
 from tests.tuning.builders import cpu_space
 from tests.tuning.test_objective import ANCHOR, SOON, STEADY
 

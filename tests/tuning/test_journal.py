@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import TuningError
-from pipeline.tuning.journal import Journal
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.errors import TuningError
+from ortprep.tuning.journal import Journal
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
 from tests.tuning.builders import TRANSFORMER, cpu_space, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))

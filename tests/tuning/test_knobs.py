@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 
-from pipeline.options import (
+from ortprep.options import (
     CUDA,
     check_attributes,
     check_provider_options,
@@ -17,8 +17,8 @@ from pipeline.options import (
     known_provider_options,
     known_session_config,
 )
-from pipeline.tuning.knobs import MAX_INLINE_BYTES, ModelFeatures, find_space_problems
-from pipeline.tuning.space import Space
+from ortprep.tuning.knobs import MAX_INLINE_BYTES, ModelFeatures, find_space_problems
+from ortprep.tuning.space import Space
 from tests.tuning.builders import (
     CONVOLUTIONS,
     EVERYTHING_ALLOWED,

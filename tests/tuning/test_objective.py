@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
-from pipeline.tuning.space import DEFAULT
+from ortprep.tuning.objective import Figures, Objective, Trial, summary_values
+from ortprep.tuning.space import DEFAULT
 
 SOON = Figures(ready_ms=86.0, init_ms=50.0, first_ms=36.0, steady_ms=31.0, private_mb=300.0, peak_mb=500.0)
 STEADY = Figures(

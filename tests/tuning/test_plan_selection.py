@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import TuningError
-from pipeline.tuning.knobs import shares_files
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.plan_selection import beats, choose
-from pipeline.tuning.search import PlanSearchResult
-from pipeline.tuning.space import DEFAULT, PlanChoice, Space
+from ortprep.errors import TuningError
+from ortprep.tuning.knobs import shares_files
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.plan_selection import beats, choose
+from ortprep.tuning.search import PlanSearchResult
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import TRANSFORMER, cpu_space, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.prediction import Predictor, fit
-from pipeline.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.prediction import Predictor, fit
+from ortprep.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space
 from tests.tuning.builders import cpu_space, plan
 from tests.tuning.fakes import TRANSFORMER_TABLE, Factors, Table
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ChildTimeoutError, TuningError
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.tuning.budget import SearchLimits
-from pipeline.tuning.knobs import restrict
-from pipeline.tuning.objective import Figures, Objective, Trial
-from pipeline.tuning.plan_selection import PlanSelection, choose
-from pipeline.tuning.search import BATCH, HOPELESS, PlanSearchResult, search
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.errors import ChildTimeoutError, TuningError
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.tuning.budget import SearchLimits
+from ortprep.tuning.knobs import restrict
+from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.plan_selection import PlanSelection, choose
+from ortprep.tuning.search import BATCH, HOPELESS, PlanSearchResult, search
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
 from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
 from tests.tuning.fakes import (
     RECURRENT_TABLE,

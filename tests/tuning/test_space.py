@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import TuningError
-from pipeline.tuning.knobs import restrict
-from pipeline.tuning.space import CUDA, PlanChoice, Setting, Space, apply_settings
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import TuningError
+from ortprep.tuning.knobs import restrict
+from ortprep.tuning.space import CUDA, PlanChoice, Setting, Space, apply_settings
 from tests.tuning.builders import (
     cpu_space,
     cuda_space,

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import (
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import (
     ChildError,
     ChildTimeoutError,
     LoadError,
     PipelineError,
     VerificationError,
 )
-from pipeline.runtime.loading.session import CPU, CUDA, default_plan
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.runtime.verification.answers import write_answers
-from pipeline.tuning.budget import SearchLimits
-from pipeline.tuning.objective import Figures, Objective
-from pipeline.tuning.plan_selection import choose
-from pipeline.tuning.search import SearchEffects, search
-from pipeline.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space, apply_settings
-from pipeline.tuning.trial import (
+from ortprep.runtime.loading.session import CPU, CUDA, default_plan
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.verification.answers import write_answers
+from ortprep.tuning.budget import SearchLimits
+from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.plan_selection import choose
+from ortprep.tuning.search import SearchEffects, search
+from ortprep.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space, apply_settings
+from ortprep.tuning.trial import (
     TRIAL_FUNCTION,
     CheckedSample,
     TrialRequest,

@@ -9,22 +9,22 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cluster.building.bundle_pull import pull_merged_bundle
-from pipeline.cluster.building.connection import Connection, ObjectRef
-from pipeline.cluster.building.fleet_plan import FleetAssignment, FleetPlan, Reservation
-from pipeline.cluster.building.job import BuildJob, Event
-from pipeline.cluster.building.source_fetch import fetch_model
-from pipeline.cluster.building.spec_files import ShippedSpec, describe_spec
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.cluster.nodes import ClusterNode
-from pipeline.errors import ClusterError, PipelineError, from_dict
-from pipeline.graph.build import STAGES
-from pipeline.graph.engine import BuildResult, Observer
-from pipeline.graph.execution import build_tasks
-from pipeline.spec.fleet import ANYWHERE, Fleet
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Plan
-from pipeline.stages.fetch.stage import local_source
+from ortprep.cluster.building.bundle_pull import pull_merged_bundle
+from ortprep.cluster.building.connection import Connection, ObjectRef
+from ortprep.cluster.building.fleet_plan import FleetAssignment, FleetPlan, Reservation
+from ortprep.cluster.building.job import BuildJob, Event
+from ortprep.cluster.building.source_fetch import fetch_model
+from ortprep.cluster.building.spec_files import ShippedSpec, describe_spec
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.errors import ClusterError, PipelineError, from_dict
+from ortprep.graph.build import STAGES
+from ortprep.graph.engine import BuildResult, Observer
+from ortprep.graph.execution import build_tasks
+from ortprep.spec.fleet import ANYWHERE, Fleet
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Plan
+from ortprep.stages.fetch.stage import local_source
 
 _FETCH_THREADS = 4
 _POLL_INTERVAL_S = 0.1

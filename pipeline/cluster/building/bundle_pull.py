@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.verification import check_bundle
-from pipeline.errors import BundleError, ClusterError
-from pipeline.registry.catalogue import Catalogue, open_catalogue
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.receipt import read_receipt
-from pipeline.registry.references import VersionRef
-from pipeline.spec.redaction import redact_url
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.verification import check_bundle
+from ortprep.errors import BundleError, ClusterError
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.receipt import read_receipt
+from ortprep.registry.references import VersionRef
+from ortprep.spec.redaction import redact_url
 
 
 def pull_merged_bundle(name: str, parts: Sequence[str], registry: str, out: Path) -> bool:

@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import pipeline
-from pipeline.bundle.codec import decode, encode
-from pipeline.cluster.building.fleet_plan import Reservation
-from pipeline.cluster.building.job import BuildJob, Event, JobResult
-from pipeline.cluster.building.remote import Mailbox, run_job
-from pipeline.cluster.nodes import ClusterNode, parse_nodes
-from pipeline.errors import ClusterError, MissingExtraError, SpecError
+import ortprep
+from ortprep.bundle.codec import decode, encode
+from ortprep.cluster.building.fleet_plan import Reservation
+from ortprep.cluster.building.job import BuildJob, Event, JobResult
+from ortprep.cluster.building.remote import Mailbox, run_job
+from ortprep.cluster.nodes import ClusterNode, parse_nodes
+from ortprep.errors import ClusterError, MissingExtraError, SpecError
 
 _CONNECT_S = 10.0
 
@@ -50,8 +50,8 @@ class Connection:
     def submit(self, job: BuildJob, wanted: Reservation) -> ObjectRef:
         """Has Ray run a job on a node that fits, once there is room on one."""
         remote = self._options(job.name, wanted)
-        level = logging.getLogger("pipeline").getEffectiveLevel()
-        return remote.remote(json.dumps(encode(job)), job.name, pipeline.__version__, self.mailbox, level)
+        level = logging.getLogger("ortprep").getEffectiveLevel()
+        return remote.remote(json.dumps(encode(job)), job.name, ortprep.__version__, self.mailbox, level)
 
     def _options(self, name: str, wanted: Reservation) -> Any:
         return (self.on_gpu if wanted.gpus else self.on_cpu).options(

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cluster.building.build_run import BuildRun, RunConfig
-from pipeline.cluster.building.connection import connect
-from pipeline.cluster.building.fleet_plan import plan_fleet
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.errors import RegistryError
-from pipeline.graph.build import read_build_specs
-from pipeline.graph.engine import BuildRequest, BuildResult, Observer
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.spec.fleet import read_fleet
-from pipeline.spec.models import ModelSpec
+from ortprep.cluster.building.build_run import BuildRun, RunConfig
+from ortprep.cluster.building.connection import connect
+from ortprep.cluster.building.fleet_plan import plan_fleet
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.errors import RegistryError
+from ortprep.graph.build import read_build_specs
+from ortprep.graph.engine import BuildRequest, BuildResult, Observer
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.spec.fleet import read_fleet
+from ortprep.spec.models import ModelSpec
 
 log = logging.getLogger(__name__)
 

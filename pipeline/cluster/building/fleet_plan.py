@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.nodes import ClusterNode
-from pipeline.errors import SpecError
-from pipeline.spec.fleet import Fleet, HardwareKind
-from pipeline.spec.models import ModelSpec
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.errors import SpecError
+from ortprep.spec.fleet import Fleet, HardwareKind
+from ortprep.spec.models import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cluster.building.spec_files import ShippedSpec
-from pipeline.errors import PipelineError
-from pipeline.stages.core.contract import TaskId
+from ortprep.cluster.building.spec_files import ShippedSpec
+from ortprep.errors import PipelineError
+from ortprep.stages.core.contract import TaskId
 
 FETCH = TaskId("fetch")
 PACKAGE = TaskId("package")
@@ -53,7 +53,7 @@ class JobResult:
     Attributes:
         part: Digest of the part that was published; None if something failed, or none was to be.
         source: Digest of what was fetched; None if something failed, or nothing was to be.
-        failures: What failed, as `pipeline.errors.to_dict` gives it.
+        failures: What failed, as `ortprep.errors.to_dict` gives it.
     """
 
     part: str | None = None

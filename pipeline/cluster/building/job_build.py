@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.cluster.building.job import PACKAGE, BuildJob, Event, EventSink, JobResult, reported
-from pipeline.cluster.building.source_fetch import place_tasks
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.errors import ClusterError, IntegrityError, NotPublishedError, PipelineError, to_dict
-from pipeline.graph.execution import Task, run_on_device, why_other
-from pipeline.graph.receipts import (
+from ortprep.bundle.digest import DigestCache
+from ortprep.cluster.building.job import PACKAGE, BuildJob, Event, EventSink, JobResult, reported
+from ortprep.cluster.building.source_fetch import place_tasks
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.errors import ClusterError, IntegrityError, NotPublishedError, PipelineError, to_dict
+from ortprep.graph.execution import Task, run_on_device, why_other
+from ortprep.graph.receipts import (
     TaskReceipt,
     changed_files,
     read_receipt,
@@ -24,10 +24,10 @@ from pipeline.graph.receipts import (
     task_folder,
     write_receipt,
 )
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.publish import publish
-from pipeline.registry.retries import with_retries
-from pipeline.stages.core.contract import TaskId
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.retries import with_retries
+from ortprep.stages.core.contract import TaskId
 
 MAX_PUBLISH_ATTEMPTS = 8
 """How often a job publishes where the registry refuses it for its load: for three quarters of a minute."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import default_cache_folder, digest_json
-from pipeline.cluster.building.job import BuildJob
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import default_cache_folder, digest_json
+from ortprep.cluster.building.job import BuildJob
 
 _STALE_S = 24 * 3600.0
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pipeline
-from pipeline.bundle.codec import decode, encode
-from pipeline.cluster.building.job import BuildJob, Event, EventSink, JobResult
-from pipeline.cluster.building.job_build import build_job
-from pipeline.cluster.building.node_folder import working_folder
-from pipeline.cluster.building.source_fetch import fetch_on_node
-from pipeline.errors import ClusterError, PipelineError, SpecError, StageError, to_dict
-from pipeline.runtime.probing.availability import unavailable_reason
-from pipeline.spec.fleet import ANYWHERE
+import ortprep
+from ortprep.bundle.codec import decode, encode
+from ortprep.cluster.building.job import BuildJob, Event, EventSink, JobResult
+from ortprep.cluster.building.job_build import build_job
+from ortprep.cluster.building.node_folder import working_folder
+from ortprep.cluster.building.source_fetch import fetch_on_node
+from ortprep.errors import ClusterError, PipelineError, SpecError, StageError, to_dict
+from ortprep.runtime.probing.availability import unavailable_reason
+from ortprep.spec.fleet import ANYWHERE
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ def run_job(text: str, name: str, version: str, mailbox: Any, log_level: int) ->
 
 
 def _run(text: str, version: str, send: EventSink) -> JobResult:
-    if version != pipeline.__version__:
+    if version != ortprep.__version__:
         raise ClusterError(
-            f"a node has another version of ortprep\n  expected {version}, got {pipeline.__version__}",
+            f"a node has another version of ortprep\n  expected {version}, got {ortprep.__version__}",
             hint=f"pip install 'ortprep=={version}'   # on every node",
         )
     job = decode(BuildJob, json.loads(text))
@@ -150,7 +150,7 @@ class _PostingHandler(logging.Handler):
 
 @contextmanager
 def _logs_to(send: EventSink, name: str, level: int) -> Iterator[None]:
-    own = logging.getLogger("pipeline")
+    own = logging.getLogger("ortprep")
     handler, before = _PostingHandler(send, name, level), own.level
     own.addHandler(handler)
     own.setLevel(level)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pipeline.bundle.digest import DigestCache, digest_json
-from pipeline.cluster.building.job import FETCH, BuildJob, Event, EventSink, JobResult, reported
-from pipeline.cluster.building.spec_files import place_spec
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.graph.build import STAGES
-from pipeline.graph.execution import Task, build_tasks, run_on_device, why_other
-from pipeline.graph.receipts import outcome_key, read_receipt, write_receipt
-from pipeline.spec.fleet import ANYWHERE
-from pipeline.stages.core.contract import Plan
+from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.cluster.building.job import FETCH, BuildJob, Event, EventSink, JobResult, reported
+from ortprep.cluster.building.spec_files import place_spec
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.graph.build import STAGES
+from ortprep.graph.execution import Task, build_tasks, run_on_device, why_other
+from ortprep.graph.receipts import outcome_key, read_receipt, write_receipt
+from ortprep.spec.fleet import ANYWHERE
+from ortprep.stages.core.contract import Plan
 
 
 def fetch_model(task: Task, store: WorkStore, send: EventSink) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.paths import resolve_inside
-from pipeline.errors import SourceError
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.convert.user_metric import metric_files
-from pipeline.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import resolve_inside
+from ortprep.errors import SourceError
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.convert.user_metric import metric_files
+from ortprep.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.bundle.atomic import new_folder
-from pipeline.bundle.codec import canonical_json, decode, encode
-from pipeline.bundle.digest import PREFIX
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.paths import is_safe_name, resolve_inside
-from pipeline.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
-from pipeline.graph.receipts import RECEIPT_VERSION, TaskReceipt
-from pipeline.registry.fsspec_folder import FsspecFolder
-from pipeline.registry.progress import ignore
-from pipeline.registry.retries import with_retries
-from pipeline.registry.transfer import copy_blocks, run_parallel
-from pipeline.spec.redaction import has_credentials, redact_url
-from pipeline.stages.core.contract import TaskId
+from ortprep.bundle.atomic import new_folder
+from ortprep.bundle.codec import canonical_json, decode, encode
+from ortprep.bundle.digest import PREFIX
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import is_safe_name, resolve_inside
+from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
+from ortprep.graph.receipts import RECEIPT_VERSION, TaskReceipt
+from ortprep.registry.fsspec_folder import FsspecFolder
+from ortprep.registry.progress import ignore
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import copy_blocks, run_parallel
+from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.stages.core.contract import TaskId
 
 MAX_RECEIPT_BYTES = 32 * 2**20
 """Largest receipt that is read; those of long searches take a few hundred KB."""

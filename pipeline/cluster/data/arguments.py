@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.cluster.data.batching import has_shape
-from pipeline.errors import InvalidRequestError, PoolError
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import Signature, check_inputs
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.cluster.data.batching import has_shape
+from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 
 def check_sizes(argument: str, sizes: Any, *, fixed: int | None, model: str) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.loader_config import LoaderConfig, TensorSpec
-from pipeline.errors import InvalidRequestError, PoolError
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec
+from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.runtime.tensors.element_types import Array
 
 
 @dataclass(frozen=True)

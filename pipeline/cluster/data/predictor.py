@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.bundle.loader_config import TensorSpec, golden_of
-from pipeline.cluster.data.arguments import (
+from ortprep.bundle.loader_config import TensorSpec, golden_of
+from ortprep.cluster.data.arguments import (
     check_constants,
     check_keep,
     check_sizes,
     choose_columns,
     choose_sources,
 )
-from pipeline.cluster.data.batching import (
+from ortprep.cluster.data.batching import (
     Piece,
     check_column,
     check_row_outputs,
@@ -28,11 +28,11 @@ from pipeline.cluster.data.batching import (
     plan_pieces,
     tile,
 )
-from pipeline.cluster.device import prepare_device, reserved_cpus
-from pipeline.errors import InvalidRequestError, RunError
-from pipeline.runtime.loading.load_options import check_choice
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.cluster.device import prepare_device, reserved_cpus
+from ortprep.errors import InvalidRequestError, RunError
+from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.tensors.element_types import Array
 
 Batch = Mapping[str, Array]
 
@@ -90,7 +90,7 @@ class OnnxPredictor:
     last row, and the answers to those are dropped. So rows must not depend on each other.
 
     Args:
-        bundle: As `pipeline.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
+        bundle: As `ortprep.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
             names now, for all actors to have the same.
         config: What of a batch the model takes, and what is returned.
 
@@ -105,7 +105,7 @@ class OnnxPredictor:
         check_choice("device", config.device, ("auto", "cpu", "cuda"))
         on_gpu = prepare_device(config.device)
         # Only then: ONNX Runtime looks for GPUs when it is imported.
-        from pipeline.runtime.session.opened_model import open_model
+        from ortprep.runtime.session.opened_model import open_model
 
         options = config.load
         if options.threads is None:
@@ -204,7 +204,7 @@ class OnnxPredictor:
 
     def _warm_up(self, batch_size: int | None) -> None:
         """Runs a batch of every length, and learns what an answer to no rows is."""
-        from pipeline.runtime.verification.golden import read_golden
+        from ortprep.runtime.verification.golden import read_golden
 
         config = self._model.bundle_config
         variant = next(one for one in config.variants if one.name == self._model.variant)

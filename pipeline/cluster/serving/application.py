@@ -8,10 +8,10 @@ from typing import Any
 
 from ray import serve
 
-from pipeline.bundle.codec import encode
-from pipeline.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
-from pipeline.cluster.serving.deployment import BundleDeployment
-from pipeline.cluster.serving.pinning import PinnedBundle
+from ortprep.bundle.codec import encode
+from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
+from ortprep.cluster.serving.deployment import BundleDeployment
+from ortprep.cluster.serving.pinning import PinnedBundle
 
 CONFIG_LOCK = threading.RLock()
 """Held while Serve makes configuration objects, which `serve.deployment` and `serve.status` do.

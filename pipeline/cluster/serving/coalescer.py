@@ -20,11 +20,11 @@ import numpy as np
 from ray import exceptions
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from pipeline.errors import PipelineError, PoolError, RequestTimeoutError, WorkerDiedError, from_dict
-from pipeline.runtime.pool.admission import AdmissionControl, RequestOptions
-from pipeline.runtime.pool.futures import Answer, PoolFuture, clone_error
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import Signature, check_inputs
+from ortprep.errors import PipelineError, PoolError, RequestTimeoutError, WorkerDiedError, from_dict
+from ortprep.runtime.pool.admission import AdmissionControl, RequestOptions
+from ortprep.runtime.pool.futures import Answer, PoolFuture, clone_error
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 SMALL_BYTES = 64 * 1024
 """Most bytes of inputs that travel together; Ray puts what is above 100 KB into its object store."""

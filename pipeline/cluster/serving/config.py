@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.cluster.nodes import ClusterNode
-from pipeline.errors import PoolError
-from pipeline.runtime.loading.load_options import check_choice
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.errors import PoolError
+from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
 
 DEPLOYMENT = "BundleDeployment"
 """Name of the deployment in its application."""

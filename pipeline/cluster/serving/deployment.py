@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.serve.metrics import Counter, Histogram
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.cluster.device import prepare_device, reserved_cpus
-from pipeline.cluster.serving.config import ServeConfig
-from pipeline.cluster.serving.grpc_api import GrpcMethods
-from pipeline.cluster.serving.http_api import HttpApi
-from pipeline.cluster.serving.inference_protocol import ProtocolError, describe_inputs
-from pipeline.cluster.serving.pinning import PinnedBundle, follow_alias, keep_in_cache, require_version
-from pipeline.errors import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.cluster.device import prepare_device, reserved_cpus
+from ortprep.cluster.serving.config import ServeConfig
+from ortprep.cluster.serving.grpc_api import GrpcMethods
+from ortprep.cluster.serving.http_api import HttpApi
+from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
+from ortprep.cluster.serving.pinning import PinnedBundle, follow_alias, keep_in_cache, require_version
+from ortprep.errors import (
     InvalidRequestError,
     PipelineError,
     PoolError,
@@ -34,14 +34,14 @@ from pipeline.errors import (
     from_dict,
     to_dict,
 )
-from pipeline.runtime.tensors.signatures import read_signature
+from ortprep.runtime.tensors.signatures import read_signature
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from pipeline.runtime.session.opened_model import OpenedModel
-    from pipeline.runtime.tensors.element_types import Array
+    from ortprep.runtime.session.opened_model import OpenedModel
+    from ortprep.runtime.tensors.element_types import Array
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class BundleDeployment(GrpcMethods):
                 refused = wanted
 
     def _open(self, wanted: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
-        from pipeline.runtime.session.opened_model import open_model  # imports ONNX Runtime
+        from ortprep.runtime.session.opened_model import open_model  # imports ONNX Runtime
 
         load = self.config.load
         if load.threads is None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-import pipeline
-from pipeline.cluster.serving.inference_protocol import (
+import ortprep
+from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     InferRequest,
     ProtocolError,
@@ -28,12 +28,12 @@ from pipeline.cluster.serving.inference_protocol import (
     order_inputs,
     read_binary,
 )
-from pipeline.runtime.tensors.element_types import Array, numpy_dtype
+from ortprep.runtime.tensors.element_types import Array, numpy_dtype
 
 if TYPE_CHECKING:
-    from pipeline.bundle.loader_config import LoaderConfig
+    from ortprep.bundle.loader_config import LoaderConfig
 
-SERVICER = "pipeline.cluster.serving.grpc_api.add_servicer"
+SERVICER = "ortprep.cluster.serving.grpc_api.add_servicer"
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class GrpcMethods:
     async def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
         """Describes the server."""
         return _messages().ServerMetadataResponse(
-            name="ortprep", version=pipeline.__version__, extensions=EXTENSIONS
+            name="ortprep", version=ortprep.__version__, extensions=EXTENSIONS
         )
 
     async def ModelReady(self, request: Any) -> Any:  # noqa: N802

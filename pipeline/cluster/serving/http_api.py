@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-import pipeline
-from pipeline.cluster.serving.inference_protocol import (
+import ortprep
+from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     HEADER_LENGTH,
     ProtocolError,
@@ -23,7 +23,7 @@ from pipeline.cluster.serving.inference_protocol import (
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from pipeline.cluster.serving.deployment import BundleDeployment, ServedBundle
+    from ortprep.cluster.serving.deployment import BundleDeployment, ServedBundle
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class HttpApi:
         return b"".join(parts)
 
 
-_SERVER = {"name": "ortprep", "version": pipeline.__version__}
+_SERVER = {"name": "ortprep", "version": ortprep.__version__}
 
 
 def _read(request: Request, data: dict[str, Any]) -> Response:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
-from pipeline.errors import InvalidRequestError
-from pipeline.runtime.tensors.element_types import Array, element_type_of, numpy_dtype, widen
+from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
+from ortprep.errors import InvalidRequestError
+from ortprep.runtime.tensors.element_types import Array, element_type_of, numpy_dtype, widen
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_HEADER_BYTES = 1024 * 1024

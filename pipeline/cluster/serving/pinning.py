@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.errors import IntegrityError, MissingExtraError
-from pipeline.runtime.loading.sources import locate
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.errors import IntegrityError, MissingExtraError
+from ortprep.runtime.loading.sources import locate
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def require_version(pinned: PinnedBundle, root: Path) -> None:
 def keep_in_cache(pinned: PinnedBundle, root: Path) -> None:
     """Keeps a pulled bundle in the node's cache as long as this process lives, whatever else is pulled."""
     if "://" in pinned.bundle:
-        from pipeline.registry.cache import Cache
+        from ortprep.registry.cache import Cache
 
         Cache().keep(root)
 
@@ -80,7 +80,7 @@ def pin_bundle(
     nodes need not have `$ORTPREP_REGISTRY`. Documents alone are read for that, no weights.
 
     Args:
-        bundle: As `pipeline.runtime.load` takes it.
+        bundle: As `ortprep.runtime.load` takes it.
         require_signature: As `load` takes it.
 
     Raises:
@@ -92,12 +92,12 @@ def pin_bundle(
     if not isinstance(bundle, str) or "://" not in bundle:
         return os.path.realpath(locate(bundle))
     _require_registry()
-    from pipeline.registry.cache import Cache
-    from pipeline.registry.catalogue import open_catalogue
-    from pipeline.registry.progress import ignore
-    from pipeline.registry.pull import PullRequest, resolve_version
-    from pipeline.registry.references import split_location
-    from pipeline.registry.signature_methods import parse_verifier
+    from ortprep.registry.cache import Cache
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.progress import ignore
+    from ortprep.registry.pull import PullRequest, resolve_version
+    from ortprep.registry.references import split_location
+    from ortprep.registry.signature_methods import parse_verifier
 
     url, reference = split_location(bundle)
     method = None if require_signature is None else parse_verifier(os.fspath(require_signature))

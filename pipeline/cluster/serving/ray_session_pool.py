@@ -22,18 +22,18 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeStatus
 from ray.util.client import ray as client
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.loader_config import LoaderConfig
-from pipeline.cluster.nodes import parse_nodes
-from pipeline.cluster.serving.application import CONFIG_LOCK, build_application
-from pipeline.cluster.serving.coalescer import SMALL_BYTES, RequestCoalescer, RequestCounts
-from pipeline.cluster.serving.config import DEPLOYMENT, ServeConfig, count_replicas, name_bundles
-from pipeline.cluster.serving.deployment import parse_failure
-from pipeline.cluster.serving.pinning import PinnedBundle, pin_version
-from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.loading.model_load_options import require_counts
-from pipeline.runtime.pool.base_pool import BasePool
-from pipeline.runtime.tensors.signatures import read_signature
+from ortprep.bundle.codec import decode
+from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.cluster.nodes import parse_nodes
+from ortprep.cluster.serving.application import CONFIG_LOCK, build_application
+from ortprep.cluster.serving.coalescer import SMALL_BYTES, RequestCoalescer, RequestCounts
+from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, count_replicas, name_bundles
+from ortprep.cluster.serving.deployment import parse_failure
+from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
+from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.loading.model_load_options import require_counts
+from ortprep.runtime.pool.base_pool import BasePool
+from ortprep.runtime.tensors.signatures import read_signature
 
 Bundle = str | os.PathLike[str]
 
@@ -58,7 +58,7 @@ class RayPoolStats:
 
 
 class RaySessionPool(BasePool):
-    """A Serve deployment of one or several bundles, with the calls of `pipeline.runtime.SessionPool`.
+    """A Serve deployment of one or several bundles, with the calls of `ortprep.runtime.SessionPool`.
 
     Without `bundles` it is a client of an application that was deployed otherwise, as by `serve deploy`.
 

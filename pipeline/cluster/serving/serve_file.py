@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import Variant, read_loader_config
-from pipeline.bundle.manifest import MANIFEST_FILE, read_manifest
-from pipeline.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
-from pipeline.cluster.serving.pinning import PinnedBundle
-from pipeline.errors import PoolError
-from pipeline.runtime.loading.sources import locate
-from pipeline.runtime.loading.variant_selection import needs_gpu, serves
-from pipeline.runtime.placement.assignment import ModelLoad, Room, place_models
-from pipeline.runtime.placement.model_load import read_figures, read_load
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import Variant, read_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
+from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
+from ortprep.cluster.serving.pinning import PinnedBundle
+from ortprep.errors import PoolError
+from ortprep.runtime.loading.sources import locate
+from ortprep.runtime.loading.variant_selection import needs_gpu, serves
+from ortprep.runtime.placement.assignment import ModelLoad, Room, place_models
+from ortprep.runtime.placement.model_load import read_figures, read_load
 
 _CALL_MS = 4.0
 """What Serve adds to a request (`bench.ray_serving`): so much work waits to keep a replica busy."""
@@ -124,7 +124,7 @@ def plan_serve_file(
         "applications": [_application(group, config, alone=len(groups) == 1) for group in groups],
     }
     if grpc_port is not None:
-        from pipeline.cluster.serving.grpc_api import SERVICER
+        from ortprep.cluster.serving.grpc_api import SERVICER
 
         file["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
     return file
@@ -163,7 +163,7 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
     return {
         "name": name,
         "route_prefix": "/" if alone else f"/{name}",
-        "import_path": "pipeline.cluster.serving.application:build_app",
+        "import_path": "ortprep.cluster.serving.application:build_app",
         "args": {"config": encode(tuned)},
         "deployments": [
             {

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.concurrent_models.verdict import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.concurrent_models.verdict import (
     SITUATIONS,
     Contention,
     ModelRuns,
@@ -23,17 +23,17 @@ from pipeline.diagnose.concurrent_models.verdict import (
     slow_down,
     tabulate,
 )
-from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.doctor_model import DoctorModel, guard_device, plan_of, with_threads
-from pipeline.diagnose.interleaved_runs import MAX_COMPARISON_S
-from pipeline.diagnose.process_group import run_together
-from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.measuring.rounds import InterleavedRuns, run_interleaved
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.diagnose.diagnosis import Diagnosis, diagnose
+from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of, with_threads
+from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
+from ortprep.diagnose.process_group import run_together
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.runtime.machine.hardware import read_hardware
 
-_FUNCTION = "pipeline.diagnose.concurrent_models.model_runs:run_models"
+_FUNCTION = "ortprep.diagnose.concurrent_models.model_runs:run_models"
 
 Load = tuple[SessionPlan, str]
 """Plan of a session, and the sample it is run on."""

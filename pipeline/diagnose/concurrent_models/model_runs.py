@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.concurrent_models.verdict import ModelRuns
-from pipeline.diagnose.process_group import Barrier, join, results_of
-from pipeline.errors import LoadError
-from pipeline.runtime.loading.session import build_session, import_onnxruntime, onnxruntime_errors
-from pipeline.runtime.tensors.arrays import read_tensors, run_session
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.concurrent_models.verdict import ModelRuns
+from ortprep.diagnose.process_group import Barrier, join, results_of
+from ortprep.errors import LoadError
+from ortprep.runtime.loading.session import build_session, import_onnxruntime, onnxruntime_errors
+from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 _WARM_UP_RUNS = 3
 _MIN_RUNS = 3

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Literal
 
-from pipeline.diagnose.diagnosis import DiagnosisTable, Finding, TableCell
-from pipeline.diagnose.interleaved_runs import explain_cut
-from pipeline.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
-from pipeline.measuring.rounds import InterleavedRuns
+from ortprep.diagnose.diagnosis import DiagnosisTable, Finding, TableCell
+from ortprep.diagnose.interleaved_runs import explain_cut
+from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.measuring.rounds import InterleavedRuns
 
 Situation = Literal["alone", "threads", "processes"]
 SITUATIONS: tuple[Situation, ...] = ("alone", "threads", "processes")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.environment.facts.cgroups import read_limits
-from pipeline.diagnose.environment.facts.device_code import read_device_code
-from pipeline.diagnose.environment.facts.disk import measure_reading
-from pipeline.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from pipeline.diagnose.environment.facts.machine import describe_processor, read_disk_space, read_variables
-from pipeline.diagnose.environment.facts.records import DeviceCode, DiskSpace, Facts, InstalledRuntime
-from pipeline.diagnose.environment.facts.runtime import add_packages, read_runtime, try_providers
-from pipeline.diagnose.environment.facts.wheels import read_requirements, read_wheels
-from pipeline.diagnose.environment.rules.findings import find, name_providers
-from pipeline.diagnose.environment.tables import build_tables
-from pipeline.measuring.device_lock import working
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.diagnosis import Diagnosis, diagnose
+from ortprep.diagnose.environment.facts.cgroups import read_limits
+from ortprep.diagnose.environment.facts.device_code import read_device_code
+from ortprep.diagnose.environment.facts.disk import measure_reading
+from ortprep.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
+from ortprep.diagnose.environment.facts.machine import describe_processor, read_disk_space, read_variables
+from ortprep.diagnose.environment.facts.records import DeviceCode, DiskSpace, Facts, InstalledRuntime
+from ortprep.diagnose.environment.facts.runtime import add_packages, read_runtime, try_providers
+from ortprep.diagnose.environment.facts.wheels import read_requirements, read_wheels
+from ortprep.diagnose.environment.rules.findings import find, name_providers
+from ortprep.diagnose.environment.tables import build_tables
+from ortprep.measuring.device_lock import working
+from ortprep.runtime.machine.hardware import read_hardware
 
 CHECK = "env"
 

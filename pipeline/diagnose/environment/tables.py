@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.diagnose.diagnosis import DiagnosisTable, TableCell, format_bytes, format_speed
-from pipeline.diagnose.environment.facts.device_code import (
+from ortprep.diagnose.diagnosis import DiagnosisTable, TableCell, format_bytes, format_speed
+from ortprep.diagnose.environment.facts.device_code import (
     compiles_at_start,
     name_architecture,
     runs_natively,
 )
-from pipeline.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, short_name
+from ortprep.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, short_name
 
 
 def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.doctor_model import guard_device, plan_on, with_threads
-from pipeline.diagnose.gil.heartbeat import GilObservations
-from pipeline.diagnose.gil.heavy_model import write_heavy_model
-from pipeline.diagnose.gil.verdict import explain_nothing, find_in, judge_phases, tabulate
-from pipeline.diagnose.process_group import CHILD_TIMEOUT_S
-from pipeline.errors import PipelineError
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.codec import decode, encode
+from ortprep.diagnose.diagnosis import Diagnosis, diagnose
+from ortprep.diagnose.doctor_model import guard_device, plan_on, with_threads
+from ortprep.diagnose.gil.heartbeat import GilObservations
+from ortprep.diagnose.gil.heavy_model import write_heavy_model
+from ortprep.diagnose.gil.verdict import explain_nothing, find_in, judge_phases, tabulate
+from ortprep.diagnose.process_group import CHILD_TIMEOUT_S
+from ortprep.errors import PipelineError
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 
 def diagnose_gil(
@@ -37,7 +37,7 @@ def diagnose_gil(
         plan = with_threads(plan_on(str(files[0]), device), 1)
         request = {"plan": encode(plan), "sample": None if files[1] is None else str(files[1])}
         try:
-            reply = run_child("pipeline.diagnose.gil.gil_monitor:watch", request, timeout_s=CHILD_TIMEOUT_S)
+            reply = run_child("ortprep.diagnose.gil.gil_monitor:watch", request, timeout_s=CHILD_TIMEOUT_S)
         except PipelineError as error:
             return diagnose("gil", [explain_nothing(error.message, error.hint)], subject=model or "")
     seen = decode(GilObservations, reply.value)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.environment.facts.wheels import name_installed, read_wheels
-from pipeline.diagnose.gil.heartbeat import Call, GilObservations, Heartbeat
-from pipeline.errors import ProviderError
-from pipeline.runtime.loading.session import CPU, build_session, import_onnxruntime
-from pipeline.runtime.tensors.arrays import read_tensors, run_session
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.environment.facts.wheels import name_installed, read_wheels
+from ortprep.diagnose.gil.heartbeat import Call, GilObservations, Heartbeat
+from ortprep.errors import ProviderError
+from ortprep.runtime.loading.session import CPU, build_session, import_onnxruntime
+from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 _REPEATS = 3
 _BUDGET_S = 3.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.bundle.onnx_wire import encode_varint, write_graph_field, write_tensor_field
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.onnx_wire import encode_varint, write_graph_field, write_tensor_field
+from ortprep.runtime.tensors.arrays import write_tensors
 
 LAYERS = 12
 SIZE = 2048

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from pipeline.diagnose.diagnosis import DiagnosisTable, Finding, TableCell
-from pipeline.diagnose.gil.heartbeat import Call, GilObservations
-from pipeline.versions import parse_version
+from ortprep.diagnose.diagnosis import DiagnosisTable, Finding, TableCell
+from ortprep.diagnose.gil.heartbeat import Call, GilObservations
+from ortprep.versions import parse_version
 
 RELEASED_FROM = (1, 31)
 """First ONNX Runtime that lets other threads run while it makes a session (microsoft/onnxruntime #27063)."""

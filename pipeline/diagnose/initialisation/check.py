@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
-from pipeline.diagnose.doctor_model import (
+from ortprep.bundle.codec import encode
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from ortprep.diagnose.doctor_model import (
     DEFAULT,
     PREPARED,
     DoctorModel,
@@ -20,13 +20,13 @@ from pipeline.diagnose.doctor_model import (
     plan_of_bundle,
     plan_on,
 )
-from pipeline.diagnose.initialisation.phases import TITLES, split_prepacking
-from pipeline.diagnose.initialisation.tracing import Trace, trace_plan
-from pipeline.diagnose.initialisation.verdict import Start, find_in_start, saved_by
-from pipeline.measuring.comparison import beats
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.measuring.rounds import order_of_round
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.diagnose.initialisation.phases import TITLES, split_prepacking
+from ortprep.diagnose.initialisation.tracing import Trace, trace_plan
+from ortprep.diagnose.initialisation.verdict import Start, find_in_start, saved_by
+from ortprep.measuring.comparison import beats
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import order_of_round
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 
 ROUNDS = 5
 _STEADY_S = 0.2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
-from pipeline.versions import parse_version
+from ortprep.versions import parse_version
 
 PhaseName: TypeAlias = Literal[
     "enter",

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.initialisation.phases import Initialisation, Timeline, parse_log, split_phases
-from pipeline.diagnose.profiling.trace_events import read_events
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.initialisation.phases import Initialisation, Timeline, parse_log, split_phases
+from ortprep.diagnose.profiling.trace_events import read_events
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 _TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
@@ -77,9 +77,9 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
     times.append(time.perf_counter())
-    from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.session.binding import run_first
-    from pipeline.runtime.tensors.arrays import read_tensors, run_session
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.session.binding import run_first
+    from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
     folder = Path(request["folder"])
     plan = _logged(decode(SessionPlan, request["plan"]), folder)

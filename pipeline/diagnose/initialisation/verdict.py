@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.initialisation.phases import TITLES, Initialisation, PhaseName
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.initialisation.phases import TITLES, Initialisation, PhaseName
 
 WORTH_TELLING = 0.1
 """Share of the time to the first result from which on a phase is a finding."""
@@ -153,7 +153,7 @@ def _imports(start: Start) -> Iterator[Finding]:
     if ms >= WORTH_TELLING * start.total_ms:
         text = (
             f"importing numpy and ONNX Runtime: {ms:.0f} ms of {start.total_ms:.0f} ms to the first result; "
-            "`pipeline.runtime.load` opens the bundle meanwhile"
+            "`ortprep.runtime.load` opens the bundle meanwhile"
         )
         yield Finding("imports-take-long", "note", text)
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.diagnosis import Diagnosis, diagnose
-from pipeline.diagnose.doctor_model import DoctorModel, guard_device, plan_of
-from pipeline.diagnose.environment.facts.wheels import name_installed, read_wheels
-from pipeline.diagnose.interleaved_runs import MAX_COMPARISON_S
-from pipeline.diagnose.parallel.session_creation import CreationTimes
-from pipeline.diagnose.parallel.verdict import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.diagnosis import Diagnosis, diagnose
+from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of
+from ortprep.diagnose.environment.facts.wheels import name_installed, read_wheels
+from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
+from ortprep.diagnose.parallel.session_creation import CreationTimes
+from ortprep.diagnose.parallel.verdict import (
     WAYS,
     CreationResult,
     ParallelRun,
@@ -25,13 +25,13 @@ from pipeline.diagnose.parallel.verdict import (
     speed_up,
     tabulate,
 )
-from pipeline.diagnose.process_group import run_together
-from pipeline.errors import PipelineError
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.measuring.rounds import run_interleaved
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.diagnose.process_group import run_together
+from ortprep.errors import PipelineError
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import run_interleaved
+from ortprep.runtime.machine.hardware import read_hardware
 
-_FUNCTION = "pipeline.diagnose.parallel.session_creation:make_sessions"
+_FUNCTION = "ortprep.diagnose.parallel.session_creation:make_sessions"
 _MAX_ON_CPU = 4
 _MAX_ROUNDS = 7
 _BUDGET_S = 7.0

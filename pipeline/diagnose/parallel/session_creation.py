@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.process_group import join, results_of
-from pipeline.runtime.loading.session import build_session, import_onnxruntime
-from pipeline.runtime.machine.process_memory import private_bytes
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.process_group import join, results_of
+from ortprep.runtime.loading.session import build_session, import_onnxruntime
+from ortprep.runtime.machine.process_memory import private_bytes
 
 _MB = 2**20
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pipeline.diagnose.diagnosis import DiagnosisTable, Finding
-from pipeline.diagnose.gil.verdict import phrase_upgrade, releases_in_creation
-from pipeline.diagnose.interleaved_runs import explain_cut
-from pipeline.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
-from pipeline.measuring.rounds import InterleavedRuns
+from ortprep.diagnose.diagnosis import DiagnosisTable, Finding
+from ortprep.diagnose.gil.verdict import phrase_upgrade, releases_in_creation
+from ortprep.diagnose.interleaved_runs import explain_cut
+from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.measuring.rounds import InterleavedRuns
 
 Way = Literal["sequential", "threads", "processes"]
 WAYS: tuple[Way, ...] = ("sequential", "threads", "processes")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
-from pipeline.diagnose.doctor_model import DoctorModel, guard_device, plan_of
-from pipeline.diagnose.profiling.recording import profile_plan
-from pipeline.diagnose.profiling.verdict import NodeTime, Profile, family_of, find_in_profile
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.probing.probe import ProbeRequest, measure_plan
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of
+from ortprep.diagnose.profiling.recording import profile_plan
+from ortprep.diagnose.profiling.verdict import NodeTime, Profile, family_of, find_in_profile
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
 
 _SHOWN = 12
 _STEADY_S = 0.2

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.profiling.trace_events import read_events
-from pipeline.diagnose.profiling.verdict import Profile, summarise_profile
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.profiling.trace_events import read_events
+from ortprep.diagnose.profiling.verdict import Profile, summarise_profile
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -56,9 +56,9 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         LoadError: The session could not be made or run.
     """
-    from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.session.binding import run_first
-    from pipeline.runtime.tensors.arrays import read_tensors, run_session
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.session.binding import run_first
+    from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
     plan = _profiled(decode(SessionPlan, request["plan"]), Path(request["folder"]))
     session = build_session(plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipeline.errors import LoadError
+from ortprep.errors import LoadError
 
 _KERNEL = "_kernel_time"
 _RUN = "model_run"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.profiling.trace_events import ProfileEvents, TraceEvent
-from pipeline.errors import LoadError
-from pipeline.runtime.loading.session import CPU
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.profiling.trace_events import ProfileEvents, TraceEvent
+from ortprep.errors import LoadError
+from ortprep.runtime.loading.session import CPU
 
 _MAX_ROWS = 200
 _COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, Severity, TableCell, diagnose
-from pipeline.diagnose.doctor_model import DEFAULT, PREPARED, DoctorModel, guard_device
-from pipeline.diagnose.variations.load_variations import LoadVariation, build_variations
-from pipeline.diagnose.variations.verdict import (
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, Severity, TableCell, diagnose
+from ortprep.diagnose.doctor_model import DEFAULT, PREPARED, DoctorModel, guard_device
+from ortprep.diagnose.variations.load_variations import LoadVariation, build_variations
+from ortprep.diagnose.variations.verdict import (
     MEASURES,
     TITLES,
     Results,
@@ -16,11 +16,11 @@ from pipeline.diagnose.variations.verdict import (
     compare,
     find_in_comparison,
 )
-from pipeline.measuring.comparison import summarise
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.measuring.rounds import run_interleaved
-from pipeline.runtime.probing.probe import ProbeResult, measure_plan
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.measuring.comparison import summarise
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import run_interleaved
+from ortprep.runtime.probing.probe import ProbeResult, measure_plan
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 ROUNDS = 5
 _TIMEOUT_S = 6 * 3600.0

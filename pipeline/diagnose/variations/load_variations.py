@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.diagnose.doctor_model import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.diagnose.doctor_model import (
     DEFAULT,
     PREPARED,
     DoctorModel,
@@ -21,12 +21,12 @@ from pipeline.diagnose.doctor_model import (
     plan_on,
     variant_for,
 )
-from pipeline.errors import LoadError, PipelineError
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.options import with_external_data
-from pipeline.runtime.loading.session import build_session
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.probe import ProbeRequest
+from ortprep.errors import LoadError, PipelineError
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.options import with_external_data
+from ortprep.runtime.loading.session import build_session
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.probe import ProbeRequest
 
 STEADY_S = 0.2
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.doctor_model import DEFAULT, PREPARED
-from pipeline.diagnose.initialisation.verdict import PREPARE
-from pipeline.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
-from pipeline.runtime.probing.probe import ProbeResult
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.doctor_model import DEFAULT, PREPARED
+from ortprep.diagnose.initialisation.verdict import PREPARE
+from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.runtime.probing.probe import ProbeResult
 
 Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]
 Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import pipeline
-from pipeline.bundle.atomic import new_folder, write_json_atomic
-from pipeline.bundle.loader_config import Requirements, Variant
-from pipeline.errors import ExportError
-from pipeline.export.export_result import ExportedModel, ExportResult
-from pipeline.export.files import place_files, plan_files
-from pipeline.export.option_mapping import UnmappedOption
-from pipeline.export.ort_package.settings import PackageSettings, plan_settings
-from pipeline.export.record import check_replaceable, resolve_destination, write_export_record
-from pipeline.export.requirements import describe_needs
-from pipeline.export.source_bundle import SourceBundle, read_source
-from pipeline.export.trial import try_model
-from pipeline.export.variant_selection import ExportOptions, Server, VariantChoice, choose_per_provider
-from pipeline.runtime.loading.session import import_onnxruntime, onnxruntime_errors
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.loading.variant_selection import needs_gpu
+import ortprep
+from ortprep.bundle.atomic import new_folder, write_json_atomic
+from ortprep.bundle.loader_config import Requirements, Variant
+from ortprep.errors import ExportError
+from ortprep.export.export_result import ExportedModel, ExportResult
+from ortprep.export.files import place_files, plan_files
+from ortprep.export.option_mapping import UnmappedOption
+from ortprep.export.ort_package.settings import PackageSettings, plan_settings
+from ortprep.export.record import check_replaceable, resolve_destination, write_export_record
+from ortprep.export.requirements import describe_needs
+from ortprep.export.source_bundle import SourceBundle, read_source
+from ortprep.export.trial import try_model
+from ortprep.export.variant_selection import ExportOptions, Server, VariantChoice, choose_per_provider
+from ortprep.runtime.loading.session import import_onnxruntime, onnxruntime_errors
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.loading.variant_selection import needs_gpu
 
 LAYOUT = "ort-package"
 _MANIFEST = "manifest.json"
@@ -113,7 +113,7 @@ def _write_documents(
     """Describes the files that are there, and has ONNX Runtime read what it wrote."""
     # `ModelPackage` takes folders of variants only in a package that it has opened.
     write_json_atomic(folder / _MANIFEST, {"schema_version": "1.0", "components": {}})
-    metadata = {_NAMESPACE: {"pipeline_version": pipeline.__version__}}
+    metadata = {_NAMESPACE: {"pipeline_version": ortprep.__version__}}
     try:
         written = onnxruntime.ModelPackage.open(str(folder))
         written.set_metadata(name=name)

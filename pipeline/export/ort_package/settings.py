@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import Variant
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.export.option_mapping import (
+from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.export.option_mapping import (
     LEVEL,
     MappedOptions,
     RecordedOption,
     UnmappedOption,
     recorded_options,
 )
-from pipeline.options import NEWEST, format_option, known_attributes, known_session_config
+from ortprep.options import NEWEST, format_option, known_attributes, known_session_config
 
 FORBIDDEN = frozenset(
     {

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import ExportError, MissingExtraError
-from pipeline.export.triton.settings import TritonSettings
-from pipeline.export.triton.tensors import TritonTensor, WarmUp
+from ortprep.errors import ExportError, MissingExtraError
+from ortprep.export.triton.settings import TritonSettings
+from ortprep.export.triton.tensors import TritonTensor, WarmUp
 
 BACKEND = "onnxruntime"
 _DISABLED = 2

@@ -8,30 +8,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from pipeline.bundle.atomic import new_folder
-from pipeline.bundle.loader_config import Variant, golden_of
-from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import ExportError
-from pipeline.export.export_result import ExportedModel, ExportResult
-from pipeline.export.files import PlannedFile, place_files, plan_files
-from pipeline.export.interface import resolve_interface
-from pipeline.export.option_mapping import UnmappedOption
-from pipeline.export.record import check_replaceable, resolve_destination, write_export_record
-from pipeline.export.requirements import describe_needs
-from pipeline.export.source_bundle import SourceBundle, read_source
-from pipeline.export.trial import TrialRun, try_model
-from pipeline.export.triton.model_config import (
+from ortprep.bundle.atomic import new_folder
+from ortprep.bundle.loader_config import Variant, golden_of
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import ExportError
+from ortprep.export.export_result import ExportedModel, ExportResult
+from ortprep.export.files import PlannedFile, place_files, plan_files
+from ortprep.export.interface import resolve_interface
+from ortprep.export.option_mapping import UnmappedOption
+from ortprep.export.record import check_replaceable, resolve_destination, write_export_record
+from ortprep.export.requirements import describe_needs
+from ortprep.export.source_bundle import SourceBundle, read_source
+from ortprep.export.trial import TrialRun, try_model
+from ortprep.export.triton.model_config import (
     TritonModel,
     describe_release,
     format_config,
     require_messages,
 )
-from pipeline.export.triton.settings import TritonSettings, plan_settings
-from pipeline.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
-from pipeline.export.variant_selection import ExportOptions, Server, VariantChoice, choose_one
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.tensors.arrays import fit_feeds
-from pipeline.runtime.verification.golden import read_golden
+from ortprep.export.triton.settings import TritonSettings, plan_settings
+from ortprep.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
+from ortprep.export.variant_selection import ExportOptions, Server, VariantChoice, choose_one
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.tensors.arrays import fit_feeds
+from ortprep.runtime.verification.golden import read_golden
 
 LAYOUT = "triton"
 _VERSION = "1"

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.bundle.loader_config import Variant
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import ExportError
-from pipeline.export.option_mapping import (
+from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import ExportError
+from ortprep.export.option_mapping import (
     LEVEL,
     MappedOptions,
     RecordedOption,
     UnmappedOption,
     recorded_options,
 )
-from pipeline.options import OLDEST, format_option, known_provider_options, version_parts
-from pipeline.options.option import NEWEST, Option
-from pipeline.runtime.loading.session import CPU, CUDA
+from ortprep.options import OLDEST, format_option, known_provider_options, version_parts
+from ortprep.options.option import NEWEST, Option
+from ortprep.runtime.loading.session import CPU, CUDA
 
 LEVELS = {"ORT_DISABLE_ALL": 2, "ORT_ENABLE_BASIC": -1, "ORT_ENABLE_EXTENDED": 1, "ORT_ENABLE_ALL": 0}
 """`optimization.graph.level` by ONNX Runtime's level; 2 since Triton 24.01, which is the lowest there is."""

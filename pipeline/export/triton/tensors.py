@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import ExportError
-from pipeline.runtime.tensors.element_types import Array, element_type_of
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import ExportError
+from ortprep.runtime.tensors.element_types import Array, element_type_of
 
 TYPES = {
     "bool": "TYPE_BOOL",

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.comparison import MIN_ROUNDS
-from pipeline.measuring.regression.limits import FIGURES, VERIFICATION, RegressionLimits
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.regression.limits import FIGURES, VERIFICATION, RegressionLimits
 
 Verdict: TypeAlias = Literal["regression", "improvement", "noise", "same", "missing", "new", "incomparable"]
 """Beyond the limit and the noise, worse or better; beyond the limit, within the noise; within the limit; not

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipeline.bundle.manifest import Manifest, VariantRecord
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.regression.change import Change, measured_change, size_change, verification_change
-from pipeline.measuring.regression.limits import RegressionLimits
-from pipeline.measuring.regression.variant_snapshot import (
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.regression.change import Change, measured_change, size_change, verification_change
+from ortprep.measuring.regression.limits import RegressionLimits
+from ortprep.measuring.regression.variant_snapshot import (
     Difference,
     VariantSnapshot,
     compare_manifests,
@@ -21,7 +21,7 @@ from pipeline.measuring.regression.variant_snapshot import (
     pair_snapshots,
     read_hardware_facts,
 )
-from pipeline.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
+from ortprep.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
 
 Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 """Nothing became worse; nothing that could be compared did; something did."""

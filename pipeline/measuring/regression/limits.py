@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import SpecError
+from ortprep.errors import SpecError
 
 DEFAULT_LIMIT = 0.10
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.manifest import Manifest, VariantRecord
-from pipeline.measuring.shipped import shipped_plan
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.measuring.shipped import shipped_plan
 
 PORTABLE = "portable"
 

@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from pipeline.bundle.atomic import TEMP_PREFIX
-from pipeline.bundle.digest import PREFIX, digest_bytes, is_digest
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import NotPublishedError, RegistryError
-from pipeline.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Block, Known, Report, SweepResult
-from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, check_model_name
-from pipeline.registry.fsspec_folder import FsspecFolder, StoredFile
-from pipeline.registry.transfer import map_parallel
+from ortprep.bundle.atomic import TEMP_PREFIX
+from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import NotPublishedError, RegistryError
+from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Block, Known, Report, SweepResult
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, check_model_name
+from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
+from ortprep.registry.transfer import map_parallel
 
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0

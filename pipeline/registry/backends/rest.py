@@ -13,9 +13,9 @@ from typing import Any
 import requests
 import urllib3
 
-from pipeline.bundle.codec import parse_json
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import (
+from ortprep.bundle.codec import parse_json
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import (
     AccessDeniedError,
     BundleError,
     IntegrityError,
@@ -23,7 +23,7 @@ from pipeline.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from pipeline.registry.backend import BLOCK_BYTES
+from ortprep.registry.backend import BLOCK_BYTES
 
 MAX_ERROR_BYTES = 64 * 1024
 """Number of bytes that are read of an answer without content."""

@@ -8,24 +8,24 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.bundle.loader_config import LoaderConfig, Variant
-from pipeline.errors import LoadError
-from pipeline.runtime.buckets.selection import find_buckets
-from pipeline.runtime.buckets.session import BucketedSession
-from pipeline.runtime.loading.bundle_loader import OpenedBundle, open_bundle, open_folder
-from pipeline.runtime.loading.load_options import (
+from ortprep.bundle.loader_config import LoaderConfig, Variant
+from ortprep.errors import LoadError
+from ortprep.runtime.buckets.selection import find_buckets
+from ortprep.runtime.buckets.session import BucketedSession
+from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_bundle, open_folder
+from ortprep.runtime.loading.load_options import (
     CheckPolicy,
     Deadline,
     DigestPolicy,
     LoadOptions,
     check_choice,
 )
-from pipeline.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons_here
+from ortprep.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons_here
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.load_options import SessionOptions
+    from ortprep.runtime.loading.load_options import SessionOptions
 
 log = logging.getLogger(__name__)
 

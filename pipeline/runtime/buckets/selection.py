@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.bundle.loader_config import LoaderConfig, TensorSpec, Variant
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 
 
 def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:

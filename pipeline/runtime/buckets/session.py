@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.loader_config import LoaderConfig, Variant
-from pipeline.errors import LoadError
-from pipeline.runtime.buckets.selection import choose_bucket, find_buckets
-from pipeline.runtime.session.session_proxy import SessionProxy
+from ortprep.bundle.loader_config import LoaderConfig, Variant
+from ortprep.errors import LoadError
+from ortprep.runtime.buckets.selection import choose_bucket, find_buckets
+from ortprep.runtime.session.session_proxy import SessionProxy
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.session.binding import BoundRuns
+    from ortprep.runtime.session.binding import BoundRuns
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 MakeSession = Callable[[Variant], "onnxruntime.InferenceSession"]
@@ -55,7 +55,7 @@ class VariantSession:
 
         Raises as `session` does, and `LoadError` if there is no such output.
         """
-        from pipeline.runtime.session.binding import BoundRuns
+        from ortprep.runtime.session.binding import BoundRuns
 
         session = self.session()
         with self._running:

@@ -10,32 +10,32 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.runtime.loading.load_options import (
+from ortprep.bundle import LOADER_FILE
+from ortprep.runtime.loading.load_options import (
     Deadline,
     LoadOptions,
     check_choice,
     check_name,
     check_number,
 )
-from pipeline.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
-from pipeline.runtime.loading.session import build_session, import_onnxruntime, with_device
+from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
+from ortprep.runtime.loading.session import build_session, import_onnxruntime, with_device
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import onnxruntime
 
-    from pipeline.bundle.loader_config import LoaderConfig, Variant
-    from pipeline.bundle.session_record import SessionPlan
-    from pipeline.runtime.loading.load_options import (
+    from ortprep.bundle.loader_config import LoaderConfig, Variant
+    from ortprep.bundle.session_record import SessionPlan
+    from ortprep.runtime.loading.load_options import (
         Cancellation,
         CheckPolicy,
         DigestPolicy,
         PlanChoice,
         SessionOptions,
     )
-    from pipeline.runtime.loading.variant_selection import PassedOver
+    from ortprep.runtime.loading.variant_selection import PassedOver
 
 _MAX_ORDINAL = 10**9
 _LARGE_BYTES = 4 * 1024 * 1024
@@ -70,21 +70,21 @@ class OpenedBundle:
 
         Raises `LoadError` if the bundle was replaced since it was opened.
         """
-        from pipeline.runtime.loading.variant_resolver import read_config
+        from ortprep.runtime.loading.variant_resolver import read_config
 
         return read_config(self.resolved)
 
     @property
     def variant(self) -> Variant:
         """The variant that was taken; raises as `config` does."""
-        from pipeline.runtime.loading.variant_resolver import read_variant
+        from ortprep.runtime.loading.variant_resolver import read_variant
 
         return read_variant(self.resolved)
 
     @property
     def passed_over(self) -> tuple[PassedOver, ...]:
         """Those the bundle prefers to it, and why they were not taken."""
-        from pipeline.runtime.loading.variant_selection import PassedOver
+        from ortprep.runtime.loading.variant_selection import PassedOver
 
         return tuple(PassedOver(name, reasons) for name, reasons in self.resolved.passed_over)
 
@@ -186,7 +186,7 @@ def find_folder(bundle: str | os.PathLike[str], require_signature: str | os.Path
     path = os.fspath(bundle) if isinstance(bundle, str | os.PathLike) else None
     if isinstance(path, str) and "://" not in path and "\0" not in path and require_signature is None:
         return path
-    from pipeline.runtime.loading.sources import locate
+    from ortprep.runtime.loading.sources import locate
 
     return str(locate(bundle, require_signature=require_signature))
 
@@ -208,7 +208,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
             if _identify(folder) == before:
                 return opened
         _log("info", "%s: replaced by another build while it was loaded", folder)
-    from pipeline.errors import LoadError
+    from ortprep.errors import LoadError
 
     raise LoadError(f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stand still")
 
@@ -219,7 +219,7 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     is_new = resolved is None
     if resolved is None:
         # Imported here: a process that finds its bundle as another left it needs none of it.
-        from pipeline.runtime.loading.variant_resolver import resolve
+        from ortprep.runtime.loading.variant_resolver import resolve
 
         resolved = resolve(root, options)  # reads the bundle, selects a variant, checks it
     else:
@@ -235,7 +235,7 @@ def _prefetch(resolved: ResolvedVariant) -> None:
     """Has large files that are on disk only read ahead, while ONNX Runtime begins with the first of them."""
     large = [(path, stamp[2]) for path, stamp in resolved.files if stamp[2] > _LARGE_BYTES]
     if large:
-        from pipeline.runtime.machine.page_cache import is_cached, start_prefetch
+        from ortprep.runtime.machine.page_cache import is_cached, start_prefetch
 
         cold = [path for path, size_bytes in large if not is_cached(path, size_bytes)]
         if cold:
@@ -259,18 +259,18 @@ def make_session(
     if options.session_options is None:
         session = build_session(plan, timeout_s=timeout_s, cancellation=cancellation)
     else:
-        from pipeline.runtime.loading.caller_options import build_with_options
+        from ortprep.runtime.loading.caller_options import build_with_options
 
         plan, session = build_with_options(
             plan, options.session_options, deadline=options.deadline, cancellation=cancellation
         )
     if options.check == "golden":
-        from pipeline.runtime.loading.variant_resolver import check_resolved
+        from ortprep.runtime.loading.variant_resolver import check_resolved
 
         check_resolved(resolved, session)
     changed = resolved.find_changed()
     if changed:
-        from pipeline.errors import IntegrityError
+        from ortprep.errors import IntegrityError
 
         raise IntegrityError(
             f"files changed while they were loaded: {resolved.root}\n"

@@ -14,16 +14,16 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import LoadError
-from pipeline.options import NEWEST, Option, format_option, known_session_config
-from pipeline.runtime.loading.load_options import Deadline
-from pipeline.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, import_onnxruntime
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import LoadError
+from ortprep.options import NEWEST, Option, format_option, known_session_config
+from ortprep.runtime.loading.load_options import Deadline
+from ortprep.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, import_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.load_options import Cancellation, SessionOptions
+    from ortprep.runtime.loading.load_options import Cancellation, SessionOptions
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import onnxruntime
 
-    from pipeline.bundle.session_record import SessionPlan
-    from pipeline.errors import LoadError
+    from ortprep.bundle.session_record import SessionPlan
+    from ortprep.errors import LoadError
 
     SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
 
@@ -51,7 +51,7 @@ class Deadline:
             return None
         remaining_s = self._end - time.monotonic()
         if remaining_s <= 0:
-            from pipeline.errors import LoadTimeoutError
+            from ortprep.errors import LoadTimeoutError
 
             raise LoadTimeoutError(
                 f"load took too long: {self._subject}\n"
@@ -162,6 +162,6 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _bad_argument(name: str, value: object, expected: str, hint: str) -> LoadError:
-    from pipeline.errors import LoadError
+    from ortprep.errors import LoadError
 
     return LoadError(f"bad argument of load: {name}={value!r}\n  expected {expected}", hint=hint)

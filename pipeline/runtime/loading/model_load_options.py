@@ -7,9 +7,9 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.errors import PoolError
-from pipeline.runtime.loading.load_options import check_choice
-from pipeline.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.errors import PoolError
+from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.loader_config import FirstPhase, Variant
-from pipeline.bundle.session_record import ProviderRecord
-from pipeline.runtime.loading.session import CPU, CUDA
+from ortprep.bundle.loader_config import FirstPhase, Variant
+from ortprep.bundle.session_record import ProviderRecord
+from ortprep.runtime.loading.session import CPU, CUDA
 
 if TYPE_CHECKING:
-    from pipeline.options import Option
+    from ortprep.options import Option
 
 _OF_THE_BUILD = {
     "optimization.disable_specified_optimizers": r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*",
@@ -43,7 +43,7 @@ def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
         if provider.name not in (CPU, CUDA):
             yield f"the execution provider {provider.name[:80]}, where {CPU} or {CUDA} is expected"
     if options.attributes or options.config_entries or any(provider.options for provider in plan.providers):
-        from pipeline.options import NEWEST, known_attributes, known_session_config
+        from ortprep.options import NEWEST, known_attributes, known_session_config
 
         yield from _misfits(options.attributes, known_attributes(NEWEST))
         yield from _misfits(options.config_entries, known_session_config(NEWEST))
@@ -52,7 +52,7 @@ def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
 
 
 def _provider_problems(provider: ProviderRecord) -> Iterator[str]:
-    from pipeline.options import NEWEST, known_provider_options
+    from ortprep.options import NEWEST, known_provider_options
 
     table = known_provider_options(provider.name, NEWEST)
     for problem in _misfits(provider.options, table):
@@ -60,7 +60,7 @@ def _provider_problems(provider: ProviderRecord) -> Iterator[str]:
 
 
 def _misfits(chosen: Mapping[str, str | int | bool], table: Iterable[Option]) -> Iterator[str]:
-    from pipeline.options import format_option
+    from ortprep.options import format_option
 
     known = {option.name: option for option in table}
     for name, value in chosen.items():

@@ -14,9 +14,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipeline import __version__
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.file_memory import (
+from ortprep import __version__
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_memory import (
     Stamp,
     cache_folder,
     entry_path,
@@ -24,13 +24,13 @@ from pipeline.bundle.file_memory import (
     read_stamp,
     write_entry,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.runtime.cpuid import read_cpuid
-from pipeline.runtime.loading.session import CUDA
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.runtime.cpuid import read_cpuid
+from ortprep.runtime.loading.session import CUDA
 
 if TYPE_CHECKING:
-    from pipeline.bundle.loader_config import LoaderConfig
-    from pipeline.runtime.loading.load_options import LoadOptions
+    from ortprep.bundle.loader_config import LoaderConfig
+    from ortprep.runtime.loading.load_options import LoadOptions
 
 _RULES = 2
 """Counted up whenever something is refused that was not before."""
@@ -138,7 +138,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
 
 def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
     """Returns the compute capability of every GPU, by CUDA ordinal."""
-    from pipeline.runtime.machine.hardware import read_hardware
+    from ortprep.runtime.machine.hardware import read_hardware
 
     return tuple(gpu.compute_capability for gpu in read_hardware(gpus=True).gpus)
 

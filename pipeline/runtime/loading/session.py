@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.runtime.loading.load_options import Deadline
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.runtime.loading.load_options import Deadline
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.load_options import Cancellation
+    from ortprep.runtime.loading.load_options import Cancellation
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -53,14 +53,14 @@ def import_onnxruntime() -> Any:
         MissingExtraError: It is not installed, or its library cannot be loaded.
     """
     if "onnxruntime" not in sys.modules:
-        from pipeline.telemetry import disable_telemetry
+        from ortprep.telemetry import disable_telemetry
 
         disable_telemetry()
     try:
         return _import()
     except ImportError as error:
-        from pipeline.errors import MissingExtraError
-        from pipeline.versions import hint_to_install
+        from ortprep.errors import MissingExtraError
+        from ortprep.versions import hint_to_install
 
         raise MissingExtraError(f"cannot import onnxruntime\n  {error}", hint=hint_to_install()) from error
 
@@ -192,7 +192,7 @@ def _create_session(plan: SessionPlan, options: Any, deadline: Deadline) -> onnx
         if not _is_refusal(error):
             raise
         deadline.remaining_s()
-        from pipeline.errors import LoadError
+        from ortprep.errors import LoadError
 
         raise LoadError(
             f"ONNX Runtime cannot load {plan.model}\n  {type(error).__name__}: {error}"
@@ -233,7 +233,7 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
     options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
     for name, value in record.attributes.items():
         if name not in KNOWN_ATTRIBUTES or not hasattr(options, name):
-            from pipeline.errors import LoadError
+            from ortprep.errors import LoadError
 
             raise LoadError(
                 f"unknown session option for {plan.model}\n"
@@ -245,7 +245,7 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
         except Exception as error:
             if not _is_refusal(error):
                 raise
-            from pipeline.errors import LoadError
+            from ortprep.errors import LoadError
 
             raise LoadError(f"bad session option for {plan.model}: {name}={value!r}\n  {error}") from error
     for key, entry in record.config_entries.items():
@@ -254,7 +254,7 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
         except Exception as error:
             if not _is_refusal(error):
                 raise
-            from pipeline.errors import LoadError
+            from ortprep.errors import LoadError
 
             raise LoadError(
                 f"bad session config entry for {plan.model}: {key[:80]!r}={entry[:80]!r}\n  {error}"
@@ -266,7 +266,7 @@ def _enumerated(kind: str, name: str) -> Any:
     member = getattr(onnxruntime, kind).__members__.get(name)
     if member is None:
         expected = ", ".join(getattr(onnxruntime, kind).__members__)
-        from pipeline.errors import LoadError
+        from ortprep.errors import LoadError
 
         raise LoadError(
             f"ONNX Runtime {onnxruntime.__version__} has no {kind} named {name!r}\n"
@@ -294,7 +294,7 @@ def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
 def _check_offered(plan: SessionPlan, available: list[str]) -> None:
     missing = [provider.name for provider in plan.providers if provider.name not in available]
     if missing:
-        from pipeline.errors import ProviderError
+        from ortprep.errors import ProviderError
 
         raise ProviderError(
             f"this ONNX Runtime has no {', '.join(missing)}: {plan.model}\n"
@@ -307,7 +307,7 @@ def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
     """ONNX Runtime gives a CPU session, and a log line, where a provider's libraries cannot be loaded."""
     asked = [provider.name for provider in plan.providers]
     if obtained[: len(asked)] != asked:
-        from pipeline.errors import ProviderError
+        from ortprep.errors import ProviderError
 
         raise ProviderError(
             f"session did not get the execution providers asked for: {plan.model}\n"
@@ -319,7 +319,7 @@ def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
 def _provider_hint(missing: list[str]) -> str | None:
     if CUDA not in missing:
         return None
-    from pipeline.versions import hint_to_install
+    from ortprep.versions import hint_to_install
 
     return f"{hint_to_install('cuda')}  (and check that nvidia-smi lists a GPU)"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.errors import LoadError, MissingExtraError
+from ortprep.errors import LoadError, MissingExtraError
 
 _GROUP, _NAME = "ortprep.sources", "registry"
 

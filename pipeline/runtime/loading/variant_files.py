@@ -8,24 +8,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.digest import DigestCache, digest_file
-from pipeline.bundle.file_memory import Stamp, read_stamp
-from pipeline.bundle.loader_config import LoaderConfig, Variant, golden_of
-from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
-from pipeline.bundle.paths import is_safe_path, resolve_inside
-from pipeline.bundle.verification import (
+from ortprep.bundle.digest import DigestCache, digest_file
+from ortprep.bundle.file_memory import Stamp, read_stamp
+from ortprep.bundle.loader_config import LoaderConfig, Variant, golden_of
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from ortprep.bundle.paths import is_safe_path, resolve_inside
+from ortprep.bundle.verification import (
     FileDifference,
     compare_bundle,
     compare_files,
     compare_kinds,
     raise_differences,
 )
-from pipeline.errors import IntegrityError
-from pipeline.runtime.loading.load_options import NO_DEADLINE, Deadline
-from pipeline.runtime.machine.page_cache import start_prefetch
+from ortprep.errors import IntegrityError
+from ortprep.runtime.loading.load_options import NO_DEADLINE, Deadline
+from ortprep.runtime.machine.page_cache import start_prefetch
 
 if TYPE_CHECKING:
-    from pipeline.runtime.loading.load_options import LoadOptions
+    from ortprep.runtime.loading.load_options import LoadOptions
 
 _ORT_FORMAT = slice(4, 8), b"ORTM"
 """Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""

@@ -6,17 +6,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.bundle import LOADER_FILE
-from pipeline.bundle.file_memory import is_settled
-from pipeline.bundle.loader_config import LoaderConfig, Variant, read_loader_config
-from pipeline.bundle.paths import resolve_inside
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import IntegrityError, LoadError
-from pipeline.runtime.loading.option_policy import find_invalid_options
-from pipeline.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
-from pipeline.runtime.loading.session import with_device
-from pipeline.runtime.loading.variant_files import check_files, find_stamp
-from pipeline.runtime.loading.variant_selection import (
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_memory import is_settled
+from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
+from ortprep.bundle.paths import resolve_inside
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import IntegrityError, LoadError
+from ortprep.runtime.loading.option_policy import find_invalid_options
+from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
+from ortprep.runtime.loading.session import with_device
+from ortprep.runtime.loading.variant_files import check_files, find_stamp
+from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     PRECISIONS,
     Selection,
@@ -28,7 +28,7 @@ from pipeline.runtime.loading.variant_selection import (
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.load_options import LoadOptions, PlanChoice
+    from ortprep.runtime.loading.load_options import LoadOptions, PlanChoice
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
@@ -90,7 +90,7 @@ def read_variant(resolved: ResolvedVariant) -> Variant:
 
 def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
     """Runs the golden sample of a variant on a session of it; raises as `check_answers`."""
-    from pipeline.runtime.verification.golden import check_answers
+    from ortprep.runtime.verification.golden import check_answers
 
     check_answers(session, read_config(resolved), Path(resolved.root), variant=read_variant(resolved))
 

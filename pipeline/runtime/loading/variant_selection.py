@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
-from pipeline.runtime.loading.session import CUDA, import_onnxruntime
-from pipeline.runtime.machine.hardware import Hardware, read_hardware
-from pipeline.versions import parse_version
+from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
+from ortprep.runtime.loading.session import CUDA, import_onnxruntime
+from ortprep.runtime.machine.hardware import Hardware, read_hardware
+from ortprep.versions import parse_version
 
 FASTEST = "fastest-within-gate"
 """Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.runtime.cpuid import CPUID_BITS, read_cpuid
+from ortprep.runtime.cpuid import CPUID_BITS, read_cpuid
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")

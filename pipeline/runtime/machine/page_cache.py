@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.file_memory import open_regular
+from ortprep.bundle.file_memory import open_regular
 
 if TYPE_CHECKING:
     import threading

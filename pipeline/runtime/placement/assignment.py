@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import PoolError
+from ortprep.errors import PoolError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import PoolError
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.errors import PoolError
+from ortprep.runtime.machine.hardware import Hardware
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.runtime.placement.devices import Device
+from ortprep.runtime.placement.devices import Device
 
 _NODES = Path("/sys/devices/system/node")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.bundle.loader_config import Variant, listed_files, read_loader_config
-from pipeline.bundle.manifest import MANIFEST_FILE, PlanFigures, VariantRecord, read_manifest
-from pipeline.runtime.buckets.selection import find_buckets
-from pipeline.runtime.loading.variant_selection import FASTEST, serves
-from pipeline.runtime.placement.assignment import ModelLoad, Placement, Room, place_models
-from pipeline.runtime.placement.devices import Device
+from ortprep.bundle.loader_config import Variant, listed_files, read_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, PlanFigures, VariantRecord, read_manifest
+from ortprep.runtime.buckets.selection import find_buckets
+from ortprep.runtime.loading.variant_selection import FASTEST, serves
+from ortprep.runtime.placement.assignment import ModelLoad, Placement, Room, place_models
+from ortprep.runtime.placement.devices import Device
 
 _MB = 2**20
 _PORTABLE = "portable"

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeline.errors import PipelineError, PoolError, RequestTimeoutError
-from pipeline.runtime.pool.futures import clone_error
+from ortprep.errors import PipelineError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.futures import clone_error
 
 
 class WouldBlock(Exception):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PoolError
-from pipeline.runtime.pool.futures import Answer
-from pipeline.runtime.pool.memory import BlockRef
-from pipeline.runtime.pool.messages import IN_BLOCK, IN_PACKET, Head, PlaceReader, TensorPlace
-from pipeline.runtime.tensors.signatures import Signature
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.futures import Answer
+from ortprep.runtime.pool.memory import BlockRef
+from ortprep.runtime.pool.messages import IN_BLOCK, IN_PACKET, Head, PlaceReader, TensorPlace
+from ortprep.runtime.tensors.signatures import Signature
 
 
 @dataclass(slots=True)

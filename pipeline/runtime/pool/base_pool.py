@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 
-from pipeline.errors import InvalidRequestError, NoRoomError, PoolError
-from pipeline.runtime.pool.admission import RequestOptions, WouldBlock
-from pipeline.runtime.pool.futures import Answer, PoolFuture
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import Signature, check_inputs
+from ortprep.errors import InvalidRequestError, NoRoomError, PoolError
+from ortprep.runtime.pool.admission import RequestOptions, WouldBlock
+from ortprep.runtime.pool.futures import Answer, PoolFuture
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 _LONG_COPY_BYTES = 2**20
 

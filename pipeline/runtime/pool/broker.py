@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from pipeline.errors import NoRoomError, PipelineError, PoolError
-from pipeline.runtime.pool.admission import (
+from ortprep.errors import NoRoomError, PipelineError, PoolError
+from ortprep.runtime.pool.admission import (
     RequestOptions,
     WouldBlock,
 )
-from pipeline.runtime.pool.futures import Answer, PoolFuture, Waiter
-from pipeline.runtime.pool.ledger import Request
-from pipeline.runtime.pool.memory import pack_inline
-from pipeline.runtime.pool.messages import INLINE_BYTES, Layout, MessageKind, Span, encode_tensors, lay_out
-from pipeline.runtime.pool.request_table import RequestTable
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import check_inputs
+from ortprep.runtime.pool.futures import Answer, PoolFuture, Waiter
+from ortprep.runtime.pool.ledger import Request
+from ortprep.runtime.pool.memory import pack_inline
+from ortprep.runtime.pool.messages import INLINE_BYTES, Layout, MessageKind, Span, encode_tensors, lay_out
+from ortprep.runtime.pool.request_table import RequestTable
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import check_inputs
 
 RELEASE_TIMEOUT_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""

@@ -7,8 +7,8 @@ import socket
 import threading
 from collections import deque
 
-from pipeline.errors import PoolError
-from pipeline.runtime.pool.messages import MAX_PACKET_BYTES
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.messages import MAX_PACKET_BYTES
 
 
 class PacketChannel:

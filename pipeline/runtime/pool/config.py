@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.runtime.loading.load_options import DigestPolicy
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
-from pipeline.runtime.loading.variant_selection import FASTEST
-from pipeline.runtime.pool.stats import WorkerEvent
+from ortprep.runtime.loading.load_options import DigestPolicy
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
+from ortprep.runtime.loading.variant_selection import FASTEST
+from ortprep.runtime.pool.stats import WorkerEvent
 
 if TYPE_CHECKING:
-    from pipeline.runtime.loading.load_options import SessionOptions
+    from ortprep.runtime.loading.load_options import SessionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class PoolConfig:
     max_shared_bytes: int | None = None
     max_restarts: int = 5
     observer: Callable[[WorkerEvent], None] | None = None
-    worker: str = "pipeline.runtime.pool.worker:main"
+    worker: str = "ortprep.runtime.pool.worker:main"
 
     def __post_init__(self) -> None:
         require_counts(
@@ -98,7 +98,7 @@ def _collect_options(session_options: SessionOptions | None) -> dict[str, str | 
     """Returns an application's session options as a worker is told them."""
     if session_options is None:
         return None
-    from pipeline.runtime.loading.caller_options import split_options
+    from ortprep.runtime.loading.caller_options import split_options
 
     attributes, entries = split_options(session_options)
     return {**attributes, **entries}

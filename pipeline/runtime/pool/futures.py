@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from pipeline.errors import PipelineError
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.errors import PipelineError
+from ortprep.runtime.tensors.element_types import Array
 
 Answer = dict[str, Array]
 """A model's outputs by name, in the model's order."""

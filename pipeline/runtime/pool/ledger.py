@@ -15,10 +15,10 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import PipelineError, PoolError
-from pipeline.runtime.pool.futures import Answer, PoolFuture, Waiter
-from pipeline.runtime.pool.messages import NOWHERE, Span
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.errors import PipelineError, PoolError
+from ortprep.runtime.pool.futures import Answer, PoolFuture, Waiter
+from ortprep.runtime.pool.messages import NOWHERE, Span
+from ortprep.runtime.tensors.element_types import Array
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import NoRoomError, PoolError
-from pipeline.runtime.pool.messages import Layout, Span
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.errors import NoRoomError, PoolError
+from ortprep.runtime.pool.messages import Layout, Span
+from ortprep.runtime.tensors.element_types import Array
 
 PAGE_BYTES = mmap.PAGESIZE
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

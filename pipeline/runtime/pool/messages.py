@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pipeline.bundle.loader_config import MAX_RANK
-from pipeline.errors import PoolError
+from ortprep.bundle.loader_config import MAX_RANK
+from ortprep.errors import PoolError
 
 INLINE_BYTES = 16 * 1024
 """Most data of tensors that travels in a packet; more lies in shared memory."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import os
 
-from pipeline.errors import NoRoomError, PoolError
-from pipeline.runtime.pool.memory import (
+from ortprep.errors import NoRoomError, PoolError
+from ortprep.runtime.pool.memory import (
     PAGE_BYTES,
     Arena,
     MemoryFile,
@@ -14,8 +14,8 @@ from pipeline.runtime.pool.memory import (
     create_memory,
     size_class,
 )
-from pipeline.runtime.pool.messages import Span
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.runtime.pool.messages import Span
+from ortprep.runtime.tensors.element_types import Array
 
 _SPACE = 4  # of address space, for each byte that may be in use
 

@@ -17,18 +17,18 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import LoaderConfig
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-from pipeline.runtime.pool.channel import PacketChannel
-from pipeline.runtime.pool.messages import Span
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.pool.channel import PacketChannel
+from ortprep.runtime.pool.messages import Span
 
 _READ_BYTES = 64 * 1024
 _BOOTSTRAP = """\
 import json, sys
 job = json.load(sys.stdin)
 sys.path[:] = job["path"]
-from pipeline.runtime.pool.process import enter
+from ortprep.runtime.pool.process import enter
 enter(job)
 """
 

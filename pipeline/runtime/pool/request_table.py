@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.pool.admission import AdmissionControl
-from pipeline.runtime.pool.answers import ReplyReader, WorkerReply
-from pipeline.runtime.pool.channel import PacketChannel
-from pipeline.runtime.pool.futures import clone_error
-from pipeline.runtime.pool.ledger import Ledger, Request
-from pipeline.runtime.pool.messages import Head, MessageKind, Span, encode
-from pipeline.runtime.pool.pool_memory import PoolMemory
-from pipeline.runtime.pool.wakeup import WakeupEvent
-from pipeline.runtime.tensors.signatures import Signature
+from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.admission import AdmissionControl
+from ortprep.runtime.pool.answers import ReplyReader, WorkerReply
+from ortprep.runtime.pool.channel import PacketChannel
+from ortprep.runtime.pool.futures import clone_error
+from ortprep.runtime.pool.ledger import Ledger, Request
+from ortprep.runtime.pool.messages import Head, MessageKind, Span, encode
+from ortprep.runtime.pool.pool_memory import PoolMemory
+from ortprep.runtime.pool.wakeup import WakeupEvent
+from ortprep.runtime.tensors.signatures import Signature
 
 _OFFSETS_PER_PACKET = 4096
 _MIN_RELEASED_BYTES = 2**20

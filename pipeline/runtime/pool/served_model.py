@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.bundle.codec import encode
-from pipeline.errors import LoadError, PoolError
-from pipeline.runtime.loading.bundle_loader import OpenedBundle
-from pipeline.runtime.pool.memory import Arena, MemoryFile, pack_inline
-from pipeline.runtime.pool.messages import (
+from ortprep.bundle.codec import encode
+from ortprep.errors import LoadError, PoolError
+from ortprep.runtime.loading.bundle_loader import OpenedBundle
+from ortprep.runtime.pool.memory import Arena, MemoryFile, pack_inline
+from ortprep.runtime.pool.messages import (
     IN_BLOCK,
     IN_PACKET,
     Head,
@@ -32,13 +32,13 @@ from pipeline.runtime.pool.messages import (
     encode_tensors,
     lay_out,
 )
-from pipeline.runtime.session.opened_model import open_variants
-from pipeline.runtime.session.session_runner import SessionRunner, ShapeDispatcher, Shapes
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import Signature, read_signature
+from ortprep.runtime.session.opened_model import open_variants
+from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, Shapes
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature, read_signature
 
 if TYPE_CHECKING:
-    from pipeline.runtime.pool.process import ModelJob, WorkerJob
+    from ortprep.runtime.pool.process import ModelJob, WorkerJob
 
 _MIN_BOUND_BYTES = 64 * 1024
 _MAX_CACHED = 256
@@ -48,7 +48,7 @@ def open_served(model: ModelJob, job: WorkerJob) -> ServedModel:
     """Opens a bundle as the worker's job says, and runs its golden samples.
 
     Raises:
-        PipelineError: As `pipeline.runtime.load` does; or the bundle is another than the pool's.
+        PipelineError: As `ortprep.runtime.load` does; or the bundle is another than the pool's.
     """
     opened, buckets = open_variants(model.bundle, job.load, device_id=job.device_id)
     if encode(opened.config) != encode(model.config):

@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.errors import PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.loading.model_load_options import require_counts
-from pipeline.runtime.loading.sources import locate
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.runtime.machine.process_memory import free_bytes
-from pipeline.runtime.placement.assignment import Placement
-from pipeline.runtime.placement.devices import Device, resolve_devices
-from pipeline.runtime.placement.environment import plan_environments, read_numa_nodes
-from pipeline.runtime.placement.model_load import place_bundles
-from pipeline.runtime.pool.base_pool import BasePool
-from pipeline.runtime.pool.broker import RequestBroker
-from pipeline.runtime.pool.config import PoolConfig
-from pipeline.runtime.pool.messages import INLINE_BYTES
-from pipeline.runtime.pool.pool_memory import PoolMemory
-from pipeline.runtime.pool.process import ModelJob, WorkerJob
-from pipeline.runtime.pool.stats import PoolStats, WorkerStats
-from pipeline.runtime.pool.supervisor import Supervisor
-from pipeline.runtime.pool.worker_state import WorkerState
-from pipeline.runtime.tensors.signatures import read_signature
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.loading.model_load_options import require_counts
+from ortprep.runtime.loading.sources import locate
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.machine.process_memory import free_bytes
+from ortprep.runtime.placement.assignment import Placement
+from ortprep.runtime.placement.devices import Device, resolve_devices
+from ortprep.runtime.placement.environment import plan_environments, read_numa_nodes
+from ortprep.runtime.placement.model_load import place_bundles
+from ortprep.runtime.pool.base_pool import BasePool
+from ortprep.runtime.pool.broker import RequestBroker
+from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.messages import INLINE_BYTES
+from ortprep.runtime.pool.pool_memory import PoolMemory
+from ortprep.runtime.pool.process import ModelJob, WorkerJob
+from ortprep.runtime.pool.stats import PoolStats, WorkerStats
+from ortprep.runtime.pool.supervisor import Supervisor
+from ortprep.runtime.pool.worker_state import WorkerState
+from ortprep.runtime.tensors.signatures import read_signature
 
 Bundle = str | os.PathLike[str]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.errors import PipelineError
+from ortprep.errors import PipelineError
 
 WorkerStatus = Literal["starting", "ready", "waiting", "failed", "stopped"]
 """`waiting`: to be started again; `failed`: given up."""

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from pipeline.errors import LoadTimeoutError, PoolClosedError, PoolError
-from pipeline.runtime.pool.broker import RequestBroker
-from pipeline.runtime.pool.config import PoolConfig
-from pipeline.runtime.pool.messages import MessageKind, encode
-from pipeline.runtime.pool.process import WorkerProcess
-from pipeline.runtime.pool.stats import PoolStats
-from pipeline.runtime.pool.worker_manager import WorkerManager
-from pipeline.runtime.pool.worker_state import WorkerState
+from ortprep.errors import LoadTimeoutError, PoolClosedError, PoolError
+from ortprep.runtime.pool.broker import RequestBroker
+from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.messages import MessageKind, encode
+from ortprep.runtime.pool.process import WorkerProcess
+from ortprep.runtime.pool.stats import PoolStats
+from ortprep.runtime.pool.worker_manager import WorkerManager
+from ortprep.runtime.pool.worker_state import WorkerState
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import encode as encode_record
-from pipeline.errors import PipelineError, to_dict
-from pipeline.runtime.loading.session import import_onnxruntime
-from pipeline.runtime.pool.messages import (
+from ortprep.bundle.codec import encode as encode_record
+from ortprep.errors import PipelineError, to_dict
+from ortprep.runtime.loading.session import import_onnxruntime
+from ortprep.runtime.pool.messages import (
     MAX_PACKET_BYTES,
     Head,
     MessageKind,
@@ -28,8 +28,8 @@ from pipeline.runtime.pool.messages import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.runtime.pool.process import WorkerJob
-    from pipeline.runtime.pool.served_model import AnswerMemory, ServedModel
+    from ortprep.runtime.pool.process import WorkerJob
+    from ortprep.runtime.pool.served_model import AnswerMemory, ServedModel
 
 _SPIN_S = 0.0002
 
@@ -70,8 +70,8 @@ def main(job: WorkerJob) -> None:
             os.sched_setaffinity(0, job.processors)
     try:
         models = _open_models(job, connection)
-        from pipeline.runtime.machine.process_memory import private_bytes
-        from pipeline.runtime.pool.served_model import AnswerMemory
+        from ortprep.runtime.machine.process_memory import private_bytes
+        from ortprep.runtime.pool.served_model import AnswerMemory
 
         memory = AnswerMemory(job)
     except PipelineError as error:
@@ -97,7 +97,7 @@ def _open_models(job: WorkerJob, connection: PoolConnection) -> dict[int, Served
 
     import_onnxruntime()
     # Only then: what imports numpy while ONNX Runtime is imported may find half of it.
-    from pipeline.runtime.pool.served_model import open_served
+    from ortprep.runtime.pool.served_model import open_served
 
     report("import")
     models = {}

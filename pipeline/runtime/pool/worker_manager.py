@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pipeline.bundle.codec import decode
-from pipeline.errors import PipelineError, PoolError, from_dict
-from pipeline.runtime.pool.answers import WorkerReply
-from pipeline.runtime.pool.broker import RequestBroker
-from pipeline.runtime.pool.config import PoolConfig
-from pipeline.runtime.pool.ledger import RepeatedAnswerError
-from pipeline.runtime.pool.messages import (
+from ortprep.bundle.codec import decode
+from ortprep.errors import PipelineError, PoolError, from_dict
+from ortprep.runtime.pool.answers import WorkerReply
+from ortprep.runtime.pool.broker import RequestBroker
+from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.ledger import RepeatedAnswerError
+from ortprep.runtime.pool.messages import (
     Head,
     MessageKind,
     ReadyReport,
@@ -28,9 +28,9 @@ from pipeline.runtime.pool.messages import (
     decode_json,
     encode,
 )
-from pipeline.runtime.pool.process import MemoryJob, WorkerProcess
-from pipeline.runtime.pool.stats import WorkerEvent
-from pipeline.runtime.pool.worker_state import WorkerState
+from ortprep.runtime.pool.process import MemoryJob, WorkerProcess
+from ortprep.runtime.pool.stats import WorkerEvent
+from ortprep.runtime.pool.worker_state import WorkerState
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PipelineError, WorkerDiedError
-from pipeline.runtime.pool.process import WorkerJob, WorkerProcess
-from pipeline.runtime.pool.stats import WorkerStats, WorkerStatus
-from pipeline.runtime.probing.child import describe_exit
+from ortprep.errors import PipelineError, WorkerDiedError
+from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
+from ortprep.runtime.pool.stats import WorkerStats, WorkerStatus
+from ortprep.runtime.probing.child import describe_exit
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 10.0
 _STEADY_S = 30.0

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.atomic import write_json_atomic
-from pipeline.bundle.codec import read_json
-from pipeline.bundle.digest import default_cache_folder, digest_json
-from pipeline.errors import BundleError, PipelineError, ProviderError
-from pipeline.runtime.loading.session import CUDA, build_session, default_plan
-from pipeline.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.probing.scratch_folder import scratch_folder
+from ortprep.bundle.atomic import write_json_atomic
+from ortprep.bundle.codec import read_json
+from ortprep.bundle.digest import default_cache_folder, digest_json
+from ortprep.errors import BundleError, PipelineError, ProviderError
+from ortprep.runtime.loading.session import CUDA, build_session, default_plan
+from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 _TIMEOUT_S = 300.0
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import (
+from ortprep.errors import (
     DISK_ERRORS,
     ChildError,
     ChildKilledError,
@@ -36,9 +36,9 @@ from pipeline.errors import (
     from_dict,
     to_dict,
 )
-from pipeline.runtime.machine.process_memory import peak_rss_bytes
-from pipeline.runtime.probing.scratch_folder import scratch_folder
-from pipeline.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
+from ortprep.runtime.machine.process_memory import peak_rss_bytes
+from ortprep.runtime.probing.scratch_folder import scratch_folder
+from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ import json, sys
 with open(sys.argv[1], encoding="utf-8") as file:
     job = json.load(file)
 sys.path[:] = job["path"]
-from pipeline.runtime.probing.child import main
+from ortprep.runtime.probing.child import main
 main(job, sys.argv[2])
 """
 _TAIL_BYTES = 8192

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import ChildError
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.machine.gpu_memory import used_gpu_bytes
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.runtime.machine.page_cache import drop_file
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildError
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.machine.page_cache import drop_file
+from ortprep.runtime.probing.child import run_child
 
 _MB = 2**20
 _SCRIPT = Path(__file__).with_name("probe_script.py")
@@ -54,7 +54,7 @@ class ProbeResult:
         ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
             initialisation and first run. Reading the sample is not in it.
         import_ms: `import onnxruntime`.
-        init_ms: `InferenceSession(…)`; or `from pipeline.runtime import load` and `load(…)`.
+        init_ms: `InferenceSession(…)`; or `from ortprep.runtime import load` and `load(…)`.
         steady_ms: Later runs: median.
         steady_p25_ms: 25th percentile.
         steady_p75_ms: 75th percentile.
@@ -87,7 +87,7 @@ def measure_plan(
     *,
     timeout_s: float,
     memory_bytes: int | None = None,
-    function: str = "pipeline.runtime.probing.probe_process:measure",
+    function: str = "ortprep.runtime.probing.probe_process:measure",
     more: Mapping[str, Any] | None = None,
 ) -> ProbeResult:
     """Measures one load in one fresh process.

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.bundle.codec import decode
-from pipeline.errors import LoadError
-from pipeline.runtime import SessionPlan, build_session
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.machine.gpu_memory import used_gpu_bytes
-from pipeline.runtime.machine.process_memory import peak_rss_bytes, private_bytes
-from pipeline.runtime.session.binding import run_first
-from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+from ortprep.bundle.codec import decode
+from ortprep.errors import LoadError
+from ortprep.runtime import SessionPlan, build_session
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
+from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from ortprep.runtime.session.binding import run_first
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.session.binding import BoundRun
-    from pipeline.runtime.tensors.element_types import Array
+    from ortprep.runtime.session.binding import BoundRun
+    from ortprep.runtime.tensors.element_types import Array
 
 _MB = 2**20
 _MIN_RUNS = 5
@@ -103,7 +103,7 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
 def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
     feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
     if io_binding:
-        from pipeline.runtime.session.binding import BoundRun
+        from ortprep.runtime.session.binding import BoundRun
 
         bound = BoundRun(session, feeds)
         return PreparedRun(bound, lambda: _answers_of(bound), feeds)

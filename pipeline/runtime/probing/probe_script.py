@@ -27,7 +27,7 @@ def start(request: "dict[str, Any]") -> "dict[str, Any]":
 
         imported_s = time.monotonic()
         if request["bundle"] is not None:
-            from pipeline.runtime import load
+            from ortprep.runtime import load
 
             session = load(request["bundle"], target=request["target"])
         else:
@@ -58,6 +58,6 @@ if __name__ == "__main__":
     sys.path[:] = job["path"]
     job["request"].update(start(job["request"]))
 
-    from pipeline.runtime.probing.child import main
+    from ortprep.runtime.probing.child import main
 
     main(job, sys.argv[2])

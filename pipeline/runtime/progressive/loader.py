@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.runtime.loading.bundle_loader import make_session, open_bundle
-from pipeline.runtime.loading.load_options import NO_DEADLINE, CheckPolicy, DigestPolicy, check_choice
+from ortprep.runtime.loading.bundle_loader import make_session, open_bundle
+from ortprep.runtime.loading.load_options import NO_DEADLINE, CheckPolicy, DigestPolicy, check_choice
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.loading.bundle_loader import OpenedBundle
-    from pipeline.runtime.loading.load_options import Cancellation, SessionOptions
-    from pipeline.runtime.progressive.session import ProgressiveSession
+    from ortprep.runtime.loading.bundle_loader import OpenedBundle
+    from ortprep.runtime.loading.load_options import Cancellation, SessionOptions
+    from ortprep.runtime.progressive.session import ProgressiveSession
 
 BuildStart = Literal["first_run", "now"]
 """`first_run`: the steady session is made once a first run is done, or someone waits for it; `now`: at once,
@@ -69,8 +69,8 @@ def load_progressive(
         precision=precision,
         session_options=session_options,
     )
-    from pipeline.runtime.progressive.session import ProgressiveSession
-    from pipeline.runtime.progressive.swapper import SessionSwapper
+    from ortprep.runtime.progressive.session import ProgressiveSession
+    from ortprep.runtime.progressive.swapper import SessionSwapper
 
     resolved = opened.resolved
     build = None if resolved.first is None else _steady_build(opened)

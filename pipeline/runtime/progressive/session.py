@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError
-from pipeline.runtime.session.session_proxy import SessionProxy
+from ortprep.errors import PipelineError
+from ortprep.runtime.session.session_proxy import SessionProxy
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.progressive.swapper import Phase, SessionSwapper
+    from ortprep.runtime.progressive.swapper import Phase, SessionSwapper
 
 
 class ProgressiveSession(SessionProxy):

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from pipeline.errors import LoadError, LoadTimeoutError, PipelineError
-from pipeline.runtime.loading.load_options import Cancellation
+from ortprep.errors import LoadError, LoadTimeoutError, PipelineError
+from ortprep.runtime.loading.load_options import Cancellation
 
 if TYPE_CHECKING:
     import logging

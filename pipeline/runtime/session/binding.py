@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pipeline.errors import LoadError
-from pipeline.runtime.loading.session import CUDA, onnxruntime_errors
-from pipeline.runtime.tensors.arrays import run_session
+from ortprep.errors import LoadError
+from ortprep.runtime.loading.session import CUDA, onnxruntime_errors
+from ortprep.runtime.tensors.arrays import run_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.tensors.element_types import Array
+    from ortprep.runtime.tensors.element_types import Array
 
 T = TypeVar("T")
 

@@ -7,22 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from pipeline.bundle.loader_config import read_loader_config
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import LoadError
-from pipeline.runtime.loading.bundle_loader import OpenedBundle, open_folder
-from pipeline.runtime.loading.load_options import DigestPolicy, LoadOptions
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-from pipeline.runtime.loading.sources import locate
-from pipeline.runtime.loading.variant_selection import needs_gpu, select_on_this_machine
-from pipeline.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import read_signature
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import LoadError
+from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_folder
+from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.loading.sources import locate
+from ortprep.runtime.loading.variant_selection import needs_gpu, select_on_this_machine
+from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import read_signature
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.bundle.loader_config import LoaderConfig
+    from ortprep.bundle.loader_config import LoaderConfig
 
 
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from pipeline.errors import LoadError
+from ortprep.errors import LoadError
 
 if TYPE_CHECKING:
     import onnxruntime

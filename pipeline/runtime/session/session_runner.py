@@ -8,17 +8,17 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pipeline.errors import RunError
-from pipeline.runtime.buckets.loader import open_bucket, with_runnable_buckets
-from pipeline.runtime.buckets.selection import choose_bucket, find_buckets
-from pipeline.runtime.loading.bundle_loader import OpenedBundle
-from pipeline.runtime.loading.load_options import LoadOptions
-from pipeline.runtime.loading.session import onnxruntime_errors
-from pipeline.runtime.session.binding import BoundRuns
-from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, run_session, tensor_element_type
-from pipeline.runtime.tensors.element_types import Array, element_type_of
-from pipeline.runtime.tensors.signatures import Signature
-from pipeline.runtime.verification.golden import check_answers
+from ortprep.errors import RunError
+from ortprep.runtime.buckets.loader import open_bucket, with_runnable_buckets
+from ortprep.runtime.buckets.selection import choose_bucket, find_buckets
+from ortprep.runtime.loading.bundle_loader import OpenedBundle
+from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.runtime.session.binding import BoundRuns
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session, tensor_element_type
+from ortprep.runtime.tensors.element_types import Array, element_type_of
+from ortprep.runtime.tensors.signatures import Signature
+from ortprep.runtime.verification.golden import check_answers
 
 _MAX_CACHED = 1024
 

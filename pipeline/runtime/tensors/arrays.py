@@ -2,7 +2,7 @@
 
 Files are `.npz` without pickle. They may come from strangers (a bundle's golden sample, a user's inputs), so
 reading one allocates no more than the file may claim, and never runs anything. Arrays of types that numpy
-lacks are as `pipeline.runtime.tensors.element_types` has them; strings are numpy's `U`.
+lacks are as `ortprep.runtime.tensors.element_types` has them; strings are numpy's `U`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.bundle.file_memory import open_regular
-from pipeline.errors import BundleError, RunError
-from pipeline.runtime.tensors.element_types import Array, ElementType, element_type_of, find_element_type
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import BundleError, RunError
+from ortprep.runtime.tensors.element_types import Array, ElementType, element_type_of, find_element_type
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -198,7 +198,7 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array
 
     Raises:
         RuntimeError: An output of a type numpy lacks was left on a device; and what ONNX Runtime raises
-            (see `pipeline.runtime.loading.session.onnxruntime_errors`).
+            (see `ortprep.runtime.loading.session.onnxruntime_errors`).
     """
     outputs = session.get_outputs()
     names = [output.name for output in outputs]

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.bundle.onnx_wire import ELEMENT_TYPE_NAMES
-from pipeline.errors import PipelineError
+from ortprep.bundle.onnx_wire import ELEMENT_TYPE_NAMES
+from ortprep.errors import PipelineError
 
 Array: TypeAlias = NDArray[Any]
 """An array of any shape and type."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
-from pipeline.errors import InvalidRequestError, PipelineError, PoolError
-from pipeline.runtime.tensors.element_types import (
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
+from ortprep.errors import InvalidRequestError, PipelineError, PoolError
+from ortprep.runtime.tensors.element_types import (
     ELEMENT_TYPES,
     Array,
     ElementType,
@@ -57,7 +57,7 @@ def read_signature(model: str, config: LoaderConfig) -> Signature:
         types = ", ".join(f"{tensor.name}: {tensor.dtype}" for tensor in (*config.inputs, *config.outputs))
         raise PoolError(
             f"{model} cannot be served\n  expected tensors of numbers or booleans, got {types}",
-            hint="pipeline.runtime.load() gives a session that takes them",
+            hint="ortprep.runtime.load() gives a session that takes them",
         )
     return Signature(model, inputs, outputs)
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import StageError
-from pipeline.runtime.loading.session import build_session, onnxruntime_errors
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import StageError
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -82,7 +82,7 @@ def write_answers(
     """
     request = _AnswersRequest(plan, tuple(str(sample.resolve()) for sample in samples), str(folder.resolve()))
     reply = run_child(
-        "pipeline.runtime.verification.answers:run_samples", encode(request), timeout_s=timeout_s
+        "ortprep.runtime.verification.answers:run_samples", encode(request), timeout_s=timeout_s
     )
     return decode(Answers, reply.value)
 

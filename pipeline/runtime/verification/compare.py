@@ -23,8 +23,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.runtime.tensors.element_types import Array, dtype_name, widen
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.runtime.tensors.element_types import Array, dtype_name, widen
 
 Element: TypeAlias = float | int | bool | complex | str
 """One element, as Python has it."""

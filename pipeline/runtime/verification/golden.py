@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
-from pipeline.bundle.paths import resolve_inside
-from pipeline.errors import BundleError, LoadError
-from pipeline.runtime.loading.session import onnxruntime_errors
+from ortprep.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
+from ortprep.bundle.paths import resolve_inside
+from ortprep.errors import BundleError, LoadError
+from ortprep.runtime.loading.session import onnxruntime_errors
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from pipeline.runtime.tensors.element_types import Array
+    from ortprep.runtime.tensors.element_types import Array
 
 INPUT, OUTPUT, PART, LAYOUT = "input:", "output:", "part:", "layout:"
 """How arrays in a golden file are named: an input, a whole output, or a part of one with its layout, which is
@@ -44,8 +44,8 @@ def check_answers(
         LoadError: An output differs, is missing, or the run failed.
         BundleError: The sample cannot be read, or lies outside the bundle.
     """
-    from pipeline.runtime.session.binding import run_once
-    from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs
+    from ortprep.runtime.session.binding import run_once
+    from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs
 
     golden = golden_of(config, variant)
     feeds, expected = read_golden(golden, root)
@@ -66,7 +66,7 @@ def check_answers(
 
 def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str, RecordedOutput]]:
     """Returns the golden sample's inputs and what was recorded of its outputs; raises `BundleError`."""
-    from pipeline.runtime.tensors.arrays import read_tensors
+    from ortprep.runtime.tensors.arrays import read_tensors
 
     path = resolve_inside(root, golden.file.path)
     tensors = read_tensors(path)
@@ -101,7 +101,7 @@ def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 def _find_problems(
     golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
 ) -> Iterator[str]:
-    from pipeline.runtime.verification.compare import compare_output
+    from ortprep.runtime.verification.compare import compare_output
 
     if not expected:
         yield f"{golden.file.path} holds no output"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import LoaderConfig, Variant, read_loader_config
-from pipeline.errors import ChildError, LoadError
-from pipeline.runtime.loading.variant_selection import PassedOver, find_reasons_here
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
+from ortprep.errors import ChildError, LoadError
+from ortprep.runtime.loading.variant_selection import PassedOver, find_reasons_here
+from ortprep.runtime.probing.child import run_child
 
 if TYPE_CHECKING:
-    from pipeline.runtime.loading.load_options import PlanChoice
+    from ortprep.runtime.loading.load_options import PlanChoice
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
-    from pipeline.runtime.loading.session import build_session
-    from pipeline.runtime.loading.variant_resolver import build_plan
-    from pipeline.runtime.verification.golden import check_answers
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.loading.variant_resolver import build_plan
+    from ortprep.runtime.verification.golden import check_answers
 
     choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
     for choice in choices:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import BundleError, StageError
-from pipeline.runtime.tensors.arrays import read_tensors
-from pipeline.runtime.tensors.element_types import Array, dtype_name, find_element_type
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import BundleError, StageError
+from ortprep.runtime.tensors.arrays import read_tensors
+from ortprep.runtime.tensors.element_types import Array, dtype_name, find_element_type
+from ortprep.stages.core.results import ModelInterface
 
 
 def check_calibration(samples: Sequence[Path], interface: ModelInterface) -> None:

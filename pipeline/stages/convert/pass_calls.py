@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.spec.conversion import ConvertSpec, FusionSpec
-from pipeline.stages.convert.pass_requests import (
+from ortprep.spec.conversion import ConvertSpec, FusionSpec
+from ortprep.stages.convert.pass_requests import (
     BindRequest,
     DynamicRequest,
     FusionRequest,
@@ -18,7 +18,7 @@ from pipeline.stages.convert.pass_requests import (
     WeightsRequest,
 )
 
-_CONVERT = "pipeline.stages.convert"
+_CONVERT = "ortprep.stages.convert"
 _PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
 
 FUSERS: Mapping[str, str] = {

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.conversion_record import PassRecord
-from pipeline.bundle.verification import describe_files
-from pipeline.errors import ResourceError
-from pipeline.runtime.machine.process_memory import available_bytes
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.convert.pass_calls import PassCall
-from pipeline.stages.core.contract import Context
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.core.sources import Graph
-from pipeline.stages.fetch.inspection import inspect_file
+from ortprep.bundle.codec import encode
+from ortprep.bundle.conversion_record import PassRecord
+from ortprep.bundle.verification import describe_files
+from ortprep.errors import ResourceError
+from ortprep.runtime.machine.process_memory import available_bytes
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.convert.pass_calls import PassCall
+from ortprep.stages.core.contract import Context
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sources import Graph
+from ortprep.stages.fetch.inspection import inspect_file
 
 FACTORS = {
     "fusion": (1.4, 2.2),

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_inputs import read_inputs
-from pipeline.bundle.onnx_wire import external_locations, read_skeleton
-from pipeline.errors import StageError
-from pipeline.stages.convert.pass_requests import BindRequest
+from ortprep.bundle.codec import decode
+from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import external_locations, read_skeleton
+from ortprep.errors import StageError
+from ortprep.stages.convert.pass_requests import BindRequest
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +35,7 @@ def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnx
     from onnxruntime.tools.onnx_model_utils import make_dim_param_fixed
 
-    from pipeline.stages.core.graphs.graph_walk import name_nodes
+    from ortprep.stages.core.graphs.graph_walk import name_nodes
 
     wanted = decode(BindRequest, request)
     source, written = Path(wanted.source), Path(wanted.written)

@@ -14,21 +14,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.conversion_record import ConversionRecord, PrecisionStep
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.file_links import share_model
-from pipeline.errors import SpecError, StageError
-from pipeline.runtime.machine.hardware import hardware_fingerprint
-from pipeline.spec.conversion import ConvertSpec
-from pipeline.stages.convert.calibration import check_calibration
-from pipeline.stages.convert.pass_calls import PassCall, bind_call, choose_mode, fusion_call
-from pipeline.stages.convert.pass_requests import FusionReply
-from pipeline.stages.convert.pass_runner import PassResult, describe_converted, run_pass
-from pipeline.stages.convert.precision.attempts import TAKEN, PrecisionAttempts
-from pipeline.stages.convert.precision.ladder import SEARCHED, plan_steps, why_not_needed
-from pipeline.stages.core.accuracy import gate_key, gate_of, per_sample, thresholds_of
-from pipeline.stages.core.contract import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_links import share_model
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.machine.hardware import hardware_fingerprint
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.stages.convert.calibration import check_calibration
+from ortprep.stages.convert.pass_calls import PassCall, bind_call, choose_mode, fusion_call
+from ortprep.stages.convert.pass_requests import FusionReply
+from ortprep.stages.convert.pass_runner import PassResult, describe_converted, run_pass
+from ortprep.stages.convert.precision.attempts import TAKEN, PrecisionAttempts
+from ortprep.stages.convert.precision.ladder import SEARCHED, plan_steps, why_not_needed
+from ortprep.stages.core.accuracy import gate_key, gate_of, per_sample, thresholds_of
+from ortprep.stages.core.contract import (
     LEFT_OUT,
     SOURCE_PRECISION,
     Context,
@@ -37,13 +37,13 @@ from pipeline.stages.core.contract import (
     VariantPlan,
     target_of,
 )
-from pipeline.stages.core.inputs.sample_files import find_calibration_files
-from pipeline.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
-from pipeline.stages.core.provenance import installed_versions, runtime_versions
-from pipeline.stages.core.results import ConvertResult
-from pipeline.stages.core.sources import FETCH, Graph, read_graph, source_task
-from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
+from ortprep.stages.core.inputs.sample_files import find_calibration_files
+from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
+from ortprep.stages.core.provenance import installed_versions, runtime_versions
+from ortprep.stages.core.results import ConvertResult
+from ortprep.stages.core.sources import FETCH, Graph, read_graph, source_task
+from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
 
 _FUSED, _BOUND = ".fused", ".bound"
 _HALVES, _INTEGERS = {"fp16", "bf16", "mixed"}, {"int8", "int4"}

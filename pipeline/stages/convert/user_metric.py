@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.digest import digest_file, digest_json
-from pipeline.errors import ChildError, ChildKilledError, ChildTimeoutError, StageError
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.tensors.arrays import read_tensors
-from pipeline.runtime.tensors.element_types import Array, element_type_of, widen
-from pipeline.runtime.verification.answers import Answer
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.digest import digest_file, digest_json
+from ortprep.errors import ChildError, ChildKilledError, ChildTimeoutError, StageError
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.tensors.arrays import read_tensors
+from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
+from ortprep.runtime.verification.answers import Answer
 
 _FIELD = "convert.gate.metric"
 _SIGNATURE = "def {name}(inputs: list[dict], expected: list[dict], got: list[dict]) -> float"

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from pipeline.bundle.onnx_wire import WireError, read_skeleton
-from pipeline.errors import StageError
-from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_graphs, walk_nodes
+from ortprep.bundle.onnx_wire import WireError, read_skeleton
+from ortprep.errors import StageError
+from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_graphs, walk_nodes
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""

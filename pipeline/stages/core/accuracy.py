@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.errors import SpecError, StageError
-from pipeline.measuring.accuracy import compare_answers
-from pipeline.measuring.gate import Gate, Thresholds, find_gate_failures
-from pipeline.runtime.verification.answers import Answers
-from pipeline.spec.conversion import ConvertSpec
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.convert.user_metric import metric_digest, run_user_metric
-from pipeline.stages.core.inputs.samples import Sample
+from ortprep.bundle.codec import encode
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.errors import SpecError, StageError
+from ortprep.measuring.accuracy import compare_answers
+from ortprep.measuring.gate import Gate, Thresholds, find_gate_failures
+from ortprep.runtime.verification.answers import Answers
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.convert.user_metric import metric_digest, run_user_metric
+from ortprep.stages.core.inputs.samples import Sample
 
 _OVER_ALL = ("mean_abs", "top1")
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from pipeline.errors import StageError
-from pipeline.spec.conversion import ConvertSpec, Precision
-from pipeline.spec.models import ModelSpec
+from ortprep.errors import StageError
+from ortprep.spec.conversion import ConvertSpec, Precision
+from ortprep.spec.models import ModelSpec
 
 PORTABLE = "portable"
 """The variant every bundle carries: operators of ONNX and of the source only, for any machine."""

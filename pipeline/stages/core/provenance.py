@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.manifest import GitState
+from ortprep.bundle.codec import encode
+from ortprep.bundle.manifest import GitState
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
 """Distributions of ONNX Runtime. One version of both is not one tool: they compute with other libraries."""
@@ -78,7 +78,7 @@ def describe_environment(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa:
     """Child function: returns versions and hardware as JSON types; imports ONNX Runtime."""
     import onnxruntime
 
-    from pipeline.runtime.machine.hardware import read_hardware
+    from ortprep.runtime.machine.hardware import read_hardware
 
     return {
         "onnxruntime": onnxruntime.__version__,

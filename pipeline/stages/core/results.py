@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.conversion_record import ConversionRecord, OutputAccuracy
-from pipeline.bundle.loader_config import FirstPhase, Requirements, TensorSpec
-from pipeline.bundle.manifest import (
+from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy
+from ortprep.bundle.loader_config import FirstPhase, Requirements, TensorSpec
+from ortprep.bundle.manifest import (
     Decision,
     LadderAttempt,
     MeasurementRecord,
     SourceRecord,
     VerificationRecord,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.bundle.tuning_record import TuningRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.tuning_record import TuningRecord
 
 
 @dataclass(frozen=True)

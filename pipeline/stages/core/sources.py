@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.conversion_record import ConversionRecord
-from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from pipeline.stages.core.results import ConvertResult, FetchResult, OptimizeResult, TuneResult
+from ortprep.bundle.codec import decode
+from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
+from ortprep.stages.core.results import ConvertResult, FetchResult, OptimizeResult, TuneResult
 
 FETCH = TaskId("fetch")
 

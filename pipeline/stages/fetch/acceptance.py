@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import ChildError, ChildTimeoutError, LoadError, SourceError
-from pipeline.runtime.loading.session import CPU, build_session
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import ChildError, ChildTimeoutError, LoadError, SourceError
+from ortprep.runtime.loading.session import CPU, build_session
+from ortprep.runtime.probing.child import run_child
 
 _REFUSALS = (
     (r"No Op registered for (\S+) with domain_version of (\d+)", "unknown operator {0} in opset {1}", None),
@@ -38,7 +38,7 @@ def check_accepted(model: Path, *, name: str, timeout_s: float | None = None) ->
     """
     request = {"model": str(model)}
     try:
-        run_child("pipeline.stages.fetch.acceptance:accept_model", request, timeout_s=timeout_s)
+        run_child("ortprep.stages.fetch.acceptance:accept_model", request, timeout_s=timeout_s)
     except LoadError as error:
         reason, hint = explain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {name}\n  {reason}", hint=hint) from error

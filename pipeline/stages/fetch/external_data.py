@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from pipeline.bundle.atomic import write_bytes_atomic
-from pipeline.bundle.digest import DigestCache, default_cache_folder
-from pipeline.bundle.onnx_wire import WireError, external_locations, read_skeleton
-from pipeline.errors import SourceError
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.digest import DigestCache, default_cache_folder
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from ortprep.errors import SourceError
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pipeline.errors import MissingExtraError, SourceError
-from pipeline.spec.redaction import redact_url
-from pipeline.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
+from ortprep.errors import MissingExtraError, SourceError
+from ortprep.spec.redaction import redact_url
+from ortprep.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
 
 _VERSION_KEYS = (
     "ETag",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import TensorProto
 
-from pipeline.stages.core.graphs.graph_walk import subgraphs
+from ortprep.stages.core.graphs.graph_walk import subgraphs
 
 _INTEGERS = frozenset(
     {

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.bundle.onnx_wire import WireError, read_skeleton
-from pipeline.errors import SourceError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_wire import WireError, read_skeleton
+from ortprep.errors import SourceError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.core.results import ModelInterface
 
 if TYPE_CHECKING:
     import onnx
@@ -54,7 +54,7 @@ def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> I
         SourceError: It is not an ONNX model.
     """
     request = {"model": str(model), "name": name}
-    reply = run_child("pipeline.stages.fetch.inspection:inspect_model", request, timeout_s=timeout_s)
+    reply = run_child("ortprep.stages.fetch.inspection:inspect_model", request, timeout_s=timeout_s)
     return decode(Inspection, reply.value)
 
 
@@ -93,13 +93,13 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _describe(model: onnx.ModelProto) -> Inspection:
-    from pipeline.stages.core.graphs.graph_walk import (
+    from ortprep.stages.core.graphs.graph_walk import (
         external_extents,
         values_bytes,
         walk_initializers,
         walk_nodes,
     )
-    from pipeline.stages.fetch.index_bounds import find_index_bounds
+    from ortprep.stages.fetch.index_bounds import find_index_bounds
 
     graph = model.graph
     external = external_extents(model)
@@ -147,7 +147,7 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 def _type_name(kind: onnx.TypeProto) -> str:
     """Returns `float32`, …; for what is no tensor `sequence(…)`, `map(int64, …)`, `optional(…)`."""
-    from pipeline.stages.core.graphs.graph_walk import element_type_name
+    from ortprep.stages.core.graphs.graph_walk import element_type_name
 
     which = kind.WhichOneof("value")
     if which == "tensor_type":

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from pipeline.bundle.file_memory import read_stamp
-from pipeline.errors import SourceError
-from pipeline.spec.redaction import redact_url
-from pipeline.stages.fetch.fsspec_file import FsspecFile
-from pipeline.stages.fetch.transfer import Download, Origin
+from ortprep.bundle.file_memory import read_stamp
+from ortprep.errors import SourceError
+from ortprep.spec.redaction import redact_url
+from ortprep.stages.fetch.fsspec_file import FsspecFile
+from ortprep.stages.fetch.transfer import Download, Origin
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def origin_of(url: str) -> Origin:
     if url.partition("://")[0].lower() not in ("http", "https"):
         return FsspecFile(url)
     # Not imported by builds that fetch nothing.
-    from pipeline.stages.fetch.web_file import WebFile
+    from ortprep.stages.fetch.web_file import WebFile
 
     return WebFile(url)
 

@@ -8,24 +8,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.digest import PREFIX, DigestCache
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.manifest import SourceRecord
-from pipeline.bundle.paths import resolve_inside
-from pipeline.errors import SourceError, StageError
-from pipeline.spec.models import ModelSpec, SourceSpec
-from pipeline.spec.redaction import redact_url
-from pipeline.stages.core.contract import Context, Plan, TaskId
-from pipeline.stages.core.inputs.spec_fit import calibration_key, inputs_key, require_fit, samples_key
-from pipeline.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.fetch.acceptance import check_accepted
-from pipeline.stages.fetch.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
-from pipeline.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
-from pipeline.stages.fetch.inspection import Inspection, inspect_file
-from pipeline.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
-from pipeline.stages.fetch.transfer import Origin, RetryPolicy, TransferResult, fetch_file
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.digest import PREFIX, DigestCache
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.paths import resolve_inside
+from ortprep.errors import SourceError, StageError
+from ortprep.spec.models import ModelSpec, SourceSpec
+from ortprep.spec.redaction import redact_url
+from ortprep.stages.core.contract import Context, Plan, TaskId
+from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, require_fit, samples_key
+from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch.acceptance import check_accepted
+from ortprep.stages.fetch.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
+from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
+from ortprep.stages.fetch.inspection import Inspection, inspect_file
+from ortprep.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
+from ortprep.stages.fetch.transfer import Origin, RetryPolicy, TransferResult, fetch_file
 
 _NOT_A_MODEL = (
     (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),

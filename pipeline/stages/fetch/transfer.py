@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pipeline.bundle.digest import PREFIX, DigestCache
-from pipeline.errors import SourceError
+from ortprep.bundle.digest import PREFIX, DigestCache
+from ortprep.errors import SourceError
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from functools import partial
 import requests
 import urllib3
 
-from pipeline.errors import SourceError
-from pipeline.spec.redaction import hide_queries_in_logs, redact_url
-from pipeline.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
+from ortprep.errors import SourceError
+from ortprep.spec.redaction import hide_queries_in_logs, redact_url
+from ortprep.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
 
 TIMEOUT_S = 60.0
 """Longest silence of a server before the connection counts as cut."""

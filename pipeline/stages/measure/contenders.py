@@ -9,19 +9,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import Requirements
-from pipeline.bundle.onnx_wire import external_locations, read_skeleton
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import PipelineError
-from pipeline.measuring.device_lock import CPU_DEVICE
-from pipeline.runtime.loading.session import CUDA, build_session
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.core.contract import PORTABLE, Context, Plan, VariantPlan
-from pipeline.stages.core.sources import read_fetched, read_prepared, read_tuned
-from pipeline.stages.measure.decision import DEFAULT, FIRST
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers
-from pipeline.tuning.knobs import MAX_INLINE_BYTES
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Requirements
+from ortprep.bundle.onnx_wire import external_locations, read_skeleton
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import PipelineError
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.runtime.loading.session import CUDA, build_session
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, VariantPlan
+from ortprep.stages.core.sources import read_fetched, read_prepared, read_tuned
+from ortprep.stages.measure.decision import DEFAULT, FIRST
+from ortprep.stages.optimize.session_plans import loading_options, loading_providers
+from ortprep.tuning.knobs import MAX_INLINE_BYTES
 
 RECIPE = "recipe"
 PREPARED = "prepared"
@@ -139,7 +139,7 @@ def write_recipe(request: Mapping[str, Any]) -> dict[str, Any]:
     build_session(source._replace(session_options=options))
     written = Path(request["model"])
     if external_locations(read_skeleton(written)):
-        from pipeline.stages.core.graphs.inlining import write_inline
+        from ortprep.stages.core.graphs.inlining import write_inline
 
         write_inline(written, written, data_folder=Path(source.model).parent)
     return {}

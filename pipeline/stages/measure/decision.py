@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from pipeline.bundle.manifest import Decision, PlanFigures
-from pipeline.bundle.tuning_record import Summary
-from pipeline.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
-from pipeline.report.formatting import format_ratio
-from pipeline.runtime.probing.probe import ProbeResult
-from pipeline.tuning.objective import Figures, Objective, describe_memory
+from ortprep.bundle.manifest import Decision, PlanFigures
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
+from ortprep.report.formatting import format_ratio
+from ortprep.runtime.probing.probe import ProbeResult
+from ortprep.tuning.objective import Figures, Objective, describe_memory
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""

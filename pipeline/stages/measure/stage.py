@@ -10,20 +10,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.manifest import Decision, MeasurementRecord
-from pipeline.errors import StageError
-from pipeline.measuring.device_lock import measuring
-from pipeline.measuring.rounds import InterleavedRuns, run_interleaved
-from pipeline.measuring.staged_bundles import StagedBundles
-from pipeline.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from pipeline.stages.core.inputs.samples import Sample
-from pipeline.stages.core.provenance import runtime_versions
-from pipeline.stages.core.results import MeasureResult
-from pipeline.stages.core.sources import FETCH, prepared_task, read_source, source_task
-from pipeline.stages.measure.contenders import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.errors import StageError
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.measuring.staged_bundles import StagedBundles
+from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import MeasureResult
+from ortprep.stages.core.sources import FETCH, prepared_task, read_source, source_task
+from ortprep.stages.measure.contenders import (
     PREPARED,
     Contender,
     build_contenders,
@@ -32,7 +32,7 @@ from pipeline.stages.measure.contenders import (
     is_shipped_as_asked,
     written_recipe,
 )
-from pipeline.stages.measure.decision import (
+from ortprep.stages.measure.decision import (
     Samples,
     decide,
     decide_converted,
@@ -40,9 +40,9 @@ from pipeline.stages.measure.decision import (
     figures_of,
     with_common_start,
 )
-from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.verify.reference import fitting, read_reference, reference_variant
-from pipeline.tuning.objective import Figures, objective_of
+from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
+from ortprep.tuning.objective import Figures, objective_of
 
 Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
 

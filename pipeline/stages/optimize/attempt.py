@@ -8,25 +8,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.conversion_record import ConversionRecord, computes_with_integers
-from pipeline.bundle.file_links import share_model
-from pipeline.bundle.loader_config import Requirements
-from pipeline.bundle.manifest import LadderAttempt, LintFinding
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import ChildError, ChildKilledError, LoadError, StageError
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.runtime.probing.child import run_child
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import PORTABLE, Context
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.core.sources import read_source
-from pipeline.stages.optimize.graph_writer import SaveRequest, SaveResult
-from pipeline.stages.optimize.ladder import Step
-from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.reload_check import run_reload
-from pipeline.stages.optimize.requirements import derive_requirements, with_options
-from pipeline.stages.optimize.session_plans import loading_providers, saving_plan, step_options
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.conversion_record import ConversionRecord, computes_with_integers
+from ortprep.bundle.file_links import share_model
+from ortprep.bundle.loader_config import Requirements
+from ortprep.bundle.manifest import LadderAttempt, LintFinding
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import ChildError, ChildKilledError, LoadError, StageError
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.probing.child import run_child
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import PORTABLE, Context
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sources import read_source
+from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult
+from ortprep.stages.optimize.ladder import Step
+from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.reload_check import run_reload
+from ortprep.stages.optimize.requirements import derive_requirements, with_options
+from ortprep.stages.optimize.session_plans import loading_providers, saving_plan, step_options
 
 TAKEN = "taken"
 
@@ -155,7 +155,7 @@ def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) 
     )
     timeout_s = job.spec.optimize.timeout_s
     reply = run_child(
-        "pipeline.stages.optimize.graph_writer:save_optimized", encode(request), timeout_s=timeout_s
+        "ortprep.stages.optimize.graph_writer:save_optimized", encode(request), timeout_s=timeout_s
     )
     return decode(SaveResult, reply.value), reply.peak_rss_bytes
 

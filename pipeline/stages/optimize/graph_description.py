@@ -86,7 +86,7 @@ class GraphDescription:
 
 def describe_graph(model: onnx.ModelProto) -> GraphDescription:
     """Describes a model, whose weights need not be loaded; for child processes, since it imports onnx."""
-    from pipeline.stages.core.graphs.graph_walk import walk_graphs, walk_nodes, walk_tensors
+    from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_nodes, walk_tensors
 
     nodes = tuple(walk_nodes(model))
     tensors = tuple(walk_tensors(model))
@@ -110,7 +110,7 @@ def describe_graph(model: onnx.ModelProto) -> GraphDescription:
 
 
 def _describe_reference(tensor: onnx.TensorProto) -> ExternalReference:
-    from pipeline.stages.core.graphs.graph_walk import values_bytes
+    from ortprep.stages.core.graphs.graph_walk import values_bytes
 
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return ExternalReference(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.manifest import LintFinding
-from pipeline.bundle.onnx_wire import read_skeleton
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.runtime.loading.session import build_session
-from pipeline.stages.optimize.graph_description import GraphDescription, describe_graph
-from pipeline.stages.optimize.lint import LintContext, lint_graph
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.manifest import LintFinding
+from ortprep.bundle.onnx_wire import read_skeleton
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.runtime.loading.session import build_session
+from ortprep.stages.optimize.graph_description import GraphDescription, describe_graph
+from ortprep.stages.optimize.lint import LintContext, lint_graph
 
 REPAIRED = "repaired"
 
@@ -119,7 +119,7 @@ def _repair(path: Path, wanted: SaveRequest) -> tuple[LintFinding, ...]:
     """Takes hazards out of the written graph; its large weights are elsewhere, so this is cheap."""
     import onnx
 
-    from pipeline.stages.optimize.repairs import remove_copies, remove_phantom_inputs
+    from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 
     model = onnx.load(path, load_external_data=False)
     copies = remove_copies(model) if wanted.variant == "cuda" else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeline.errors import StageError
-from pipeline.stages.core.contract import PORTABLE
+from ortprep.errors import StageError
+from ortprep.stages.core.contract import PORTABLE
 
 ALL, ALL_REDUCED, EXTENDED, BASIC, SOURCE = "all", "all-reduced", "extended", "basic", "source"
 BASIC_ONLY = "basic-only"

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.bundle.manifest import LintFinding
-from pipeline.bundle.paths import is_safe_path
-from pipeline.stages.core.contract import PORTABLE
-from pipeline.stages.optimize.graph_description import ExternalReference, GraphDescription, NodeDescription
+from ortprep.bundle.manifest import LintFinding
+from ortprep.bundle.paths import is_safe_path
+from ortprep.stages.core.contract import PORTABLE
+from ortprep.stages.optimize.graph_description import ExternalReference, GraphDescription, NodeDescription
 
 ERROR, REQUIREMENT = "error", "requirement"
 

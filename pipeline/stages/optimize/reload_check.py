@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import RunFailedError
-from pipeline.runtime.loading.session import build_session, onnxruntime_errors
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
-from pipeline.runtime.tensors.element_types import Array, dtype_name
-from pipeline.spec.models import InputSpec, ModelSpec
-from pipeline.stages.core.inputs.agreement import shape_sets
-from pipeline.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
-from pipeline.stages.core.inputs.samples import build_feeds, read_sample
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import RunFailedError
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
+from ortprep.runtime.tensors.element_types import Array, dtype_name
+from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.inputs.agreement import shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
+from ortprep.stages.core.inputs.samples import build_feeds, read_sample
+from ortprep.stages.core.results import ModelInterface
 
 _SEED = 0
 """Not the spec's: another seed is a reason to verify again, not to optimise again."""
@@ -44,7 +44,7 @@ def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) ->
         "location": str(spec.folder.resolve()),
         "interface": encode(interface),
     }
-    run_child("pipeline.stages.optimize.reload_check:reload", request, timeout_s=spec.optimize.timeout_s)
+    run_child("ortprep.stages.optimize.reload_check:reload", request, timeout_s=spec.optimize.timeout_s)
 
 
 def reload(request: Mapping[str, Any]) -> dict[str, Any]:

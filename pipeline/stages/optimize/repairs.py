@@ -19,8 +19,8 @@ from typing import Any
 
 import onnx
 
-from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_nodes
-from pipeline.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
+from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_nodes
+from ortprep.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
 
 
 def remove_copies(model: onnx.ModelProto) -> int:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from pipeline.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.options import (
+from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.options import (
     Option,
     known_attributes,
     known_provider_options,
     known_session_config,
     version_parts,
 )
-from pipeline.runtime.machine.hardware import Hardware, nchwc_block_size
-from pipeline.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
+from ortprep.runtime.machine.hardware import Hardware, nchwc_block_size
+from ortprep.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
 
 _READS = (
     ("1.23", {"": 23, "ai.onnx.ml": 5}, 11),

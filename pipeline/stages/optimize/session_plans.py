@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import StageError
-from pipeline.options import format_option, with_external_data
-from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.spec.models import RuntimeSpec
-from pipeline.stages.optimize.ladder import Step
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import StageError
+from ortprep.options import format_option, with_external_data
+from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.spec.models import RuntimeSpec
+from ortprep.stages.optimize.ladder import Step
 
 _DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 _DISABLE_PREPACKING = "session.disable_prepacking"

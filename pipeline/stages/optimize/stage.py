@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.manifest import LadderAttempt
-from pipeline.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
-from pipeline.runtime.loading.session import CPU, default_plan
-from pipeline.runtime.machine.hardware import hardware_fingerprint
-from pipeline.stages.core.contract import Context, Plan, TaskId, target_of
-from pipeline.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
-from pipeline.stages.core.provenance import runtime_versions
-from pipeline.stages.core.results import OptimizeResult
-from pipeline.stages.core.sources import source_task
-from pipeline.stages.optimize.attempt import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.manifest import LadderAttempt
+from ortprep.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
+from ortprep.runtime.loading.session import CPU, default_plan
+from ortprep.runtime.machine.hardware import hardware_fingerprint
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
+from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import OptimizeResult
+from ortprep.stages.core.sources import source_task
+from ortprep.stages.optimize.attempt import (
     TAKEN,
     OptimizeJob,
     describe_findings,
@@ -32,11 +32,11 @@ from pipeline.stages.optimize.attempt import (
     requirements_of,
     try_step,
 )
-from pipeline.stages.optimize.graph_writer import SaveResult
-from pipeline.stages.optimize.ladder import SOURCE, Step, plan_ladder
-from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.reload_check import run_reload
-from pipeline.stages.optimize.session_plans import loading_providers, runtime_key, step_options
+from ortprep.stages.optimize.graph_writer import SaveResult
+from ortprep.stages.optimize.ladder import SOURCE, Step, plan_ladder
+from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.reload_check import run_reload
+from ortprep.stages.optimize.session_plans import loading_providers, runtime_key, step_options
 
 
 class OptimizeStage:

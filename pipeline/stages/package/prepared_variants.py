@@ -8,23 +8,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.conversion_record import ConversionRecord, LeftOut
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.file_links import link_or_copy, share_model
-from pipeline.bundle.loader_config import FileEntry, FirstPhase, Golden, Requirements, Tolerance, Variant
-from pipeline.bundle.verification import describe_files
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import LEFT_OUT, PORTABLE, SOURCE_PRECISION, Context, TaskId, VariantPlan
-from pipeline.stages.core.results import FetchResult, MeasureResult, OptimizeResult, TuneResult, VerifyResult
-from pipeline.stages.core.sources import FETCH, read_fetched, read_prepared, read_tuned, source_task
-from pipeline.stages.measure.contenders import PARENT, PREPARED
-from pipeline.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
-from pipeline.stages.optimize.requirements import with_options
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers
-from pipeline.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE
-from pipeline.stages.verify.reference import reference_variant
-from pipeline.tuning.objective import Objective, objective_of
+from ortprep.bundle.codec import decode
+from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_links import link_or_copy, share_model
+from ortprep.bundle.loader_config import FileEntry, FirstPhase, Golden, Requirements, Tolerance, Variant
+from ortprep.bundle.verification import describe_files
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, SOURCE_PRECISION, Context, TaskId, VariantPlan
+from ortprep.stages.core.results import FetchResult, MeasureResult, OptimizeResult, TuneResult, VerifyResult
+from ortprep.stages.core.sources import FETCH, read_fetched, read_prepared, read_tuned, source_task
+from ortprep.stages.measure.contenders import PARENT, PREPARED
+from ortprep.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
+from ortprep.stages.optimize.requirements import with_options
+from ortprep.stages.optimize.session_plans import loading_options, loading_providers
+from ortprep.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE
+from ortprep.stages.verify.reference import reference_variant
+from ortprep.tuning.objective import Objective, objective_of
 
 
 @dataclass(frozen=True)

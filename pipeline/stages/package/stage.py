@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import pipeline
-from pipeline.bundle.digest import DigestCache, digest_json
-from pipeline.bundle.loader_config import LOADER_SCHEMA_VERSION, Golden, LoaderConfig, write_loader_config
-from pipeline.bundle.manifest import (
+import ortprep
+from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, Golden, LoaderConfig, write_loader_config
+from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Manifest,
     MissingTarget,
     VariantRecord,
     write_manifest,
 )
-from pipeline.bundle.verification import check_bundle, describe_files
-from pipeline.errors import BundleError, ChildError, LoadError, StageError
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.verification.variant_check import check_variants
-from pipeline.spec.models import resolved_spec
-from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from pipeline.stages.core.provenance import read_git_state
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.core.sources import FETCH, prepared_task, read_fetched, source_task
-from pipeline.stages.measure.contenders import PREPARED
-from pipeline.stages.package.prepared_variants import (
+from ortprep.bundle.verification import check_bundle, describe_files
+from ortprep.errors import BundleError, ChildError, LoadError, StageError
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.verification.variant_check import check_variants
+from ortprep.spec.models import resolved_spec
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
+from ortprep.stages.core.provenance import read_git_state
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sources import FETCH, prepared_task, read_fetched, source_task
+from ortprep.stages.measure.contenders import PREPARED
+from ortprep.stages.package.prepared_variants import (
     PreparedVariant,
     collect_left_out,
     collect_variants,
@@ -117,12 +117,10 @@ def _manifest(context: Context, fetched: FetchResult, prepared: tuple[PreparedVa
         schema_version=MANIFEST_SCHEMA_VERSION,
         name=context.spec.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        pipeline_version=pipeline.__version__,
+        pipeline_version=ortprep.__version__,
         spec_digest=digest_json(resolved_spec(context.spec)),
         source=fetched.source,
-        environment=run_child(
-            "pipeline.stages.core.provenance:describe_environment", {}, timeout_s=120
-        ).value,
+        environment=run_child("ortprep.stages.core.provenance:describe_environment", {}, timeout_s=120).value,
         variants=tuple(_record(variant) for variant in prepared),
         files=describe_files(context.folder, DigestCache().digest),
         missing_targets=tuple(

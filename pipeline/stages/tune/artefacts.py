@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.atomic import new_folder, write_json_atomic
-from pipeline.bundle.codec import decode, encode, read_json
-from pipeline.bundle.loader_config import VersionRange
-from pipeline.bundle.session_record import SessionOptionsRecord, SessionPlan
-from pipeline.errors import PipelineError, StageError
-from pipeline.options import with_external_data
-from pipeline.runtime.loading.session import build_session
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
-from pipeline.stages.optimize.graph_writer import SaveResult
-from pipeline.stages.optimize.ladder import plan_ladder
-from pipeline.stages.optimize.lint import errors_of
-from pipeline.stages.optimize.session_plans import loading_providers
-from pipeline.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
+from ortprep.bundle.atomic import new_folder, write_json_atomic
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.loader_config import VersionRange
+from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.errors import PipelineError, StageError
+from ortprep.options import with_external_data
+from ortprep.runtime.loading.session import build_session
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
+from ortprep.stages.optimize.graph_writer import SaveResult
+from ortprep.stages.optimize.ladder import plan_ladder
+from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.session_plans import loading_providers
+from ortprep.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
 
 _DESCRIPTION = ".described"
 _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
@@ -147,7 +147,7 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     source, written = Path(request["source"]), Path(request["folder"]) / request["model"]
     if request["form"] == INLINE:
-        from pipeline.stages.core.graphs.inlining import write_inline
+        from ortprep.stages.core.graphs.inlining import write_inline
 
         write_inline(source, written, data_folder=source.parent)
     elif request["form"] == ORT:
@@ -158,7 +158,7 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ort_plan(source: Path, model: Path) -> SessionPlan:
-    from pipeline.runtime.loading.session import CPU, default_plan
+    from ortprep.runtime.loading.session import CPU, default_plan
 
     return default_plan(
         str(source),

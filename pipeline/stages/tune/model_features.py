@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.runtime.probing.child import run_child
-from pipeline.tuning.knobs import ModelFeatures
+from ortprep.bundle.codec import decode, encode
+from ortprep.runtime.probing.child import run_child
+from ortprep.tuning.knobs import ModelFeatures
 
 if TYPE_CHECKING:
     import onnx
@@ -29,7 +29,7 @@ def read_features(model: Path, *, initializer_bytes: int, fixed_shapes: bool) ->
     Raises:
         ChildError: The child died.
     """
-    reply = run_child("pipeline.stages.tune.model_features:describe_features", {"model": str(model)})
+    reply = run_child("ortprep.stages.tune.model_features:describe_features", {"model": str(model)})
     known = {"initializer_bytes": initializer_bytes, "fixed_shapes": fixed_shapes}
     return decode(ModelFeatures, reply.value | known)
 
@@ -38,9 +38,9 @@ def describe_features(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of `read_features`: `model` in, the features that are in the graph out."""
     import onnx
 
-    from pipeline.bundle.onnx_wire import read_skeleton
-    from pipeline.stages.core.graphs.graph_walk import walk_nodes
-    from pipeline.stages.optimize.lint import NCHWC_DOMAIN
+    from ortprep.bundle.onnx_wire import read_skeleton
+    from ortprep.stages.core.graphs.graph_walk import walk_nodes
+    from ortprep.stages.optimize.lint import NCHWC_DOMAIN
 
     model = onnx.ModelProto.FromString(read_skeleton(Path(request["model"])))
     nodes = tuple(walk_nodes(model))

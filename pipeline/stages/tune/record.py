@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.bundle.tuning_record import (
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.tuning_record import (
     FirstPhaseRecord,
     TrialFigures,
     TrialRecord,
     TuningRecord,
 )
-from pipeline.errors import PipelineError
-from pipeline.measuring.comparison import summarise
-from pipeline.stages.tune.search_context import SearchContext
-from pipeline.tuning.front import find_break_evens, find_front, points_of
-from pipeline.tuning.objective import Figures, Objective, Trial, summary_values
-from pipeline.tuning.plan_selection import PlanSelection
-from pipeline.tuning.search import PlanSearchResult
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import summarise
+from ortprep.stages.tune.search_context import SearchContext
+from ortprep.tuning.front import find_break_evens, find_front, points_of
+from ortprep.tuning.objective import Figures, Objective, Trial, summary_values
+from ortprep.tuning.plan_selection import PlanSelection
+from ortprep.tuning.search import PlanSearchResult
 
 
 def build_record(

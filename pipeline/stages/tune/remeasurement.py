@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from pipeline.errors import SpecError
-from pipeline.measuring.device_lock import measuring, working
-from pipeline.measuring.rounds import order_of_round
-from pipeline.stages.core.contract import Context
-from pipeline.stages.tune.record import summarise_figures
-from pipeline.stages.tune.search_context import SearchContext, open_search
-from pipeline.tuning.knobs import FORM, LEVEL
-from pipeline.tuning.objective import Figures
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from ortprep.errors import SpecError
+from ortprep.measuring.device_lock import measuring, working
+from ortprep.measuring.rounds import order_of_round
+from ortprep.stages.core.contract import Context
+from ortprep.stages.tune.record import summarise_figures
+from ortprep.stages.tune.search_context import SearchContext, open_search
+from ortprep.tuning.knobs import FORM, LEVEL
+from ortprep.tuning.objective import Figures
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.loader_config import Requirements
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import SpecError, StageError
-from pipeline.measuring.device_lock import working
-from pipeline.measuring.staged_bundles import StagedBundles
-from pipeline.options import format_option
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.runtime.machine.process_memory import available_bytes
-from pipeline.spec.models import ModelSpec, TuneSpec
-from pipeline.stages.core.accuracy import gate_of, per_sample
-from pipeline.stages.core.contract import Context, TaskId
-from pipeline.stages.core.results import OptimizeResult
-from pipeline.stages.core.sources import read_source
-from pipeline.stages.measure.contenders import Contender, device_of, source_contender, written_recipe
-from pipeline.stages.optimize.attempt import job_of, requirements_of
-from pipeline.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers
-from pipeline.stages.tune.artefacts import Artefacts, readable_by
-from pipeline.stages.tune.model_features import read_features
-from pipeline.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
-from pipeline.tuning.knobs import (
+from ortprep.bundle.codec import decode
+from ortprep.bundle.loader_config import Requirements
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import SpecError, StageError
+from ortprep.measuring.device_lock import working
+from ortprep.measuring.staged_bundles import StagedBundles
+from ortprep.options import format_option
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.machine.process_memory import available_bytes
+from ortprep.spec.models import ModelSpec, TuneSpec
+from ortprep.stages.core.accuracy import gate_of, per_sample
+from ortprep.stages.core.contract import Context, TaskId
+from ortprep.stages.core.results import OptimizeResult
+from ortprep.stages.core.sources import read_source
+from ortprep.stages.measure.contenders import Contender, device_of, source_contender, written_recipe
+from ortprep.stages.optimize.attempt import job_of, requirements_of
+from ortprep.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
+from ortprep.stages.optimize.session_plans import loading_options, loading_providers
+from ortprep.stages.tune.artefacts import Artefacts, readable_by
+from ortprep.stages.tune.model_features import read_features
+from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
+from ortprep.tuning.knobs import (
     FORM,
     LEVEL,
     Conditions,
@@ -39,9 +39,9 @@ from pipeline.tuning.knobs import (
     needs_binding,
     restrict,
 )
-from pipeline.tuning.objective import Figures, Objective, objective_of
-from pipeline.tuning.space import DEFAULT, RECIPE, PlanChoice, Space, apply_settings
-from pipeline.tuning.trial import CheckedSample, TrialRequest, measure_trial
+from ortprep.tuning.objective import Figures, Objective, objective_of
+from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space, apply_settings
+from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
 
 @dataclass(frozen=True)

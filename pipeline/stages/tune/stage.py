@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.file_links import share_model
-from pipeline.bundle.loader_config import FirstPhase, Requirements
-from pipeline.bundle.tuning_record import TuningRecord
-from pipeline.errors import StageError, VerificationError
-from pipeline.measuring.device_lock import measuring, working
-from pipeline.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from pipeline.stages.core.accuracy import gate_key, judge_accuracy
-from pipeline.stages.core.contract import Context, Plan, TaskId, target_of
-from pipeline.stages.core.provenance import runtime_versions
-from pipeline.stages.core.results import TuneResult
-from pipeline.stages.core.sources import FETCH, source_task
-from pipeline.stages.optimize.requirements import needs_of_both
-from pipeline.stages.optimize.session_plans import runtime_key
-from pipeline.stages.tune.record import build_record
-from pipeline.stages.tune.search_context import SearchContext, open_search
-from pipeline.stages.verify.comparison import ask, describe
-from pipeline.stages.verify.reference import reference_variant
-from pipeline.tuning.budget import SearchLimits
-from pipeline.tuning.journal import Journal
-from pipeline.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
-from pipeline.tuning.objective import Figures
-from pipeline.tuning.plan_selection import PlanSelection, choose
-from pipeline.tuning.search import PlanSearchResult, SearchEffects, search
-from pipeline.tuning.space import PlanChoice
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.file_links import share_model
+from ortprep.bundle.loader_config import FirstPhase, Requirements
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.errors import StageError, VerificationError
+from ortprep.measuring.device_lock import measuring, working
+from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from ortprep.stages.core.accuracy import gate_key, judge_accuracy
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import TuneResult
+from ortprep.stages.core.sources import FETCH, source_task
+from ortprep.stages.optimize.requirements import needs_of_both
+from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.tune.record import build_record
+from ortprep.stages.tune.search_context import SearchContext, open_search
+from ortprep.stages.verify.comparison import ask, describe
+from ortprep.stages.verify.reference import reference_variant
+from ortprep.tuning.budget import SearchLimits
+from ortprep.tuning.journal import Journal
+from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
+from ortprep.tuning.objective import Figures
+from ortprep.tuning.plan_selection import PlanSelection, choose
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
+from ortprep.tuning.space import PlanChoice
 
 JOURNAL = "journal.log"
 

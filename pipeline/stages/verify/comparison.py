@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.bundle.manifest import OutputError
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import ChildTimeoutError, ResourceError, VerificationError
-from pipeline.runtime.verification.answers import Answers, read_answer, write_answers
-from pipeline.runtime.verification.compare import Element, OutputComparison, compare_output
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context
-from pipeline.stages.core.inputs.samples import Sample
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.manifest import OutputError
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildTimeoutError, ResourceError, VerificationError
+from ortprep.runtime.verification.answers import Answers, read_answer, write_answers
+from ortprep.runtime.verification.compare import Element, OutputComparison, compare_output
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context
+from ortprep.stages.core.inputs.samples import Sample
 
 
 def ask(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: Path) -> Answers:

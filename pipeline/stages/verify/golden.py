@@ -12,10 +12,10 @@ from typing import IO
 
 import numpy as np
 
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.verification.answers import Answer, read_answer
-from pipeline.runtime.verification.compare import BLOCK_ELEMENTS, read_block
-from pipeline.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.verification.answers import Answer, read_answer
+from ortprep.runtime.verification.compare import BLOCK_ELEMENTS, read_block
+from ortprep.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
 
 GOLDEN_FILE = "golden.npz"
 
@@ -31,7 +31,7 @@ MIN_OUTPUT_BYTES = 2**18
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:
-    """Writes a sample and the recorded answers to it, as `pipeline.runtime.verification.golden` reads them.
+    """Writes a sample and the recorded answers to it, as `ortprep.runtime.verification.golden` reads them.
 
     Every output is there: whole if it is small, else a part of its elements. No output is ever in memory.
 

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.bundle.atomic import write_json_atomic
-from pipeline.bundle.codec import decode, encode, read_json
-from pipeline.bundle.manifest import OutputError
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.loading.session import CPU, default_plan
-from pipeline.runtime.verification.answers import Answers
-from pipeline.stages.core.contract import PORTABLE, Context, Plan
-from pipeline.stages.core.inputs.sample_files import fits_interface
-from pipeline.stages.core.inputs.samples import Sample, make_samples
-from pipeline.stages.core.results import ModelInterface
-from pipeline.stages.core.sources import read_fetched
-from pipeline.stages.verify.comparison import ask, build_errors, describe, judge
+from ortprep.bundle.atomic import write_json_atomic
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.manifest import OutputError
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import PipelineError, StageError
+from ortprep.runtime.loading.session import CPU, default_plan
+from ortprep.runtime.verification.answers import Answers
+from ortprep.stages.core.contract import PORTABLE, Context, Plan
+from ortprep.stages.core.inputs.sample_files import fits_interface
+from ortprep.stages.core.inputs.samples import Sample, make_samples
+from ortprep.stages.core.results import ModelInterface
+from ortprep.stages.core.sources import read_fetched
+from ortprep.stages.verify.comparison import ask, build_errors, describe, judge
 
 SAMPLES_FOLDER = "samples"
 ANSWERS_FOLDER = "reference"

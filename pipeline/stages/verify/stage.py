@@ -14,24 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.conversion_record import OutputAccuracy
-from pipeline.bundle.manifest import VerificationRecord
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import PipelineError, StageError, VerificationError
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.machine.hardware import hardware_fingerprint
-from pipeline.runtime.verification.answers import Answers, TensorDeclaration
-from pipeline.runtime.verification.golden import OUTPUT, PART
-from pipeline.stages.core.accuracy import gate_key, judge_accuracy
-from pipeline.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from pipeline.stages.core.inputs.sample_files import read_headers
-from pipeline.stages.core.inputs.samples import Sample
-from pipeline.stages.core.inputs.spec_fit import inputs_key, samples_key
-from pipeline.stages.core.provenance import runtime_versions
-from pipeline.stages.core.results import OptimizeResult, VerifyResult
-from pipeline.stages.core.sources import FETCH, read_source, source_task
-from pipeline.stages.verify.comparison import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.bundle.manifest import VerificationRecord
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import PipelineError, StageError, VerificationError
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.hardware import hardware_fingerprint
+from ortprep.runtime.verification.answers import Answers, TensorDeclaration
+from ortprep.runtime.verification.golden import OUTPUT, PART
+from ortprep.stages.core.accuracy import gate_key, judge_accuracy
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from ortprep.stages.core.inputs.sample_files import read_headers
+from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import OptimizeResult, VerifyResult
+from ortprep.stages.core.sources import FETCH, read_source, source_task
+from ortprep.stages.verify.comparison import (
     Judged,
     ask,
     build_errors,
@@ -41,8 +41,8 @@ from pipeline.stages.verify.comparison import (
     suggest,
     worst_failure,
 )
-from pipeline.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
-from pipeline.stages.verify.reference import (
+from ortprep.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
+from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
     make_reference,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.graph.doit_tasks import DoitEngine
+from ortprep.graph.doit_tasks import DoitEngine
 from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.building.bundle_pull import pull_merged_bundle
-from pipeline.errors import ClusterError
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.publish import publish
+from ortprep.cluster.building.bundle_pull import pull_merged_bundle
+from ortprep.errors import ClusterError
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
 from tests.registry.builders import ELSEWHERE, HERE, Made, read_tree, write_bundle
 
 

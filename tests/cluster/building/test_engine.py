@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import ray
 
-from pipeline.bundle.manifest import read_manifest
-from pipeline.bundle.verification import check_bundle
-from pipeline.cluster.building.engine import RayEngine
-from pipeline.errors import RegistryError, SpecError
-from pipeline.graph.doit_tasks import DoitEngine
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.runtime import load
-from pipeline.spec.fleet import HardwareKind
+from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.verification import check_bundle
+from ortprep.cluster.building.engine import RayEngine
+from ortprep.errors import RegistryError, SpecError
+from ortprep.graph.doit_tasks import DoitEngine
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.runtime import load
+from ortprep.spec.fleet import HardwareKind
 from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import Recorder, Workshop, read_reproducible
 from tests.fakes import serve

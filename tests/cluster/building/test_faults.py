@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import ray
 
-from pipeline.bundle.verification import check_bundle
-from pipeline.graph.engine import BuildResult
+from ortprep.bundle.verification import check_bundle
+from ortprep.graph.engine import BuildResult
 from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
 from tests.cluster.building.conftest import FARM
@@ -86,7 +86,7 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
 ) -> None:
     workshop.write_shipped(measure=LONG_MEASURE)
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "pipeline", "prepare", "--engine", "ray", "--address", address]
+    command = [sys.executable, "-m", "ortprep", "prepare", "--engine", "ray", "--address", address]
     command += ["--store", str(workshop.store), "--configs", str(workshop.configs)]
     command += ["--artifacts", str(workshop.root / "artifacts")]
     with subprocess.Popen(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cluster.building.fleet_plan import plan_fleet, reserve
-from pipeline.cluster.nodes import ClusterNode
-from pipeline.errors import SpecError
-from pipeline.spec.fleet import DEFAULT_FLEET, Fleet, HardwareKind
-from pipeline.spec.models import ModelSpec
+from ortprep.cluster.building.fleet_plan import plan_fleet, reserve
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.errors import SpecError
+from ortprep.spec.fleet import DEFAULT_FLEET, Fleet, HardwareKind
+from ortprep.spec.models import ModelSpec
 
 
 def spec(name: str = "net", **sections: Any) -> ModelSpec:

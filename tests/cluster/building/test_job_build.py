@@ -6,21 +6,21 @@ import contextlib
 
 import pytest
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.manifest import read_manifest
-from pipeline.cluster.building.job import BuildJob, Event, JobResult
-from pipeline.cluster.building.job_build import build_job
-from pipeline.cluster.building.node_folder import working_folder
-from pipeline.cluster.building.source_fetch import fetch_model
-from pipeline.cluster.building.spec_files import describe_spec
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.graph.build import STAGES
-from pipeline.graph.execution import build_tasks
-from pipeline.registry.catalogue import open_catalogue
-from pipeline.registry.pull import PullRequest, pull
-from pipeline.registry.references import VersionRef
-from pipeline.spec.reading import read_spec
-from pipeline.stages.core.contract import Plan
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.manifest import read_manifest
+from ortprep.cluster.building.job import BuildJob, Event, JobResult
+from ortprep.cluster.building.job_build import build_job
+from ortprep.cluster.building.node_folder import working_folder
+from ortprep.cluster.building.source_fetch import fetch_model
+from ortprep.cluster.building.spec_files import describe_spec
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.graph.build import STAGES
+from ortprep.graph.execution import build_tasks
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef
+from ortprep.spec.reading import read_spec
+from ortprep.stages.core.contract import Plan
 from tests.builders import conv_net, write_model
 from tests.cluster.building.builders import Workshop
 

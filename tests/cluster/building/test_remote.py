@@ -11,7 +11,7 @@ import pytest
 CHILD = """
 import logging, os
 logging.basicConfig(format="%(message)s")
-from pipeline.cluster.building.remote import _reset_niceness
+from ortprep.cluster.building.remote import _reset_niceness
 os.nice(5)
 if {drop}:
     os.setuid(65534)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.verification import describe_files
-from pipeline.cluster.building.work_store import WorkStore
-from pipeline.errors import IntegrityError, NotPublishedError, RegistryError
-from pipeline.graph.receipts import RECEIPT_VERSION, TaskReceipt
-from pipeline.stages.core.contract import TaskId
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.verification import describe_files
+from ortprep.cluster.building.work_store import WorkStore
+from ortprep.errors import IntegrityError, NotPublishedError, RegistryError
+from ortprep.graph.receipts import RECEIPT_VERSION, TaskReceipt
+from ortprep.stages.core.contract import TaskId
 from tests.registry.fakes import BUCKET, s3_server
 
 TASK = TaskId("optimize", "cpu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.cluster.data.arguments import check_keep, check_sizes, choose_columns
-from pipeline.errors import PoolError
+from ortprep.cluster.data.arguments import check_keep, check_sizes, choose_columns
+from ortprep.errors import PoolError
 
 
 def test_lengths_of_batches_are_whole_numbers_that_the_model_takes() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.cluster.data.batching import (
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.cluster.data.batching import (
     Piece,
     check_column,
     check_row_outputs,
@@ -18,7 +18,7 @@ from pipeline.cluster.data.batching import (
     join,
     plan_pieces,
 )
-from pipeline.errors import InvalidRequestError, PoolError
+from ortprep.errors import InvalidRequestError, PoolError
 
 sizes = st.lists(st.integers(1, 64), max_size=4)
 IMAGE = TensorSpec("image", "float32", ("batch", 3, None))

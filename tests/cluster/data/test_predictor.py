@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.bundle.session_record import ProviderRecord
-from pipeline.cluster import OnnxPredictor, PredictorConfig
-from pipeline.errors import InvalidRequestError, LoadError, PoolError
-from pipeline.runtime import load
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-from pipeline.runtime.session.binding import BoundRuns
-from pipeline.runtime.session.opened_model import choose_target
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.session_record import ProviderRecord
+from ortprep.cluster import OnnxPredictor, PredictorConfig
+from ortprep.errors import InvalidRequestError, LoadError, PoolError
+from ortprep.runtime import load
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.session.binding import BoundRuns
+from ortprep.runtime.session.opened_model import choose_target
 from tests.cluster.builders import SmallCluster
 from tests.runtime.builders import CUDA_NEEDED
 from tests.runtime.pool.builders import (

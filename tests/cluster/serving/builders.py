@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.element_types import Array
 from tests.runtime.pool.builders import write_model_bundle
 
 LONG = 1200

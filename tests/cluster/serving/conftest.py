@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ray import serve
 
-from pipeline.cluster.serving.grpc_api import SERVICER
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.cluster.serving.grpc_api import SERVICER
+from ortprep.runtime.tensors.element_types import Array
 from tests.cluster.builders import SmallCluster
 from tests.fakes import free_port
 from tests.prepare.builders import Project

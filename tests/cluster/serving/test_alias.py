@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.cluster import RaySessionPool, ServeConfig
-from pipeline.cluster.serving.deployment import BundleDeployment
-from pipeline.cluster.serving.pinning import follow_alias, pin_version
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.cluster import RaySessionPool, ServeConfig
+from ortprep.cluster.serving.deployment import BundleDeployment
+from ortprep.cluster.serving.pinning import follow_alias, pin_version
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.builders import SmallCluster
 from tests.fakes import wait_for
 from tests.prepare.builders import Project

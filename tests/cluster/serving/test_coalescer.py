@@ -12,8 +12,8 @@ import pytest
 from ray import exceptions
 from ray.serve.exceptions import BackPressureError
 
-from pipeline.cluster.serving.coalescer import SMALL_BYTES, RequestCoalescer
-from pipeline.errors import (
+from ortprep.cluster.serving.coalescer import SMALL_BYTES, RequestCoalescer
+from ortprep.errors import (
     InvalidRequestError,
     PoolClosedError,
     PoolError,
@@ -22,10 +22,10 @@ from pipeline.errors import (
     WorkerDiedError,
     to_dict,
 )
-from pipeline.runtime.pool.admission import RequestOptions, WouldBlock
-from pipeline.runtime.pool.base_pool import BasePool
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.tensors.signatures import Signature
+from ortprep.runtime.pool.admission import RequestOptions, WouldBlock
+from ortprep.runtime.pool.base_pool import BasePool
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature
 from tests.fakes import wait_for
 
 F4 = np.dtype(np.float32)

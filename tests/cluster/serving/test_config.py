@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cluster import ServeConfig
-from pipeline.cluster.nodes import ClusterNode
-from pipeline.cluster.serving.application import build_application
-from pipeline.cluster.serving.config import count_replicas
-from pipeline.errors import PoolError
+from ortprep.cluster import ServeConfig
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.cluster.serving.application import build_application
+from ortprep.cluster.serving.config import count_replicas
+from ortprep.errors import PoolError
 
 
 def gpu_nodes(counts: list[int]) -> list[ClusterNode]:

@@ -15,8 +15,8 @@ import pytest
 from ray import serve
 
 from bench.ray_faults import StormOptions, run_storm
-from pipeline.cluster import RaySessionPool, ServeConfig
-from pipeline.errors import WorkerDiedError
+from ortprep.cluster import RaySessionPool, ServeConfig
+from ortprep.errors import WorkerDiedError
 from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import LONGEST, slow_batch, write_slow
 from tests.cluster.serving.conftest import HTTP_PORT

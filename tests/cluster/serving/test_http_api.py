@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.cluster.serving import http_api
-from pipeline.cluster.serving.config import ServeConfig
-from pipeline.cluster.serving.deployment import BundleDeployment
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.cluster.serving import http_api
+from ortprep.cluster.serving.config import ServeConfig
+from ortprep.cluster.serving.deployment import BundleDeployment
 
 BODY = {"type": "http.request", "body": b"{", "more_body": True}
 

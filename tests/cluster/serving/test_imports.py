@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BUILD = {"onnx", "doit", "typer", "optuna", "pipeline.stages", "pipeline.graph", "pipeline.tuning"}
+BUILD = {"onnx", "doit", "typer", "optuna", "ortprep.stages", "ortprep.graph", "ortprep.tuning"}
 
 
 def brought_in(statement: str) -> set[str]:
@@ -17,11 +17,11 @@ def brought_in(statement: str) -> set[str]:
 
 
 def test_the_package_itself_brings_in_next_to_nothing() -> None:
-    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import pipeline.cluster")
+    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.cluster")
 
 
 def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
-    assert not {"ray", *BUILD} & brought_in("from pipeline.cluster import OnnxPredictor")
+    assert not {"ray", *BUILD} & brought_in("from ortprep.cluster import OnnxPredictor")
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
     ],
 )
 def test_nothing_of_the_build_is_needed(module: str) -> None:
-    assert not BUILD & brought_in(f"import pipeline.cluster.{module}")
+    assert not BUILD & brought_in(f"import ortprep.cluster.{module}")
 
 
 def test_without_ray_it_is_said_what_to_install() -> None:
-    code = "import sys; sys.modules['ray'] = None\nfrom pipeline.cluster import RaySessionPool"
+    code = "import sys; sys.modules['ray'] = None\nfrom ortprep.cluster import RaySessionPool"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError: Ray is not installed" in done.stderr
     assert "pip install 'ortprep[ray]'" in done.stderr

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from ray import serve
 
-from pipeline.cluster import RaySessionPool, ServeConfig
-from pipeline.errors import (
+from ortprep.cluster import RaySessionPool, ServeConfig
+from ortprep.errors import (
     BundleError,
     IntegrityError,
     InvalidRequestError,
@@ -21,8 +21,8 @@ from pipeline.errors import (
     RequestTimeoutError,
     RunError,
 )
-from pipeline.runtime import PoolConfig, SessionPool
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.runtime import PoolConfig, SessionPool
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.conftest import batch
 from tests.fakes import wait_for
@@ -168,7 +168,7 @@ def test_a_bundle_that_cannot_be_served_is_an_error_of_its_own_kind(
 
 
 def test_a_bundle_that_is_replaced_in_its_folder_is_refused(nodes: SmallCluster, tmp_path: Path) -> None:
-    from pipeline.cluster.serving.pinning import pin_version, require_version
+    from ortprep.cluster.serving.pinning import pin_version, require_version
 
     folder = write_doubling(tmp_path / "net")
     name, pinned = pin_version(str(folder))

@@ -16,10 +16,10 @@ import tritonclient.http
 from ray import serve
 from tritonclient.utils import InferenceServerException
 
-from pipeline.cluster import ServeConfig
-from pipeline.cluster.serving.application import build_application
-from pipeline.cluster.serving.pinning import pin_version
-from pipeline.runtime import load
+from ortprep.cluster import ServeConfig
+from ortprep.cluster.serving.application import build_application
+from ortprep.cluster.serving.pinning import pin_version
+from ortprep.runtime import load
 from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import write_slow
 from tests.cluster.serving.conftest import GRPC_PORT, HTTP_PORT

@@ -23,12 +23,12 @@ import tritonclient.http
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from pipeline.bundle.codec import encode
-from pipeline.cluster import ServeConfig
-from pipeline.cluster.serving.pinning import PinnedBundle, pin_version
-from pipeline.cluster.serving.serve_file import BundleFigures, plan_serve_file
-from pipeline.errors import PoolError
-from pipeline.runtime.placement.assignment import ModelLoad
+from ortprep.bundle.codec import encode
+from ortprep.cluster import ServeConfig
+from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
+from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file
+from ortprep.errors import PoolError
+from ortprep.runtime.placement.assignment import ModelLoad
 from tests.fakes import free_port, wait_for
 from tests.prepare.builders import Project
 

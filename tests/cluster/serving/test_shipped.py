@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.cluster import OnnxPredictor, PredictorConfig, RaySessionPool, ServeConfig, pin_bundle
-from pipeline.errors import NotPublishedError
-from pipeline.runtime import load
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.cluster import OnnxPredictor, PredictorConfig, RaySessionPool, ServeConfig, pin_bundle
+from ortprep.errors import NotPublishedError
+from ortprep.runtime import load
 from tests.cluster.builders import SmallCluster
 from tests.fakes import wait_for
 from tests.prepare.builders import Project

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.diagnose.concurrent_models.check import diagnose_concurrent
-from pipeline.diagnose.concurrent_models.verdict import SITUATIONS
-from pipeline.diagnose.doctor_model import DoctorModel
-from pipeline.errors import LoadError
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.diagnose.concurrent_models.check import diagnose_concurrent
+from ortprep.diagnose.concurrent_models.verdict import SITUATIONS
+from ortprep.diagnose.doctor_model import DoctorModel
+from ortprep.errors import LoadError
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model, sample, weights_of, write_bundle, write_linear
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.concurrent_models.check import place_models
-from pipeline.diagnose.concurrent_models.verdict import (
+from ortprep.diagnose.concurrent_models.check import place_models
+from ortprep.diagnose.concurrent_models.verdict import (
     SITUATIONS,
     Contention,
     ModelRuns,
@@ -21,8 +21,8 @@ from pipeline.diagnose.concurrent_models.verdict import (
     slow_down,
     tabulate,
 )
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.measuring.rounds import InterleavedRuns
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.measuring.rounds import InterleavedRuns
 from tests.diagnose.builders import RuleCase, codes, name_case, written_codes
 
 ON_CPU = (PlacedModel("a", "cpu", 1), PlacedModel("b", "cpu", 1))
@@ -68,7 +68,7 @@ CASES = (
 
 def test_every_code_has_a_case() -> None:
     modules = ("concurrent_models.verdict", "concurrent_models.check", "interleaved_runs")
-    assert written_codes(*(f"pipeline.diagnose.{module}" for module in modules)) == {p.code for p in CASES}
+    assert written_codes(*(f"ortprep.diagnose.{module}" for module in modules)) == {p.code for p in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_case)

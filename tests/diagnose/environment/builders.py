@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import decode
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.environment.facts.ort_probe import ProviderAttempt
-from pipeline.diagnose.environment.facts.records import (
+from ortprep.bundle.codec import decode
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.environment.facts.ort_probe import ProviderAttempt
+from ortprep.diagnose.environment.facts.records import (
     Architecture,
     DeviceCode,
     DiskSpace,
@@ -28,9 +28,9 @@ from pipeline.diagnose.environment.facts.records import (
     ResourceLimits,
     Wheel,
 )
-from pipeline.diagnose.environment.facts.runtime import add_packages, judge_attempt
-from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.runtime.machine.hardware import Gpu
+from ortprep.diagnose.environment.facts.runtime import add_packages, judge_attempt
+from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.machine.hardware import Gpu
 from tests.conftest import ROOT
 
 GB = 10**9

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.environment.facts import ort_probe
-from pipeline.diagnose.environment.facts.device_code import read_device_code
-from pipeline.diagnose.environment.facts.wheels import read_requirements
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.environment.facts import ort_probe
+from ortprep.diagnose.environment.facts.device_code import read_device_code
+from ortprep.diagnose.environment.facts.wheels import read_requirements
+from ortprep.runtime.probing.child import run_child
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.codec import decode
-from pipeline.diagnose.diagnosis import Diagnosis
-from pipeline.diagnose.environment.check import describe, diagnose_environment
-from pipeline.diagnose.environment.facts.records import Facts
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.bundle.codec import decode
+from ortprep.diagnose.diagnosis import Diagnosis
+from ortprep.diagnose.environment.check import describe, diagnose_environment
+from ortprep.diagnose.environment.facts.records import Facts
+from ortprep.runtime.machine.hardware import read_hardware
 from tests.diagnose.environment.builders import documented_codes
 
 LONGEST_S = 60.0

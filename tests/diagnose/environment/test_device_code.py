@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.environment.facts.device_code import compiles_at_start, read_device_code, runs_natively
-from pipeline.diagnose.environment.facts.elf import read_needed
-from pipeline.diagnose.environment.facts.records import Architecture, DeviceCode
+from ortprep.diagnose.environment.facts.device_code import compiles_at_start, read_device_code, runs_natively
+from ortprep.diagnose.environment.facts.elf import read_needed
+from ortprep.diagnose.environment.facts.records import Architecture, DeviceCode
 from tests.diagnose.environment.builders import build_elf
 
 PTX, MACHINE_CODE = 1, 2

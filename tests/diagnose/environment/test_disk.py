@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.facts.disk import measure_reading
+from ortprep.diagnose.environment.facts.disk import measure_reading
 
 MEBIBYTE = 1024 * 1024
 

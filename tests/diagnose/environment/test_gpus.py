@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from pipeline.diagnose.environment.facts.records import PcieLink
+from ortprep.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
+from ortprep.diagnose.environment.facts.records import PcieLink
 from tests.diagnose.environment.builders import HOPPER
 
 UNSUPPORTED = 3

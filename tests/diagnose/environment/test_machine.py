@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.facts.cgroups import read_limits
-from pipeline.diagnose.environment.facts.machine import read_disk_space
-from pipeline.diagnose.environment.facts.records import ResourceLimits
-from pipeline.diagnose.environment.rules.findings import find
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.diagnose.environment.facts.cgroups import read_limits
+from ortprep.diagnose.environment.facts.machine import read_disk_space
+from ortprep.diagnose.environment.facts.records import ResourceLimits
+from ortprep.diagnose.environment.rules.findings import find
+from ortprep.runtime.machine.hardware import read_hardware
 from tests.diagnose.environment.builders import HEALTHY, codes
 
 MEBIBYTE = 1024 * 1024
@@ -113,8 +113,8 @@ with open({str(group / "cgroup.procs")!r}, "w") as file:
 end = time.monotonic() + 0.3
 while time.monotonic() < end:
     pass
-from pipeline.diagnose.environment.facts.cgroups import read_limits
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.diagnose.environment.facts.cgroups import read_limits
+from ortprep.runtime.machine.hardware import read_hardware
 limits = read_limits(read_hardware())
 print(limits.quota_cores, limits.throttled_periods, limits.throttled_s)
 """
@@ -168,7 +168,7 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path: Path) -> None:
         pytest.skip("nothing can be mounted here")
     program = (
         "import sys; from pathlib import Path;"
-        "from pipeline.diagnose.environment.check import diagnose_environment;"
+        "from ortprep.diagnose.environment.check import diagnose_environment;"
         "diagnosis = diagnose_environment(artifacts=Path(sys.argv[1]));"
         "print(*(f.code for f in diagnosis.findings if f.severity == 'advice'))"
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.diagnose.environment.facts.packages import is_known, requirement_for
+from ortprep.diagnose.environment.facts.packages import is_known, requirement_for
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.diagnose.environment.check import describe
-from pipeline.diagnose.environment.facts.device_code import name_architecture
-from pipeline.diagnose.environment.rules.findings import find
-from pipeline.runtime.loading.session import CPU, CUDA
+from ortprep.diagnose.environment.check import describe
+from ortprep.diagnose.environment.facts.device_code import name_architecture
+from ortprep.diagnose.environment.rules.findings import find
+from ortprep.runtime.loading.session import CPU, CUDA
 from tests.diagnose.environment.builders import (
     HEALTHY,
     RECORDINGS,

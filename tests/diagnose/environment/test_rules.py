@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.diagnosis import Finding, Severity
-from pipeline.diagnose.environment.facts.records import (
+from ortprep.diagnose.diagnosis import Finding, Severity
+from ortprep.diagnose.environment.facts.records import (
     Architecture,
     DeviceCode,
     DiskSpace,
@@ -20,9 +20,9 @@ from pipeline.diagnose.environment.facts.records import (
     Provider,
     Wheel,
 )
-from pipeline.diagnose.environment.rules import findings
-from pipeline.diagnose.environment.rules.findings import find, name_providers
-from pipeline.runtime.loading.session import CPU, CUDA
+from ortprep.diagnose.environment.rules import findings
+from ortprep.diagnose.environment.rules.findings import find, name_providers
+from ortprep.runtime.loading.session import CPU, CUDA
 from tests.diagnose.environment.builders import (
     GB,
     HEALTHY,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.check import diagnose_environment
-from pipeline.diagnose.environment.facts.runtime import parse_reason, read_runtime, try_providers
-from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.versions import installed_onnxruntime
+from ortprep.diagnose.environment.check import diagnose_environment
+from ortprep.diagnose.environment.facts.runtime import parse_reason, read_runtime, try_providers
+from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.versions import installed_onnxruntime
 from tests.diagnose.environment.builders import build_linked_elf, codes, one
 from tests.diagnose.environment.test_wheels import plant_wheel
 

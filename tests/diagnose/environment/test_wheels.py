@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.environment.facts.wheels import name_installed, read_requirements, read_wheels
-from pipeline.versions import installed_onnxruntime
+from ortprep.diagnose.environment.facts.wheels import name_installed, read_requirements, read_wheels
+from ortprep.versions import installed_onnxruntime
 
 
 def plant_wheel(

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.doctor_model import plan_on
-from pipeline.diagnose.gil import gil_monitor
-from pipeline.diagnose.gil.check import diagnose_gil
-from pipeline.diagnose.gil.heavy_model import LAYERS, WEIGHTS_BYTES, write_heavy_model
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.doctor_model import plan_on
+from ortprep.diagnose.gil import gil_monitor
+from ortprep.diagnose.gil.check import diagnose_gil
+from ortprep.diagnose.gil.heavy_model import LAYERS, WEIGHTS_BYTES, write_heavy_model
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model
 
 

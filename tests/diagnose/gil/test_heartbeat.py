@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.gil.gil_monitor import hold_core_only, hold_interpreter
-from pipeline.diagnose.gil.heartbeat import Call, Heartbeat, call_between
-from pipeline.diagnose.gil.verdict import HELD_SHARE, RELEASED_SHARE, Verdict, judge
+from ortprep.diagnose.gil.gil_monitor import hold_core_only, hold_interpreter
+from ortprep.diagnose.gil.heartbeat import Call, Heartbeat, call_between
+from ortprep.diagnose.gil.verdict import HELD_SHARE, RELEASED_SHARE, Verdict, judge
 
 WORK_US = 50_000
 ATTEMPTS = 20

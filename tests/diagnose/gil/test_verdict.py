@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.gil.heartbeat import Call, GilObservations
-from pipeline.diagnose.gil.verdict import (
+from ortprep.diagnose.gil.heartbeat import Call, GilObservations
+from ortprep.diagnose.gil.verdict import (
     MIN_CALL_MS,
     explain_nothing,
     find_in,
@@ -45,7 +45,7 @@ CASES = (
 
 
 def test_every_code_has_a_case() -> None:
-    written = written_codes("pipeline.diagnose.gil.verdict", "pipeline.diagnose.gil.check")
+    written = written_codes("ortprep.diagnose.gil.verdict", "ortprep.diagnose.gil.check")
     assert written == {case.code for case in CASES}
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.codec import decode
-from pipeline.diagnose.initialisation.phases import (
+from ortprep.bundle.codec import decode
+from ortprep.diagnose.initialisation.phases import (
     TITLES,
     Initialisation,
     LogLine,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.diagnose.doctor_model import DoctorModel, plan_on
-from pipeline.diagnose.initialisation.check import diagnose_initialisation
-from pipeline.diagnose.initialisation.tracing import trace_plan
-from pipeline.diagnose.profiling.check import diagnose_profile
-from pipeline.diagnose.sampling import examine_bundle, examine_source
-from pipeline.errors import LoadError
+from ortprep.diagnose.doctor_model import DoctorModel, plan_on
+from ortprep.diagnose.initialisation.check import diagnose_initialisation
+from ortprep.diagnose.initialisation.tracing import trace_plan
+from ortprep.diagnose.profiling.check import diagnose_profile
+from ortprep.diagnose.sampling import examine_bundle, examine_source
+from ortprep.errors import LoadError
 from tests.builders import conv_net, write_model
 from tests.runtime.builders import write_bundle
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.initialisation.phases import Initialisation, Phase, PhaseName
-from pipeline.diagnose.initialisation.verdict import ACCOUNTED, Start, find_in_start, saved_by
+from ortprep.diagnose.initialisation.phases import Initialisation, Phase, PhaseName
+from ortprep.diagnose.initialisation.verdict import ACCOUNTED, Start, find_in_start, saved_by
 
 
 def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:

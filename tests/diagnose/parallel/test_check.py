@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.doctor_model import DoctorModel, plan_of
-from pipeline.diagnose.parallel.check import diagnose_parallel
-from pipeline.diagnose.parallel.session_creation import make_sessions
-from pipeline.diagnose.parallel.verdict import WAYS
-from pipeline.diagnose.process_group import run_together
-from pipeline.errors import LoadError, LoadTimeoutError
-from pipeline.runtime.loading.load_options import Deadline
-from pipeline.runtime.loading.session import _device_guard, build_session, default_plan
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.doctor_model import DoctorModel, plan_of
+from ortprep.diagnose.parallel.check import diagnose_parallel
+from ortprep.diagnose.parallel.session_creation import make_sessions
+from ortprep.diagnose.parallel.verdict import WAYS
+from ortprep.diagnose.process_group import run_together
+from ortprep.errors import LoadError, LoadTimeoutError
+from ortprep.runtime.loading.load_options import Deadline
+from ortprep.runtime.loading.session import _device_guard, build_session, default_plan
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model, write_bundle
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.parallel.check import combine_times, count_lanes, count_sessions
-from pipeline.diagnose.parallel.session_creation import CreationTimes
-from pipeline.diagnose.parallel.verdict import (
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.parallel.check import combine_times, count_lanes, count_sessions
+from ortprep.diagnose.parallel.session_creation import CreationTimes
+from ortprep.diagnose.parallel.verdict import (
     MIN_GAIN,
     WAYS,
     CreationResult,
@@ -24,8 +24,8 @@ from pipeline.diagnose.parallel.verdict import (
     speed_up,
     tabulate,
 )
-from pipeline.measuring.comparison import beats
-from pipeline.measuring.rounds import InterleavedRuns
+from ortprep.measuring.comparison import beats
+from ortprep.measuring.rounds import InterleavedRuns
 from tests.diagnose.builders import RuleCase, codes, name_case, written_codes
 
 positive = st.floats(0.1, 1e5)
@@ -100,7 +100,7 @@ CASES = (
 
 def test_every_code_has_a_case() -> None:
     modules = ("parallel.verdict", "parallel.check", "interleaved_runs")
-    assert written_codes(*(f"pipeline.diagnose.{module}" for module in modules)) == {p.code for p in CASES}
+    assert written_codes(*(f"ortprep.diagnose.{module}" for module in modules)) == {p.code for p in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_case)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.profiling.trace_events import (
+from ortprep.diagnose.profiling.trace_events import (
     ProfileEvents,
     TraceEvent,
     own_times,
     parse_events,
     read_events,
 )
-from pipeline.diagnose.profiling.verdict import Profile, family_of, find_in_profile, summarise_profile
-from pipeline.errors import LoadError
+from ortprep.diagnose.profiling.verdict import Profile, family_of, find_in_profile, summarise_profile
+from ortprep.errors import LoadError
 
 RECORDED = Path(__file__).parent / "recorded"
 CUDA = "CUDAExecutionProvider"

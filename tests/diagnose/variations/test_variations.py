@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnose.doctor_model import DoctorModel
-from pipeline.diagnose.sampling import examine_bundle, examine_source
-from pipeline.diagnose.variations.check import diagnose_options
-from pipeline.diagnose.variations.verdict import MEASURES, compare, find_in_comparison
-from pipeline.runtime.probing.probe import ProbeResult
+from ortprep.diagnose.doctor_model import DoctorModel
+from ortprep.diagnose.sampling import examine_bundle, examine_source
+from ortprep.diagnose.variations.check import diagnose_options
+from ortprep.diagnose.variations.verdict import MEASURES, compare, find_in_comparison
+from ortprep.runtime.probing.probe import ProbeResult
 from tests.builders import conv_net, write_external_model, write_model
 from tests.runtime.builders import write_bundle
 

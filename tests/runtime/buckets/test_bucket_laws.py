@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
@@ -19,8 +19,8 @@ from pipeline.bundle.loader_config import (
     Variant,
     VersionRange,
 )
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.runtime.buckets.selection import choose_bucket
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.runtime.buckets.selection import choose_bucket
 
 Shape = tuple[int | str | None, ...] | None
 Shapes = Mapping[str, tuple[int, ...]]

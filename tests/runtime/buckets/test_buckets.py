@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import IntegrityError, LoadError, LoadTimeoutError
-from pipeline.runtime import load, load_bucketed, load_progressive
-from pipeline.runtime.loading import bundle_loader, session
-from pipeline.runtime.tensors.arrays import run_session, write_tensors
+from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
+from ortprep.runtime import load, load_bucketed, load_progressive
+from ortprep.runtime.loading import bundle_loader, session
+from ortprep.runtime.tensors.arrays import run_session, write_tensors
 from tests.runtime.builders import (
     BUCKETED,
     UNMET,

@@ -11,10 +11,10 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import LoadError, LoadTimeoutError
-from pipeline.runtime import load, load_bucketed, load_progressive
-from pipeline.runtime.loading import caller_options
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import LoadError, LoadTimeoutError
+from ortprep.runtime import load, load_bucketed, load_progressive
+from ortprep.runtime.loading import caller_options
 from tests.runtime.builders import sample, write_bundle
 
 pytestmark = pytest.mark.runtime
@@ -64,7 +64,7 @@ def test_the_callers_values_win_and_the_bundle_adds_what_they_leave(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_contradiction_is_logged_once(bundle: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="pipeline"):
+    with caplog.at_level(logging.WARNING, logger="ortprep"):
         for _ in range(3):
             chosen = {"intra_op_num_threads": 1, PREPACKING: "0"}
             session = load(bundle, session_options=FORMS[form](chosen))
@@ -81,7 +81,7 @@ def test_an_object_is_given_back_as_it_was_and_serves_for_several_bundles(
 ) -> None:
     other = SessionOptionsRecord("ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {PREPACKING: "0"})
     options = as_object({"enable_cpu_mem_arena": False})
-    with caplog.at_level(logging.WARNING, logger="pipeline"):
+    with caplog.at_level(logging.WARNING, logger="ortprep"):
         for folder, threads, prepacking in (
             (bundle, 2, "1"),
             (write_bundle(tmp_path / "other", options=other), 1, "0"),
@@ -176,7 +176,7 @@ def test_a_load_that_is_closed_leaves_the_object_usable(bundle: Path) -> None:
 
 
 def test_another_level_is_logged_and_not_taken(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="pipeline"):
+    with caplog.at_level(logging.WARNING, logger="ortprep"):
         session = load(bundle, session_options={"graph_optimization_level": "ORT_ENABLE_BASIC"})
     level = session.get_session_options().graph_optimization_level
     assert level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

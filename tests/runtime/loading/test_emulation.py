@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.runtime.machine.hardware import read_hardware
 from tests.runtime.builders import CPU_ONLY, write_bundle
 
 pytestmark = [
@@ -24,8 +24,8 @@ pytestmark = [
 
 SCRIPT = """
 import sys
-from pipeline.runtime.machine.hardware import nchwc_block_size, read_hardware
-from pipeline.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.machine.hardware import nchwc_block_size, read_hardware
+from ortprep.runtime.loading.bundle_loader import open_bundle
 opened = open_bundle(sys.argv[1], check="golden")
 print(opened.variant.name, nchwc_block_size(read_hardware()), *opened.passed_over)
 """

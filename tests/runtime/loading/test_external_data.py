@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.errors import IntegrityError, LoadTimeoutError
-from pipeline.runtime import load
-from pipeline.runtime.loading import variant_files
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.errors import IntegrityError, LoadTimeoutError
+from ortprep.runtime import load
+from ortprep.runtime.loading import variant_files
 from tests.runtime.builders import entry, refer_to, rewrite_digests, sample, weights_of, write_bundle
 
 pytestmark = pytest.mark.runtime

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.bundle import LOADER_FILE, verification
-from pipeline.bundle.loader_config import (
+from ortprep.bundle import LOADER_FILE, verification
+from ortprep.bundle.loader_config import (
     FileEntry,
     VersionRange,
     read_loader_config,
     write_loader_config,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import (
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import (
     BundleError,
     IntegrityError,
     LoadError,
@@ -30,11 +30,11 @@ from pipeline.errors import (
     PipelineError,
     UnsupportedVersionError,
 )
-from pipeline.runtime import load
-from pipeline.runtime.loading import bundle_loader, load_options, session, variant_files
-from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.loading.variant_resolver import build_plan
-from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime import load
+from ortprep.runtime.loading import bundle_loader, load_options, session, variant_files
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.loading.variant_resolver import build_plan
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from tests.fakes import wait_for
 from tests.runtime.builders import (
     CPU_ONLY,
@@ -68,7 +68,7 @@ def flip_byte(path: Path, position: int = 5) -> None:
 
 def edit_config(folder: Path, change: Callable[[Any], None]) -> None:
     """Changes loader.json and gives it a digest that fits, so that only its meaning can give it away."""
-    from pipeline.bundle.digest import digest_json
+    from ortprep.bundle.digest import digest_json
 
     path = folder / LOADER_FILE
     data = json.loads(path.read_bytes())
@@ -408,7 +408,7 @@ def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path: Path
 
 def test_f13_falling_back_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": CPU_ONLY})
-    with caplog.at_level(logging.INFO, logger="pipeline"):
+    with caplog.at_level(logging.INFO, logger="ortprep"):
         opened = open_bundle(folder)
     assert opened.variant.name == "portable"
     (record,) = caplog.records
@@ -417,7 +417,7 @@ def test_f13_falling_back_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_taking_the_first_variant_is_no_warning(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="pipeline"):
+    with caplog.at_level(logging.INFO, logger="ortprep"):
         load(bundle)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "linear: taking variant cpu")]
 
@@ -465,7 +465,7 @@ def test_a_device_without_gpu_variant_is_said_to_have_no_effect(
 
 
 def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path: Path) -> None:
-    from pipeline.runtime.machine.hardware import read_gpus
+    from ortprep.runtime.machine.hardware import read_gpus
 
     if read_gpus():
         pytest.skip("this machine has a GPU")

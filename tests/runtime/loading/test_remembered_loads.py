@@ -15,11 +15,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.bundle import loader_config
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import IntegrityError, LoadError
-from pipeline.runtime import load, open_bundle
-from pipeline.runtime.loading import resolved_variant, variant_resolver
+from ortprep.bundle import loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import IntegrityError, LoadError
+from ortprep.runtime import load, open_bundle
+from ortprep.runtime.loading import resolved_variant, variant_resolver
 from tests.runtime.builders import CPU_ONLY, sample, weights_of, write_bundle, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -221,13 +221,13 @@ SCRIPT = """
 import sys
 import numpy, onnxruntime
 before = set(sys.modules)
-from pipeline.runtime import load
+from ortprep.runtime import load
 load(sys.argv[1]).run(None, {"x": numpy.zeros((2, 8), numpy.float32)})
 print(*sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
 """
 
 LOADS_MODULES = [
-    f"pipeline{name}"
+    f"ortprep{name}"
     for name in (
         "",
         ".bundle",
@@ -260,7 +260,7 @@ def modules_of_a_load(bundle: Path) -> list[str]:
 
 def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle: Path) -> None:
     time.sleep(0.05)  # what changed just now is not remembered
-    assert "pipeline.bundle.loader_config" in modules_of_a_load(bundle)
+    assert "ortprep.bundle.loader_config" in modules_of_a_load(bundle)
     assert modules_of_a_load(bundle) == LOADS_MODULES
 
 
@@ -272,7 +272,7 @@ def test_a_load_maps_hardly_more_than_the_import_alone(bundle: Path, depth: int)
     nested = (
         "def call(depth):\n"
         "    if depth: return call(depth - 1)\n"
-        "    from pipeline.runtime import load\n"
+        "    from ortprep.runtime import load\n"
         f"    load({str(bundle)!r})\n"
         f"call({depth})"
     )

@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import LoadError, LoadTimeoutError, ProviderError
-from pipeline.runtime.loading import session as session_module
-from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
-from pipeline.runtime.machine.hardware import read_gpus
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import LoadError, LoadTimeoutError, ProviderError
+from ortprep.runtime.loading import session as session_module
+from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
+from ortprep.runtime.machine.hardware import read_gpus
 from tests.fakes import wait_for
 from tests.runtime.builders import sample, weights_of, write_chain, write_linear
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
     FileEntry,
     Golden,
@@ -15,9 +15,9 @@ from pipeline.bundle.loader_config import (
     Variant,
     VersionRange,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.runtime.loading.variant_selection import Selection, select_variant
-from pipeline.runtime.machine.hardware import Gpu, Hardware
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.runtime.loading.variant_selection import Selection, select_variant
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 pytestmark = pytest.mark.runtime
 

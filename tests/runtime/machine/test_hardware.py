@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime.machine import hardware
-from pipeline.runtime.machine.hardware import (
+from ortprep.runtime.machine import hardware
+from ortprep.runtime.machine.hardware import (
     KERNEL_FEATURES,
     Gpu,
     Hardware,

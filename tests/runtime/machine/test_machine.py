@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.machine.gpu_memory import used_gpu_bytes
-from pipeline.runtime.machine.hardware import Gpu, read_gpus, read_hardware
-from pipeline.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
-from pipeline.runtime.machine.process_memory import peak_rss_bytes, private_bytes
-from pipeline.runtime.probing import availability
-from pipeline.runtime.probing.availability import run_tiny_model, unavailable_reason
-from pipeline.runtime.probing.child import Reply, run_child
+from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
+from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
+from ortprep.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
+from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from ortprep.runtime.probing import availability
+from ortprep.runtime.probing.availability import run_tiny_model, unavailable_reason
+from ortprep.runtime.probing.child import Reply, run_child
 
 pytestmark = pytest.mark.runtime
 

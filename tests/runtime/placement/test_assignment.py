@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import PoolError
-from pipeline.runtime.placement.assignment import ModelLoad, Room, place_models
+from ortprep.errors import PoolError
+from ortprep.runtime.placement.assignment import ModelLoad, Room, place_models
 
 _MODELS = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=1, max_size=6).map(
     lambda pairs: [ModelLoad(f"m{n}", float(cost), memory) for n, (cost, memory) in enumerate(pairs)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.manifest import (
+from ortprep.bundle.manifest import (
     Decision,
     MeasurementRecord,
     PlanFigures,
@@ -16,8 +16,8 @@ from pipeline.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline.bundle.tuning_record import Summary
-from pipeline.runtime.placement.model_load import read_load
+from ortprep.bundle.tuning_record import Summary
+from ortprep.runtime.placement.model_load import read_load
 from tests.runtime.builders import BUCKETED, COLUMNS, ROWS, write_converted
 
 MB = 2**20

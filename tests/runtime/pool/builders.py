@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.loader_config import (
     Golden,
     LoaderConfig,
     TensorSpec,
@@ -15,9 +15,9 @@ from pipeline.bundle.loader_config import (
     Variant,
     write_loader_config,
 )
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.tensors.element_types import Array
 from tests.runtime.builders import CPU_ONLY, entry, operator_model, write_record
 
 CODES = {

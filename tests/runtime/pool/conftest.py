@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
 from tests.runtime.pool.builders import write_doubling
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import LoadError
-from pipeline.runtime.pool import served_model, worker
-from pipeline.runtime.pool.memory import pack_inline
-from pipeline.runtime.pool.messages import Head, Layout, MessageKind, Span, encode_tensors, lay_out
-from pipeline.runtime.pool.process import WorkerJob
-from pipeline.runtime.pool.served_model import AnswerMemory
+from ortprep.errors import LoadError
+from ortprep.runtime.pool import served_model, worker
+from ortprep.runtime.pool.memory import pack_inline
+from ortprep.runtime.pool.messages import Head, Layout, MessageKind, Span, encode_tensors, lay_out
+from ortprep.runtime.pool.process import WorkerJob
+from ortprep.runtime.pool.served_model import AnswerMemory
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE, GREEDY = range(-107, -100)
 SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.errors import NoRoomError, PoolClosedError, PoolError, RequestTimeoutError
-from pipeline.runtime.pool.admission import RequestOptions
-from pipeline.runtime.pool.answers import WorkerReply
-from pipeline.runtime.pool.broker import RequestBroker
-from pipeline.runtime.pool.channel import PacketChannel
-from pipeline.runtime.pool.futures import PoolFuture
-from pipeline.runtime.pool.memory import Arena, pack_inline, size_class
-from pipeline.runtime.pool.messages import (
+from ortprep.errors import NoRoomError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.admission import RequestOptions
+from ortprep.runtime.pool.answers import WorkerReply
+from ortprep.runtime.pool.broker import RequestBroker
+from ortprep.runtime.pool.channel import PacketChannel
+from ortprep.runtime.pool.futures import PoolFuture
+from ortprep.runtime.pool.memory import Arena, pack_inline, size_class
+from ortprep.runtime.pool.messages import (
     IN_BLOCK,
     IN_PACKET,
     Head,
@@ -38,8 +38,8 @@ from pipeline.runtime.pool.messages import (
     encode_tensors,
     lay_out,
 )
-from pipeline.runtime.pool.pool_memory import PoolMemory
-from pipeline.runtime.tensors.signatures import Signature
+from ortprep.runtime.pool.pool_memory import PoolMemory
+from ortprep.runtime.tensors.signatures import Signature
 
 _FLOAT = np.dtype(np.float32)
 DIED = PoolError("died")

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import LoaderConfig, read_loader_config
-from pipeline.diagnose.load_test import load_test_bundle, read_golden_cases
-from pipeline.errors import LoadError, PoolError
-from pipeline.runtime import PoolConfig, SessionPool
-from pipeline.runtime.loading.model_load_options import ModelLoadOptions
-from pipeline.runtime.pool.process import ModelJob, WorkerJob
-from pipeline.runtime.pool.served_model import ServedModel, open_served
-from pipeline.runtime.tensors.arrays import write_tensors
+from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.diagnose.load_test import load_test_bundle, read_golden_cases
+from ortprep.errors import LoadError, PoolError
+from ortprep.runtime import PoolConfig, SessionPool
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.pool.process import ModelJob, WorkerJob
+from ortprep.runtime.pool.served_model import ServedModel, open_served
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import batch_of, weights_of, write_converted
 
 pytestmark = pytest.mark.runtime

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.errors import PoolError
-from pipeline.runtime.pool.channel import PacketChannel
-from pipeline.runtime.pool.memory import create_memory
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.channel import PacketChannel
+from ortprep.runtime.pool.memory import create_memory
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import (
+from ortprep.errors import (
     LoadError,
     PipelineError,
     PoolError,
     RunError,
     WorkerDiedError,
 )
-from pipeline.runtime import PoolConfig, SessionPool, WorkerEvent
+from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_model_bundle

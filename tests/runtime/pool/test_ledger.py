@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import PoolError
-from pipeline.runtime.pool.ledger import Ledger, RepeatedAnswerError, Request, depth_for
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.ledger import Ledger, RepeatedAnswerError, Request, depth_for
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["admit", "answer", "lose", "open", "withdraw", "expire"]), st.integers(0, 9)),

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.errors import NoRoomError, PoolError
-from pipeline.runtime.pool.memory import PAGE_BYTES, Arena, MemoryFile, create_memory, size_class
-from pipeline.runtime.pool.messages import Span
-from pipeline.runtime.pool.pool_memory import PoolMemory
+from ortprep.errors import NoRoomError, PoolError
+from ortprep.runtime.pool.memory import PAGE_BYTES, Arena, MemoryFile, create_memory, size_class
+from ortprep.runtime.pool.messages import Span
+from ortprep.runtime.pool.pool_memory import PoolMemory
 
 MB = 2**20
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import PoolError
-from pipeline.runtime.pool.memory import pack_inline
-from pipeline.runtime.pool.messages import (
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.memory import pack_inline
+from ortprep.runtime.pool.messages import (
     HEAD_BYTES,
     IN_BLOCK,
     IN_FILE,

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 _PROGRAM = """\
 import os, sys, time
 import numpy as np
-from pipeline.errors import PoolClosedError
-from pipeline.runtime import PoolConfig, SessionPool
+from ortprep.errors import PoolClosedError
+from ortprep.runtime import PoolConfig, SessionPool
 
 if __name__ == "__main__":
     bundle, worker, ending = sys.argv[1:]

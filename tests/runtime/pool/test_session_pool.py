@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import (
+from ortprep.errors import (
     InvalidRequestError,
     LoadError,
     PoolClosedError,
@@ -20,7 +20,7 @@ from pipeline.errors import (
     RunError,
     WorkerDiedError,
 )
-from pipeline.runtime import PoolConfig, SessionPool, WorkerEvent
+from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_finding, write_model_bundle

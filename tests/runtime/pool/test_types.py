@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import InvalidRequestError, PoolError
-from pipeline.runtime import PoolConfig, SessionPool
-from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, narrow
+from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.runtime import PoolConfig, SessionPool
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.runtime.pool.builders import CODES, write_doubling, write_passing_on
 
 pytestmark = pytest.mark.runtime

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import IntegrityError, PipelineError, WorkerDiedError
+from ortprep.errors import IntegrityError, PipelineError, WorkerDiedError
 
 Request = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
+from ortprep.errors import (
     ChildError,
     ChildKilledError,
     ChildTimeoutError,
@@ -20,7 +20,7 @@ from pipeline.errors import (
     PipelineError,
     WorkerDiedError,
 )
-from pipeline.runtime.probing.child import run_child
+from ortprep.runtime.probing.child import run_child
 from tests.fakes import wait_for
 
 pytestmark = pytest.mark.runtime
@@ -57,8 +57,8 @@ def test_an_answer_arrives_whole_from_another_process() -> None:
 
 def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('a file of the working folder was imported')")
-    (tmp_path / "pipeline").mkdir()
-    (tmp_path / "pipeline" / "__init__.py").write_text("raise RuntimeError('so was a folder')")
+    (tmp_path / "ortprep").mkdir()
+    (tmp_path / "ortprep" / "__init__.py").write_text("raise RuntimeError('so was a folder')")
     monkeypatch.chdir(tmp_path)
     value = run_child(f"{BAD}:echo", {}).value
     assert value["path"] == [entry or str(tmp_path) for entry in sys.path]
@@ -215,7 +215,7 @@ def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 PARENT = f"""
 import os, signal, sys
-from pipeline.runtime.probing.child import run_child
+from ortprep.runtime.probing.child import run_child
 signal.signal(signal.SIGINT, signal.default_int_handler)
 wait = os.waitid
 def say_and_wait(*arguments):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.runtime.probing
-from pipeline.bundle.codec import encode
-from pipeline.errors import ChildError, LoadError
-from pipeline.runtime.loading.session import default_plan
-from pipeline.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
-from pipeline.runtime.tensors.arrays import write_tensors
+import ortprep.runtime.probing
+from ortprep.bundle.codec import encode
+from ortprep.errors import ChildError, LoadError
+from ortprep.runtime.loading.session import default_plan
+from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import sample, weights_of, write_bundle, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -60,10 +60,10 @@ def modules_after(code: str) -> set[str]:
     return set(ran.stdout.rpartition("modules ")[2].split())
 
 
-SCRIPT = Path(pipeline.runtime.probing.__file__).with_name("probe_script.py")
+SCRIPT = Path(ortprep.runtime.probing.__file__).with_name("probe_script.py")
 JOBS = {
     "plan": "import onnxruntime\nonnxruntime.InferenceSession({model!r})",
-    "bundle": "import onnxruntime\nfrom pipeline.runtime import load\nload({bundle!r})",
+    "bundle": "import onnxruntime\nfrom ortprep.runtime import load\nload({bundle!r})",
 }
 
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.bundle.session_record import SessionOptionsRecord, SessionPlan
-from pipeline.errors import IntegrityError, LoadError, LoadTimeoutError
-from pipeline.runtime import ProgressiveSession, load_progressive
-from pipeline.runtime.loading import bundle_loader, session
-from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.loading.session import default_plan
-from pipeline.runtime.tensors.arrays import read_tensors, run_session, write_tensors
-from pipeline.runtime.tensors.element_types import Array
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
+from ortprep.runtime import ProgressiveSession, load_progressive
+from ortprep.runtime.loading import bundle_loader, session
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.loading.session import default_plan
+from ortprep.runtime.tensors.arrays import read_tensors, run_session, write_tensors
+from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
 from tests.runtime.builders import (
     ROWS,
@@ -435,8 +435,8 @@ def test_one_that_nobody_holds_any_more_ends_its_build(chain: Path, sessions: li
 
 EXIT = """
 import sys
-from pipeline.errors import LoadTimeoutError
-from pipeline.runtime import load_progressive
+from ortprep.errors import LoadTimeoutError
+from ortprep.runtime import load_progressive
 
 session = load_progressive(sys.argv[1], steady_after="now")
 try:

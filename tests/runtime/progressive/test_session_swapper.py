@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline.errors import IntegrityError, LoadError, LoadTimeoutError
-from pipeline.runtime.loading.load_options import Cancellation
-from pipeline.runtime.progressive.swapper import SessionSwapper
+from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
+from ortprep.runtime.loading.load_options import Cancellation
+from ortprep.runtime.progressive.swapper import SessionSwapper
 from tests.fakes import wait_for
 
 pytestmark = pytest.mark.runtime

@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from pipeline.bundle.loader_config import read_loader_config, write_loader_config
-from pipeline.errors import LoadError
-from pipeline.runtime import load
-from pipeline.runtime.session.binding import BoundRun, BoundRuns, run_once
-from pipeline.runtime.tensors.arrays import run_session
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.errors import LoadError
+from ortprep.runtime import load
+from ortprep.runtime.session.binding import BoundRun, BoundRuns, run_once
+from ortprep.runtime.tensors.arrays import run_session
 from tests.runtime.builders import sample, weights_of, write_bundle, write_record
 
 pytestmark = pytest.mark.runtime

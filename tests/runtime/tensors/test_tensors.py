@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import BundleError, RunError
-from pipeline.runtime.tensors.arrays import fit_feeds, read_tensors, run_session, write_tensors
-from pipeline.runtime.tensors.element_types import (
+from ortprep.errors import BundleError, RunError
+from ortprep.runtime.tensors.arrays import fit_feeds, read_tensors, run_session, write_tensors
+from ortprep.runtime.tensors.element_types import (
     ELEMENT_TYPES,
     Array,
     ElementType,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, narrow
-from pipeline.runtime.verification.compare import OutputComparison, compare_output
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
+from ortprep.runtime.verification.compare import OutputComparison, compare_output
 
 pytestmark = pytest.mark.runtime
 

@@ -13,11 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.bundle.loader_config import Tolerance
-from pipeline.errors import BundleError
-from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
-from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow, widen
-from pipeline.runtime.verification.compare import OutputComparison, compare_output
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.errors import BundleError
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow, widen
+from ortprep.runtime.verification.compare import OutputComparison, compare_output
 
 DTYPES = st.one_of(
     hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import FirstPhase, read_loader_config, write_loader_config
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.errors import ChildError, LoadError
-from pipeline.runtime.verification import variant_check as checking
-from pipeline.runtime.verification.variant_check import Checked, check_variants
+from ortprep.bundle.loader_config import FirstPhase, read_loader_config, write_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import ChildError, LoadError
+from ortprep.runtime.verification import variant_check as checking
+from ortprep.runtime.verification.variant_check import Checked, check_variants
 from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundle, write_linear
 
 pytestmark = pytest.mark.runtime

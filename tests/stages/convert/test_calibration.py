@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import StageError
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.stages.convert.calibration import check_calibration
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import StageError
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.stages.convert.calibration import check_calibration
+from ortprep.stages.core.results import ModelInterface
 
 GOOD: dict[str, Array] = {"image": np.ones((2, 3), np.float32), "count": np.array([4, 5], np.int64)}
 

@@ -13,18 +13,18 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import MissingExtraError, StageError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.convert.fusion.exporter_forms import write_as_patterns_expect
-from pipeline.stages.convert.fusion.fuse import fuse as fuse_here
-from pipeline.stages.convert.fusion.heads import Heads, choose_heads, find_heads
-from pipeline.stages.convert.fusion.interface import Interface
-from pipeline.stages.convert.pass_calls import FUSERS
-from pipeline.stages.convert.pass_requests import FusionReply, FusionRequest
-from pipeline.stages.fetch.demo import bert, gpt2
-from pipeline.stages.fetch.demo.seeded_weights import write_seeded_model
-from pipeline.stages.fetch.demo.transformer import Width
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import MissingExtraError, StageError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.convert.fusion.exporter_forms import write_as_patterns_expect
+from ortprep.stages.convert.fusion.fuse import fuse as fuse_here
+from ortprep.stages.convert.fusion.heads import Heads, choose_heads, find_heads
+from ortprep.stages.convert.fusion.interface import Interface
+from ortprep.stages.convert.pass_calls import FUSERS
+from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
+from ortprep.stages.fetch.demo import bert, gpt2
+from ortprep.stages.fetch.demo.seeded_weights import write_seeded_model
+from ortprep.stages.fetch.demo.transformer import Width
 from tests import builders as models
 
 WIDTH, HEADS = 32, 4

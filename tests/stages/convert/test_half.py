@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import SpecError, StageError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.convert.half import convert as half
-from pipeline.stages.convert.half.convert import convert_half
-from pipeline.stages.convert.half.rounding import BFLOAT16, FLOAT16, round_to_half
-from pipeline.stages.convert.pass_requests import HalfRequest, PrecisionReply
-from pipeline.stages.convert.weights import WeightReader, read_graph
-from pipeline.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.convert.half import convert as half
+from ortprep.stages.convert.half.convert import convert_half
+from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, round_to_half
+from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
+from ortprep.stages.convert.weights import WeightReader, read_graph
+from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
 from tests.builders import build_model, tensor, value, write_external_model, write_model
 
@@ -543,7 +543,7 @@ def test_a_child_converts_and_names_the_same_nodes(tmp_path: Path) -> None:
     (tmp_path / "written").mkdir()
     request = HalfRequest(source=str(source), written=str(tmp_path / "written" / "m.onnx"))
 
-    reply = run_child("pipeline.stages.convert.half.convert:convert_half", encode(request)).value
+    reply = run_child("ortprep.stages.convert.half.convert:convert_half", encode(request)).value
 
     assert reply["converted"] == ["Add_0", "MatMul_0"]
 

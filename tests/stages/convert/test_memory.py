@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import ResourceError
-from pipeline.stages.convert import pass_runner as memory
+from ortprep.errors import ResourceError
+from ortprep.stages.convert import pass_runner as memory
 
 GIB = 2**30
 

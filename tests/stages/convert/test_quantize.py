@@ -15,22 +15,22 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import SpecError, StageError
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.stages.convert.pass_requests import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.stages.convert.pass_requests import (
     DynamicRequest,
     PrecisionReply,
     StaticRequest,
     WeightsRequest,
 )
-from pipeline.stages.convert.quantize.dynamic import quantize_dynamic
-from pipeline.stages.convert.quantize.static import quantize_static
-from pipeline.stages.convert.quantize.weight_only import quantize_weights
-from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_initializers
-from pipeline.stages.fetch.demo.catalogue import write_demo_model
+from ortprep.stages.convert.quantize.dynamic import quantize_dynamic
+from ortprep.stages.convert.quantize.static import quantize_static
+from ortprep.stages.convert.quantize.weight_only import quantize_weights
+from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
+from ortprep.stages.fetch.demo.catalogue import write_demo_model
 from tests.builders import (
     build_model,
     conv_net,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import StageError
-from pipeline.stages.convert.precision.journal import TrialOutcome, TrialsJournal, journalled
-from pipeline.stages.convert.precision.search import Kept, SearchResult, search
+from ortprep.errors import StageError
+from ortprep.stages.convert.precision.journal import TrialOutcome, TrialsJournal, journalled
+from ortprep.stages.convert.precision.search import Kept, SearchResult, search
 
 Holds = Callable[[Kept], bool]
 

@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.onnx_inputs import read_inputs
-from pipeline.errors import StageError
-from pipeline.stages.convert.pass_requests import BindRequest
-from pipeline.stages.convert.shapes import bind_shapes
+from ortprep.bundle.codec import encode
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.errors import StageError
+from ortprep.stages.convert.pass_requests import BindRequest
+from ortprep.stages.convert.shapes import bind_shapes
 from tests import builders as models
 
 

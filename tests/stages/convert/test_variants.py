@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundle.paths import is_safe_name
-from pipeline.graph.build import STAGES
-from pipeline.graph.execution import build_tasks
-from pipeline.spec.validation import parse_spec
-from pipeline.stages.convert.precision.ladder import plan_steps, why_not_needed
-from pipeline.stages.core.contract import Plan, TaskId
-from pipeline.stages.core.sources import FETCH, source_task
+from ortprep.bundle.paths import is_safe_name
+from ortprep.graph.build import STAGES
+from ortprep.graph.execution import build_tasks
+from ortprep.spec.validation import parse_spec
+from ortprep.stages.convert.precision.ladder import plan_steps, why_not_needed
+from ortprep.stages.core.contract import Plan, TaskId
+from ortprep.stages.core.sources import FETCH, source_task
 
 
 def plan(*targets: str, **convert: Any) -> Plan:

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.errors import StageError
-from pipeline.stages.convert.weights import EXTERNAL_BYTES, WeightReader, WeightWriter, read_graph
-from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_initializers
+from ortprep.errors import StageError
+from ortprep.stages.convert.weights import EXTERNAL_BYTES, WeightReader, WeightWriter, read_graph
+from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
 from tests.builders import build_model, if_net, matmul_net, tensor, write_external_model, write_model
 
 

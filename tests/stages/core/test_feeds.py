@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import SpecError
-from pipeline.runtime.tensors.element_types import ELEMENT_TYPES, Array, dtype_name, widen
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.inputs.samples import build_feeds
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import SpecError
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, dtype_name, widen
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.inputs.samples import build_feeds
+from ortprep.stages.core.results import ModelInterface
 
 FLOATS = ("float16", "float32", "float64", "bfloat16", "float8e4m3fn", "float8e5m2", "float4e2m1")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64))
@@ -133,7 +133,7 @@ def test_a_seed_gives_the_same_numbers_on_every_machine() -> None:
 def test_known_names_are_those_of_the_inspection(name: str) -> None:
     from onnx import TensorProto
 
-    from pipeline.stages.core.graphs.graph_walk import element_type_name
+    from ortprep.stages.core.graphs.graph_walk import element_type_name
 
     assert element_type_name(ELEMENT_TYPES[name].code) == name
     assert TensorProto.DataType.Name(ELEMENT_TYPES[name].code).lower() == name

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.digest import digest_file
-from pipeline.errors import SourceError, SpecError, StageError
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context, Plan
-from pipeline.stages.core.results import FetchResult
-from pipeline.stages.fetch.stage import FetchStage
-from pipeline.stages.fetch.transfer import RetryPolicy
+from ortprep.bundle.codec import decode
+from ortprep.bundle.digest import digest_file
+from ortprep.errors import SourceError, SpecError, StageError
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context, Plan
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch.stage import FetchStage
+from ortprep.stages.fetch.transfer import RetryPolicy
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
 
@@ -334,9 +334,9 @@ def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path: Path) -> None
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from pipeline.spec.models import ModelSpec\n"
-        "from pipeline.stages.core.contract import Plan\n"
-        "from pipeline.stages.fetch.stage import FetchStage\n"
+        "from ortprep.spec.models import ModelSpec\n"
+        "from ortprep.stages.core.contract import Plan\n"
+        "from ortprep.stages.fetch.stage import FetchStage\n"
         "spec = ModelSpec.model_validate({'name': 'm', 'source': {'path': 'm.onnx'}})\n"
         "FetchStage().key(Plan(spec.located_in(Path(sys.argv[1])), ('cpu',), {}), None)\n"
         "print(sorted({'onnx', 'onnxruntime', 'numpy', 'fsspec', 'google'} & set(sys.modules)))\n"

@@ -10,14 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import SourceError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.core.graphs.graph_walk import values_bytes
-from pipeline.stages.fetch.acceptance import check_accepted, explain_refusal
-from pipeline.stages.fetch.index_bounds import find_index_bounds
-from pipeline.stages.fetch.inspection import Inspection, inspect_file, inspect_model
+from ortprep.bundle.codec import decode
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import SourceError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.core.graphs.graph_walk import values_bytes
+from ortprep.stages.fetch.acceptance import check_accepted, explain_refusal
+from ortprep.stages.fetch.index_bounds import find_index_bounds
+from ortprep.stages.fetch.inspection import Inspection, inspect_file, inspect_model
 from tests import builders as models
 
 Build = Callable[[], onnx.ModelProto]
@@ -163,7 +163,7 @@ def test_weights_are_never_in_memory(tmp_path: Path) -> None:
     for name, size in sizes.items():
         path = models.write_model(models.matmul_net(size=size), tmp_path / f"{name}.onnx")
         request = {"model": str(path), "name": name}
-        peaks[name] = run_child("pipeline.stages.fetch.inspection:inspect_model", request).peak_rss_bytes
+        peaks[name] = run_child("ortprep.stages.fetch.inspection:inspect_model", request).peak_rss_bytes
     assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import requests
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.errors import MissingExtraError, SourceError
-from pipeline.stages.fetch.origins import LocalFile, beside, origin_of
-from pipeline.stages.fetch.transfer import BLOCK_BYTES, RetryPolicy, TransferResult, fetch_file
-from pipeline.stages.fetch.web_file import _Session
+from ortprep.bundle.digest import digest_bytes
+from ortprep.errors import MissingExtraError, SourceError
+from ortprep.stages.fetch.origins import LocalFile, beside, origin_of
+from ortprep.stages.fetch.transfer import BLOCK_BYTES, RetryPolicy, TransferResult, fetch_file
+from ortprep.stages.fetch.web_file import _Session
 from tests.fakes import FileServer, send_cut, send_slowly, send_status, send_whole, serve, wait_for_a_tick
 
 CONTENT = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 17)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.measuring.comparison import ratio_of_medians, separated, summarise
-from pipeline.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
-from pipeline.tuning.objective import Figures, Objective
+from ortprep.measuring.comparison import ratio_of_medians, separated, summarise
+from ortprep.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
+from ortprep.tuning.objective import Figures, Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
 rounds = st.lists(figures, min_size=3, max_size=15)

@@ -9,21 +9,21 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import Requirements, VersionRange
-from pipeline.bundle.manifest import SourceRecord
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from pipeline.errors import StageError
-from pipeline.runtime.loading.session import CPU, CUDA, build_session, default_plan
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.runtime.verification.answers import Answers
-from pipeline.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
-from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
-from pipeline.stages.core.inputs.samples import Sample
-from pipeline.stages.core.results import FetchResult, MeasureResult, ModelInterface, OptimizeResult
-from pipeline.stages.measure.contenders import Contender, device_of, write_recipe
-from pipeline.stages.measure.stage import MeasureStage
-from pipeline.stages.verify.reference import ReferenceAnswers, write_reference
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Requirements, VersionRange
+from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.errors import StageError
+from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.verification.answers import Answers
+from ortprep.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
+from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
+from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, OptimizeResult
+from ortprep.stages.measure.contenders import Contender, device_of, write_recipe
+from ortprep.stages.measure.stage import MeasureStage
+from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
 from tests.builders import conv_net, if_net, matmul_net, write_external_model
 
 pytestmark = pytest.mark.slow

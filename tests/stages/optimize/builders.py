@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
     Golden,
@@ -24,14 +24,14 @@ from pipeline.bundle.loader_config import (
     Variant,
     write_loader_config,
 )
-from pipeline.bundle.manifest import SourceRecord
-from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.tensors.arrays import write_tensors
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
-from pipeline.stages.core.results import FetchResult, OptimizeResult
-from pipeline.stages.fetch.inspection import Inspection, inspect_model
-from pipeline.stages.optimize.stage import OptimizeStage
+from ortprep.bundle.manifest import SourceRecord
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
+from ortprep.stages.core.results import FetchResult, OptimizeResult
+from ortprep.stages.fetch.inspection import Inspection, inspect_model
+from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,14 +39,14 @@ ROOT = Path(__file__).resolve().parents[3]
 RUN = """
 import json, logging, sys
 import numpy as np
-from pipeline.runtime.machine.hardware import read_hardware
-from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.loading.session import build_session, default_plan, onnxruntime_errors
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.loading.session import build_session, default_plan, onnxruntime_errors
 
 warnings = []
 handler = logging.Handler(logging.WARNING)
 handler.emit = lambda record: warnings.append(record.getMessage())
-logging.getLogger("pipeline").addHandler(handler)
+logging.getLogger("ortprep").addHandler(handler)
 bundle, image, unsafe = sys.argv[1:]
 feeds = {"image": np.load(image)}
 opened = open_bundle(bundle)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import StageError
-from pipeline.stages.optimize.ladder import HARDWARE_BOUND_OPTIMIZERS, plan_ladder
+from ortprep.errors import StageError
+from ortprep.stages.optimize.ladder import HARDWARE_BOUND_OPTIMIZERS, plan_ladder
 
 VARIANTS = st.sampled_from(["cpu", "cuda", "portable"])
 LEVELS = st.sampled_from(["all", "extended", "basic"])

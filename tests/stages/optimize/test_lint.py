@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from pipeline.stages.optimize.graph_description import (
+from ortprep.stages.optimize.graph_description import (
     ExternalReference,
     GraphDescription,
     NodeDescription,
     describe_graph,
 )
-from pipeline.stages.optimize.lint import REQUIREMENT, LintContext, errors_of, lint_graph
+from ortprep.stages.optimize.lint import REQUIREMENT, LintContext, errors_of, lint_graph
 from tests import builders as models
 
 DATA = "net_optimized.onnx.data"

@@ -13,18 +13,18 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import VersionRange
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
-from pipeline.runtime.loading.session import CPU, build_session, default_plan
-from pipeline.runtime.probing.child import Reply, run_child
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core import provenance as tool_versions
-from pipeline.stages.core.contract import Plan
-from pipeline.stages.optimize import attempt as optimize
-from pipeline.stages.optimize import reload_check
-from pipeline.stages.optimize.stage import OptimizeStage
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import VersionRange
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
+from ortprep.runtime.loading.session import CPU, build_session, default_plan
+from ortprep.runtime.probing.child import Reply, run_child
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core import provenance as tool_versions
+from ortprep.stages.core.contract import Plan
+from ortprep.stages.optimize import attempt as optimize
+from ortprep.stages.optimize import reload_check
+from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
 from tests.stages.optimize.builders import Build
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.runtime.loading.bundle_loader import open_bundle
-from pipeline.runtime.machine.hardware import read_hardware
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.machine.hardware import read_hardware
 from tests.stages.optimize.builders import Prepared, assert_falls_back, prepare, run_elsewhere
 
 EMULATOR = shutil.which("qemu-x86_64")

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.runtime.loading.session import build_session, default_plan
-from pipeline.stages.optimize.repairs import remove_copies, remove_phantom_inputs
+from ortprep.runtime.loading.session import build_session, default_plan
+from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 from tests import builders as models
 
 ON_DEVICE = "_CUDAExecutionProvider"

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.runtime.machine.hardware import Gpu, Hardware
-from pipeline.stages.optimize.requirements import derive_requirements, readable_versions, with_options
+from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.runtime.machine.hardware import Gpu, Hardware
+from ortprep.stages.optimize.requirements import derive_requirements, readable_versions, with_options
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
 AVX512 = Hardware("x86_64", "Icelake", ("avx", "avx2", "avx512f", "fma"), cores=2, memory_bytes=2**30)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundle.session_record import ProviderRecord, SessionPlan
-from pipeline.errors import StageError
-from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.spec.models import RuntimeSpec
-from pipeline.stages.optimize.ladder import Step
-from pipeline.stages.optimize.session_plans import (
+from ortprep.bundle.session_record import ProviderRecord, SessionPlan
+from ortprep.errors import StageError
+from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.spec.models import RuntimeSpec
+from ortprep.stages.optimize.ladder import Step
+from ortprep.stages.optimize.session_plans import (
     loading_options,
     loading_providers,
     saving_plan,

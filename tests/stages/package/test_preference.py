@@ -7,13 +7,13 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.manifest import Decision, MeasurementRecord, PlanFigures
-from pipeline.bundle.tuning_record import Summary
-from pipeline.stages.core.contract import PORTABLE, VariantPlan
-from pipeline.stages.core.results import MeasureResult
-from pipeline.stages.measure.contenders import PREPARED
-from pipeline.stages.package.prepared_variants import PreparedVariant, order_variants
-from pipeline.tuning.objective import Objective
+from ortprep.bundle.manifest import Decision, MeasurementRecord, PlanFigures
+from ortprep.bundle.tuning_record import Summary
+from ortprep.stages.core.contract import PORTABLE, VariantPlan
+from ortprep.stages.core.results import MeasureResult
+from ortprep.stages.measure.contenders import PREPARED
+from ortprep.stages.package.prepared_variants import PreparedVariant, order_variants
+from ortprep.tuning.objective import Objective
 
 ONE_RUN = Objective(runs_per_load=1)
 

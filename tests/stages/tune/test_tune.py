@@ -10,19 +10,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.bundle.codec import encode
-from pipeline.bundle.loader_config import VersionRange
-from pipeline.bundle.session_record import SessionOptionsRecord
-from pipeline.bundle.tuning_record import TrialRecord, TuningRecord
-from pipeline.errors import PipelineError, StageError
-from pipeline.runtime.loading.session import CPU, build_session, default_plan
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context, Plan, TaskId
-from pipeline.stages.core.results import OptimizeResult, TuneResult
-from pipeline.stages.optimize.attempt import job_of
-from pipeline.stages.tune.artefacts import Artefacts, readable_by
-from pipeline.stages.tune.model_features import measure_width, read_features
-from pipeline.stages.tune.stage import TuneStage
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import VersionRange
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
+from ortprep.errors import PipelineError, StageError
+from ortprep.runtime.loading.session import CPU, build_session, default_plan
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context, Plan, TaskId
+from ortprep.stages.core.results import OptimizeResult, TuneResult
+from ortprep.stages.optimize.attempt import job_of
+from ortprep.stages.tune.artefacts import Artefacts, readable_by
+from ortprep.stages.tune.model_features import measure_width, read_features
+from ortprep.stages.tune.stage import TuneStage
 from tests import builders as models
 from tests.stages.measure.test_measure import optimize_result
 from tests.stages.optimize.builders import Build

@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.bundle.loader_config import Requirements, TensorSpec, VersionRange
-from pipeline.bundle.manifest import SourceRecord
-from pipeline.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from pipeline.errors import SpecError, StageError, VerificationError
-from pipeline.runtime.loading.session import CPU
-from pipeline.runtime.probing.child import Reply
-from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
-from pipeline.runtime.verification import answers
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.contract import Context, Plan, TaskId, Upstream
-from pipeline.stages.core.inputs import samples
-from pipeline.stages.core.results import FetchResult, ModelInterface, OptimizeResult, VerifyResult
-from pipeline.stages.verify import golden, stage
-from pipeline.stages.verify.stage import VerifyStage
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Requirements, TensorSpec, VersionRange
+from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import SpecError, StageError, VerificationError
+from ortprep.runtime.loading.session import CPU
+from ortprep.runtime.probing.child import Reply
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.verification import answers
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
+from ortprep.stages.core.inputs import samples
+from ortprep.stages.core.results import FetchResult, ModelInterface, OptimizeResult, VerifyResult
+from ortprep.stages.verify import golden, stage
+from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
 Options = Mapping[str, Any]

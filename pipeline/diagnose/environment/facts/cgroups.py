@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from pipeline.diagnose.environment.facts.records import ResourceLimits
-from pipeline.runtime.machine.hardware import Hardware
+from ortprep.diagnose.environment.facts.records import ResourceLimits
+from ortprep.runtime.machine.hardware import Hardware
 
 _ROOT = Path("/")
 _NANOSECONDS, _MICROSECONDS = 1e9, 1e6

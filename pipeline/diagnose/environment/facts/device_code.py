@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.diagnose.environment.facts.elf import read_at, read_sections
-from pipeline.diagnose.environment.facts.records import Architecture, DeviceCode
+from ortprep.diagnose.environment.facts.elf import read_at, read_sections
+from ortprep.diagnose.environment.facts.records import Architecture, DeviceCode
 
 _SECTION = ".nv_fatbin"
 _MAGIC = 0xBA55ED50

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.bundle.file_memory import open_regular
-from pipeline.diagnose.environment.facts.records import ReadSpeed
+from ortprep.bundle.file_memory import open_regular
+from ortprep.diagnose.environment.facts.records import ReadSpeed
 
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes read at most."""

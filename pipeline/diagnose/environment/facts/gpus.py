@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.diagnose.environment.facts.records import GpuState, PcieLink
-from pipeline.runtime.machine.gpu_memory import find_device, management_library, read_memory
-from pipeline.runtime.machine.hardware import Gpu
+from ortprep.diagnose.environment.facts.records import GpuState, PcieLink
+from ortprep.runtime.machine.gpu_memory import find_device, management_library, read_memory
+from ortprep.runtime.machine.hardware import Gpu
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from pipeline.diagnose.environment.facts.records import DiskSpace, Processor
-from pipeline.runtime.machine.hardware import KERNEL_FEATURES, Hardware
-from pipeline.telemetry import TELEMETRY_VARIABLE
+from ortprep.diagnose.environment.facts.records import DiskSpace, Processor
+from ortprep.runtime.machine.hardware import KERNEL_FEATURES, Hardware
+from ortprep.telemetry import TELEMETRY_VARIABLE
 
 _ROOT = Path("/")
 _ESCAPED = re.compile(r"\\([0-7]{3})")

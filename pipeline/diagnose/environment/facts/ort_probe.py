@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.codec import encode
-from pipeline.diagnose.environment.facts.elf import read_needed
-from pipeline.diagnose.environment.facts.packages import is_known
-from pipeline.diagnose.environment.facts.records import InstalledRuntime, Library
-from pipeline.errors import PipelineError
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.probing.availability import run_tiny_model
+from ortprep.bundle.codec import encode
+from ortprep.diagnose.environment.facts.elf import read_needed
+from ortprep.diagnose.environment.facts.packages import is_known
+from ortprep.diagnose.environment.facts.records import InstalledRuntime, Library
+from ortprep.errors import PipelineError
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.probing.availability import run_tiny_model
 
 _MAPS = Path("/proc/self/maps")
 _PROVIDER_LIBRARIES = "libonnxruntime_providers_*.so"

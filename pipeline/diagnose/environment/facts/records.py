@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.runtime.machine.hardware import Gpu
+from ortprep.runtime.machine.hardware import Gpu
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.diagnose.environment.facts import ort_probe
-from pipeline.diagnose.environment.facts.packages import is_known, requirement_for
-from pipeline.diagnose.environment.facts.records import InstalledRuntime, Library, Provider
-from pipeline.errors import ChildError
-from pipeline.runtime.probing.child import run_child
+from ortprep.bundle.codec import decode
+from ortprep.diagnose.environment.facts import ort_probe
+from ortprep.diagnose.environment.facts.packages import is_known, requirement_for
+from ortprep.diagnose.environment.facts.records import InstalledRuntime, Library, Provider
+from ortprep.errors import ChildError
+from ortprep.runtime.probing.child import run_child
 
 _TIMEOUT_S = 120.0
 _WITHOUT_KERNELS = frozenset({"AzureExecutionProvider"})

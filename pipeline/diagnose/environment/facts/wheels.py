@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from pipeline.diagnose.environment.facts.records import Wheel
+from ortprep.diagnose.environment.facts.records import Wheel
 
 _NAMES = re.compile(r"(onnxruntime|ort)([-_.][a-z0-9-_.]+)?", re.IGNORECASE)
 _OWNED = "onnxruntime/__init__.py"

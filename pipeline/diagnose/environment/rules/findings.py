@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.environment.facts.records import Facts
-from pipeline.diagnose.environment.rules import gpu, machine, runtime
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.environment.facts.records import Facts
+from ortprep.diagnose.environment.rules import gpu, machine, runtime
 
 
 def find(facts: Facts, *, expected: Sequence[str] = ()) -> tuple[Finding, ...]:

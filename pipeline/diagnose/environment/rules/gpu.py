@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.diagnose.diagnosis import Finding
-from pipeline.diagnose.environment.facts.device_code import (
+from ortprep.diagnose.diagnosis import Finding
+from ortprep.diagnose.environment.facts.device_code import (
     compiles_at_start,
     name_architecture,
     runs_natively,
 )
-from pipeline.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, PcieLink
-from pipeline.runtime.loading.session import CUDA
-from pipeline.runtime.machine.hardware import Gpu
-from pipeline.versions import parse_version
+from ortprep.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, PcieLink
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.hardware import Gpu
+from ortprep.versions import parse_version
 
 _MIN_DRIVERS = {13: "580", 12: "525", 11: "450"}
 """First driver that serves each CUDA major version

@@ -6,8 +6,8 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from pipeline.diagnose.diagnosis import Finding, format_bytes, format_speed
-from pipeline.diagnose.environment.facts.records import DiskSpace, Facts, ReadSpeed, ResourceLimits
+from ortprep.diagnose.diagnosis import Finding, format_bytes, format_speed
+from ortprep.diagnose.environment.facts.records import DiskSpace, Facts, ReadSpeed, ResourceLimits
 
 MIN_SHARED_BYTES = 64 * 1024 * 1024
 """Default size in container engines; a pool's tensors do not fit."""

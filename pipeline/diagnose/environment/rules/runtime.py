@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from pipeline.diagnose.diagnosis import Finding, Severity
-from pipeline.diagnose.environment.facts.packages import DRIVER_LIBRARIES
-from pipeline.diagnose.environment.facts.records import Facts, Library, Provider, Wheel, short_name
-from pipeline.runtime.loading.session import CPU, CUDA
-from pipeline.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
-from pipeline.versions import parse_version
+from ortprep.diagnose.diagnosis import Finding, Severity
+from ortprep.diagnose.environment.facts.packages import DRIVER_LIBRARIES
+from ortprep.diagnose.environment.facts.records import Facts, Library, Provider, Wheel, short_name
+from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
+from ortprep.versions import parse_version
 
 OLDEST = (1, 23)
 """First version of ONNX Runtime that bundles are loaded with."""

@@ -13,17 +13,17 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
-from pipeline.bundle.codec import parse_json
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import AccessDeniedError, BundleError, NotPublishedError, RegistryError
-from pipeline.registry.backend import BLOCK_BYTES, Block, Report
-from pipeline.registry.backends.mlflow.server import MAX_ANSWER_BYTES, MlflowServer, refuse
-from pipeline.registry.backends.rest import open_file, read_body, read_refusal
-from pipeline.registry.fsspec_folder import OBJECT_STORES, FsspecFolder, StoredFile
-from pipeline.registry.retries import with_retries
-from pipeline.registry.transfer import check_copied, counted
-from pipeline.spec.redaction import redact_url
+from ortprep.bundle.codec import parse_json
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import AccessDeniedError, BundleError, NotPublishedError, RegistryError
+from ortprep.registry.backend import BLOCK_BYTES, Block, Report
+from ortprep.registry.backends.mlflow.server import MAX_ANSWER_BYTES, MlflowServer, refuse
+from ortprep.registry.backends.rest import open_file, read_body, read_refusal
+from ortprep.registry.fsspec_folder import OBJECT_STORES, FsspecFolder, StoredFile
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import check_copied, counted
+from ortprep.spec.redaction import redact_url
 
 _API = "/api/2.0/mlflow-artifacts/artifacts"
 

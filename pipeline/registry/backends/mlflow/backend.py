@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pipeline.bundle.digest import PREFIX, digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
-from pipeline.errors import NotPublishedError, RegistryError
-from pipeline.registry.backend import KIND_NAMES, Backend, Block, Known, Report, SweepResult
-from pipeline.registry.backends.mlflow.runs import Runs
-from pipeline.registry.backends.mlflow.server import (
+from ortprep.bundle.digest import PREFIX, digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
+from ortprep.errors import NotPublishedError, RegistryError
+from ortprep.registry.backend import KIND_NAMES, Backend, Block, Known, Report, SweepResult
+from ortprep.registry.backends.mlflow.runs import Runs
+from ortprep.registry.backends.mlflow.server import (
     EXISTS,
     MISSING,
     MlflowServer,
@@ -26,8 +26,8 @@ from pipeline.registry.backends.mlflow.server import (
     objects_in,
     tags_of,
 )
-from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, as_mapping, check_model_name
-from pipeline.registry.progress import ignore
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, as_mapping, check_model_name
+from ortprep.registry.progress import ignore
 
 _TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
 _BUNDLE, _PART_FILE = "bundle", "part.json"

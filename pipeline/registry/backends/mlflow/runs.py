@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.bundle.codec import decode, parse_json
-from pipeline.bundle.digest import PREFIX
-from pipeline.bundle.manifest import Manifest
-from pipeline.bundle.paths import is_safe_name
-from pipeline.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
-from pipeline.registry.backends.mlflow.server import EXISTS, MISSING, MlflowServer, as_pairs, tags_of
-from pipeline.registry.documents import Part, as_mapping
-from pipeline.registry.fsspec_folder import FsspecFolder
+from ortprep.bundle.codec import decode, parse_json
+from ortprep.bundle.digest import PREFIX
+from ortprep.bundle.manifest import Manifest
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
+from ortprep.registry.backends.mlflow.server import EXISTS, MISSING, MlflowServer, as_pairs, tags_of
+from ortprep.registry.documents import Part, as_mapping
+from ortprep.registry.fsspec_folder import FsspecFolder
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
-from pipeline.bundle.codec import parse_json
-from pipeline.errors import AccessDeniedError, BundleError, PipelineError, RegistryError
-from pipeline.registry.backends.rest import connection_error, read_body, read_refusal, status_error
-from pipeline.registry.retries import with_retries
-from pipeline.spec.redaction import redact_url
+from ortprep.bundle.codec import parse_json
+from ortprep.errors import AccessDeniedError, BundleError, PipelineError, RegistryError
+from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
+from ortprep.registry.retries import with_retries
+from ortprep.spec.redaction import redact_url
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""

@@ -16,14 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from pipeline.bundle.digest import PREFIX, digest_bytes, is_digest
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Known, Report, SweepResult
-from pipeline.registry.backends.oci.client import OciClient
-from pipeline.registry.backends.oci.repository import Repository
-from pipeline.registry.backends.oci.upload import CHUNK_BYTES, Upload
-from pipeline.registry.documents import (
+from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Known, Report, SweepResult
+from ortprep.registry.backends.oci.client import OciClient
+from ortprep.registry.backends.oci.repository import Repository
+from ortprep.registry.backends.oci.upload import CHUNK_BYTES, Upload
+from ortprep.registry.documents import (
     EMPTY,
     INDEX,
     MANIFEST,
@@ -34,9 +34,9 @@ from pipeline.registry.documents import (
     describe_content,
     parse_document,
 )
-from pipeline.registry.progress import ignore
-from pipeline.registry.transfer import map_parallel
-from pipeline.spec.redaction import redact_url
+from ortprep.registry.progress import ignore
+from ortprep.registry.transfer import map_parallel
+from ortprep.spec.redaction import redact_url
 
 _OWN, _VERSION, _ATTACHED = "_", "_v.", "_a."
 _HEX_DIGITS = 16

@@ -10,11 +10,11 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from pipeline.bundle.codec import parse_json
-from pipeline.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
-from pipeline.registry.backends.oci.credentials import read_credentials
-from pipeline.registry.backends.rest import connection_error, read_body, read_refusal, status_error
-from pipeline.spec.redaction import hide_queries_in_logs
+from ortprep.bundle.codec import parse_json
+from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
+from ortprep.registry.backends.oci.credentials import read_credentials
+from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
+from ortprep.spec.redaction import hide_queries_in_logs
 
 _SEND_BLOCK_BYTES = 256 * 1024
 _CONNECTIONS = 16

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.bundle.codec import read_json
-from pipeline.errors import BundleError, RegistryError
-from pipeline.registry.documents import as_mapping
+from ortprep.bundle.codec import read_json
+from ortprep.errors import BundleError, RegistryError
+from ortprep.registry.documents import as_mapping
 
 log = logging.getLogger(__name__)
 

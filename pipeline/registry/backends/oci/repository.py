@@ -10,20 +10,20 @@ from urllib.parse import urljoin
 
 import requests
 
-from pipeline.bundle.codec import parse_json
-from pipeline.bundle.digest import digest_bytes, is_digest
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import (
+from ortprep.bundle.codec import parse_json
+from ortprep.bundle.digest import digest_bytes, is_digest
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import (
     BundleError,
     IntegrityError,
     NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
 )
-from pipeline.registry.backends.oci.client import OciClient
-from pipeline.registry.backends.rest import MAX_ERROR_BYTES, open_file, read_body, read_refusal, status_error
-from pipeline.registry.documents import INDEX, MANIFEST, MAX_DOCUMENT_BYTES
-from pipeline.registry.retries import with_retries
+from ortprep.registry.backends.oci.client import OciClient
+from ortprep.registry.backends.rest import MAX_ERROR_BYTES, open_file, read_body, read_refusal, status_error
+from ortprep.registry.documents import INDEX, MANIFEST, MAX_DOCUMENT_BYTES
+from ortprep.registry.retries import with_retries
 
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
 _ACCESS = {"GET": "pull", "HEAD": "pull", "DELETE": "delete"}

@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 import requests
 
-from pipeline.bundle.digest import digest_file
-from pipeline.bundle.file_memory import open_regular
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import RegistryUnavailableError
-from pipeline.registry.backend import Report
-from pipeline.registry.backends.oci.repository import Repository
-from pipeline.registry.retries import with_retries
-from pipeline.registry.transfer import check_copied
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import RegistryUnavailableError
+from ortprep.registry.backend import Report
+from ortprep.registry.backends.oci.repository import Repository
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import check_copied
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """What is sent in one request, unless a user wants it otherwise; smaller files go as a whole."""

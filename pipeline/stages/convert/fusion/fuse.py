@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import MissingExtraError, StageError
-from pipeline.stages.convert.pass_requests import FusionReply, FusionRequest
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import MissingExtraError, StageError
+from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
 
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.stages.convert.fusion.heads import Heads
+    from ortprep.stages.convert.fusion.heads import Heads
 
 _PREFIX = "enable_"
 _MICROSOFT = "com.microsoft"
@@ -65,7 +65,7 @@ def fuse(request: Mapping[str, Any]) -> dict[str, Any]:
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
 
-    from pipeline.stages.convert.fusion.shape_inference import infer_without_copies
+    from ortprep.stages.convert.fusion.shape_inference import infer_without_copies
 
     # By this name, and not the package's, its modules import one another.
     infer_without_copies(importlib.import_module("shape_infer_helper").SymbolicShapeInferenceHelper)
@@ -107,11 +107,11 @@ def fuse_with(library: FusionLibrary, wanted: FusionRequest) -> FusionReply:
         StageError: As `fuse` says.
         OSError: Data is missing, or the disk is full.
     """
-    from pipeline.stages.convert.fusion.exporter_forms import write_as_patterns_expect
-    from pipeline.stages.convert.fusion.heads import Heads, choose_heads, find_heads
-    from pipeline.stages.convert.fusion.interface import Interface
-    from pipeline.stages.core.graphs.graph_walk import name_nodes
-    from pipeline.stages.core.graphs.inlining import load_with_weights
+    from ortprep.stages.convert.fusion.exporter_forms import write_as_patterns_expect
+    from ortprep.stages.convert.fusion.heads import Heads, choose_heads, find_heads
+    from ortprep.stages.convert.fusion.interface import Interface
+    from ortprep.stages.core.graphs.graph_walk import name_nodes
+    from ortprep.stages.core.graphs.inlining import load_with_weights
 
     source = Path(wanted.source)
     _check_known("model_type", wanted.model_type, library.model_types)
@@ -197,8 +197,8 @@ def _nothing_fused(library: FusionLibrary, wanted: FusionRequest) -> StageError:
 
 
 def _write(model: onnx.ModelProto, written: Path) -> None:
-    from pipeline.stages.convert.weights import WeightWriter, move_weights
-    from pipeline.stages.core.graphs.graph_walk import walk_nodes
+    from ortprep.stages.convert.weights import WeightWriter, move_weights
+    from ortprep.stages.core.graphs.graph_walk import walk_nodes
 
     declared = any(one.domain == _MICROSOFT for one in model.opset_import)
     if not declared and any(node.domain == _MICROSOFT for node in walk_nodes(model)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from pipeline.errors import StageError
+from ortprep.errors import StageError
 
 _NORMALISATIONS = frozenset(
     {

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from pipeline.errors import StageError
-from pipeline.stages.core.graphs.graph_walk import subgraphs
+from ortprep.errors import StageError
+from ortprep.stages.core.graphs.graph_walk import subgraphs
 
 
 @dataclass(frozen=True)

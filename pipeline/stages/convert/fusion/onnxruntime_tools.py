@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import MissingExtraError
-from pipeline.stages.convert.fusion.fuse import FusionLibrary, fuse_with, require_sympy
-from pipeline.stages.convert.pass_requests import FusionRequest
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import MissingExtraError
+from ortprep.stages.convert.fusion.fuse import FusionLibrary, fuse_with, require_sympy
+from ortprep.stages.convert.pass_requests import FusionRequest
 
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.stages.convert.fusion.heads import Heads
+    from ortprep.stages.convert.fusion.heads import Heads
 
 _SHAPE_INFERENCE = "shape_infer_helper"
 
@@ -31,7 +31,7 @@ def fuse_with_tools(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, as `fuse`: fuses with onnxruntime-tools, in a process that has no other optimizer.
 
     Raises:
-        StageError: As `pipeline.stages.convert.fusion.fuse.fuse` says.
+        StageError: As `ortprep.stages.convert.fusion.fuse.fuse` says.
         MissingExtraError: onnxruntime-tools, or SymPy, is not installed.
     """
     require_sympy()
@@ -65,7 +65,7 @@ def _provide_shape_inference() -> None:
     """
     import onnxruntime
 
-    from pipeline.stages.convert.fusion.shape_inference import infer_without_copies
+    from ortprep.stages.convert.fusion.shape_inference import infer_without_copies
 
     path = Path(onnxruntime.__file__).parent / "transformers" / f"{_SHAPE_INFERENCE}.py"
     sys.path[:] = [entry for entry in sys.path if Path(entry) != path.parent]

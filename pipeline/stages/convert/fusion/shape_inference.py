@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from pipeline.stages.core.graphs.graph_walk import values_bytes
+from ortprep.stages.core.graphs.graph_walk import values_bytes
 
 _COPIED_BYTES = 1024
 

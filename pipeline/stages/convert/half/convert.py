@@ -19,23 +19,23 @@ import onnx
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import SpecError, StageError
-from pipeline.stages.convert.half.casts import insert_casts
-from pipeline.stages.convert.half.operators import is_operator
-from pipeline.stages.convert.half.plain_graph import make_plain
-from pipeline.stages.convert.half.plan import HalfPlan, plan_half, split_shared
-from pipeline.stages.convert.half.rounding import HALF_TYPES, HalfType, Rounding, round_to_half
-from pipeline.stages.convert.half.value_types import declared_types, infer_value_types
-from pipeline.stages.convert.pass_requests import HalfRequest, PrecisionReply
-from pipeline.stages.convert.weights import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import SpecError, StageError
+from ortprep.stages.convert.half.casts import insert_casts
+from ortprep.stages.convert.half.operators import is_operator
+from ortprep.stages.convert.half.plain_graph import make_plain
+from ortprep.stages.convert.half.plan import HalfPlan, plan_half, split_shared
+from ortprep.stages.convert.half.rounding import HALF_TYPES, HalfType, Rounding, round_to_half
+from ortprep.stages.convert.half.value_types import declared_types, infer_value_types
+from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
+from ortprep.stages.convert.weights import (
     WeightReader,
     WeightWriter,
     keep_inside,
     keep_others_inside,
     read_graph,
 )
-from pipeline.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
+from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
 
 _TYPE_ATTRIBUTES = ("to", "dtype")
 _TOLD = 5

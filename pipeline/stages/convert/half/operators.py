@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from pipeline.errors import StageError
+from ortprep.errors import StageError
 
 
 class Operators:

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from pipeline.errors import StageError
-from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+from ortprep.errors import StageError
+from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
 
 _LISTED_INITIALIZERS_BEFORE_IR = 4
 

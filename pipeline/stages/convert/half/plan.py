@@ -14,11 +14,11 @@ from typing import Any
 import onnx
 from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS
 
-from pipeline.stages.convert.half.operators import Operators
-from pipeline.stages.convert.half.plain_graph import new_name, value_names
-from pipeline.stages.convert.half.rounding import HalfType
-from pipeline.stages.convert.half.value_types import FLOAT
-from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+from ortprep.stages.convert.half.operators import Operators
+from ortprep.stages.convert.half.plain_graph import new_name, value_names
+from ortprep.stages.convert.half.rounding import HalfType
+from ortprep.stages.convert.half.value_types import FLOAT
+from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
 
 _BY_ATTRIBUTE = frozenset(
     ["Bernoulli", "Cast", "ConstantOfShape", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform"]

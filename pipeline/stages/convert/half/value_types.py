@@ -13,9 +13,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from pipeline.errors import StageError
-from pipeline.stages.convert.half.operators import Operators
-from pipeline.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+from ortprep.errors import StageError
+from ortprep.stages.convert.half.operators import Operators
+from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
 
 FLOAT = "tensor(float)"
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.codec import decode
-from pipeline.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
-from pipeline.bundle.session_record import SessionPlan
-from pipeline.errors import (
+from ortprep.bundle.codec import decode
+from ortprep.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import (
     ChildError,
     ChildKilledError,
     ChildMemoryError,
@@ -22,19 +22,19 @@ from pipeline.errors import (
     ResourceError,
     StageError,
 )
-from pipeline.runtime.verification.answers import write_answers
-from pipeline.spec.conversion import ConvertSpec
-from pipeline.stages.convert.pass_calls import call_of
-from pipeline.stages.convert.pass_requests import PrecisionReply
-from pipeline.stages.convert.pass_runner import run_pass
-from pipeline.stages.convert.precision.journal import TrialOutcome, TrialsJournal, journalled
-from pipeline.stages.convert.precision.ladder import SEARCHED
-from pipeline.stages.convert.precision.search import search
-from pipeline.stages.core.accuracy import judge_accuracy
-from pipeline.stages.core.contract import Context
-from pipeline.stages.core.sources import Graph
-from pipeline.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
-from pipeline.stages.verify.reference import ReferenceAnswers
+from ortprep.runtime.verification.answers import write_answers
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.stages.convert.pass_calls import call_of
+from ortprep.stages.convert.pass_requests import PrecisionReply
+from ortprep.stages.convert.pass_runner import run_pass
+from ortprep.stages.convert.precision.journal import TrialOutcome, TrialsJournal, journalled
+from ortprep.stages.convert.precision.ladder import SEARCHED
+from ortprep.stages.convert.precision.search import search
+from ortprep.stages.core.accuracy import judge_accuracy
+from ortprep.stages.core.contract import Context
+from ortprep.stages.core.sources import Graph
+from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
+from ortprep.stages.verify.reference import ReferenceAnswers
 
 TAKEN = "taken"
 

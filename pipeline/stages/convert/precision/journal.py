@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.atomic import sync_folder
-from pipeline.bundle.codec import canonical_json, decode, encode, parse_json
-from pipeline.bundle.digest import digest_json
-from pipeline.bundle.file_memory import open_regular
-from pipeline.errors import BundleError, StageError
-from pipeline.stages.convert.precision.search import Kept
+from ortprep.bundle.atomic import sync_folder
+from ortprep.bundle.codec import canonical_json, decode, encode, parse_json
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import BundleError, StageError
+from ortprep.stages.convert.precision.search import Kept
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.stages.core.contract import SOURCE_PRECISION
+from ortprep.stages.core.contract import SOURCE_PRECISION
 
 _NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
 

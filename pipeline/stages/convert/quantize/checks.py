@@ -15,12 +15,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from pipeline.errors import SpecError, StageError
-from pipeline.runtime.loading.session import onnxruntime_errors
-from pipeline.stages.convert.pass_requests import PrecisionReply, QuantizeRequest
-from pipeline.stages.convert.quantize.quantizer_input import QuantizerInput, list_nodes, read_named_graph
-from pipeline.stages.convert.weights import WeightReader, read_array
-from pipeline.stages.core.graphs.graph_walk import check_nodes
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.stages.convert.pass_requests import PrecisionReply, QuantizeRequest
+from ortprep.stages.convert.quantize.quantizer_input import QuantizerInput, list_nodes, read_named_graph
+from ortprep.stages.convert.weights import WeightReader, read_array
+from ortprep.stages.core.graphs.graph_walk import check_nodes
 
 CONTRIB = "com.microsoft"
 _OTHER_FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})

@@ -21,9 +21,9 @@ import onnx
 from onnx import TensorProto
 from onnxruntime import quantization
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.stages.convert.pass_requests import DynamicRequest
-from pipeline.stages.convert.quantize.checks import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.stages.convert.pass_requests import DynamicRequest
+from ortprep.stages.convert.quantize.checks import (
     CONTRIB,
     check_weights,
     describe_result,
@@ -34,7 +34,7 @@ from pipeline.stages.convert.quantize.checks import (
     read_checked_graph,
     select_nodes,
 )
-from pipeline.stages.convert.quantize.quantizer_input import (
+from ortprep.stages.convert.quantize.quantizer_input import (
     PLAIN_DOMAINS,
     QuantizerInput,
     scratch_folder,

@@ -17,9 +17,9 @@ import onnx
 import onnx.version_converter
 from onnx import TensorProto, helper
 
-from pipeline.errors import StageError
-from pipeline.stages.convert.weights import WeightWriter, move_weights, read_graph
-from pipeline.stages.core.graphs.graph_walk import name_nodes, subgraphs, walk_graphs
+from ortprep.errors import StageError
+from ortprep.stages.convert.weights import WeightWriter, move_weights, read_graph
+from ortprep.stages.core.graphs.graph_walk import name_nodes, subgraphs, walk_graphs
 
 PLAIN_DOMAINS = ("", "ai.onnx")
 """How models spell the domain of ONNX's own operators."""

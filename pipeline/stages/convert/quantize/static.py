@@ -18,11 +18,11 @@ import onnx
 from onnxruntime import quantization
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.runtime.tensors.arrays import read_tensors
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.stages.convert.pass_requests import StaticRequest
-from pipeline.stages.convert.quantize.checks import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.runtime.tensors.arrays import read_tensors
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.stages.convert.pass_requests import StaticRequest
+from ortprep.stages.convert.quantize.checks import (
     CONTRIB,
     check_weights,
     describe_result,
@@ -32,7 +32,7 @@ from pipeline.stages.convert.quantize.checks import (
     read_checked_graph,
     select_nodes,
 )
-from pipeline.stages.convert.quantize.quantizer_input import (
+from ortprep.stages.convert.quantize.quantizer_input import (
     PLAIN_DOMAINS,
     QuantizerInput,
     scratch_folder,

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.stages.convert.pass_requests import WeightsRequest
-from pipeline.stages.convert.quantize.checks import (
+from ortprep.bundle.codec import decode, encode
+from ortprep.stages.convert.pass_requests import WeightsRequest
+from ortprep.stages.convert.quantize.checks import (
     CONTRIB,
     check_finite,
     describe_result,
@@ -40,15 +40,15 @@ from pipeline.stages.convert.quantize.checks import (
     read_checked_graph,
     select_nodes,
 )
-from pipeline.stages.convert.quantize.quantizer_input import PLAIN_DOMAINS, list_nodes
-from pipeline.stages.convert.weights import (
+from ortprep.stages.convert.quantize.quantizer_input import PLAIN_DOMAINS, list_nodes
+from ortprep.stages.convert.weights import (
     WeightReader,
     WeightWriter,
     move_weights,
     read_array,
     write_array,
 )
-from pipeline.stages.core.graphs.graph_walk import (
+from ortprep.stages.core.graphs.graph_walk import (
     subgraphs,
     walk_graphs,
     walk_initializers,

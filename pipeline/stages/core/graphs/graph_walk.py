@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from pipeline.errors import SpecError
+from ortprep.errors import SpecError
 
 _BITS: dict[int, int] = {
     TensorProto.FLOAT: 32,

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import ExternalDataInfo
 
-from pipeline.stages.core.graphs.graph_walk import values_bytes, walk_tensors
+from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_tensors
 
 
 def write_inline(model: Path, written: Path, *, data_folder: Path) -> None:

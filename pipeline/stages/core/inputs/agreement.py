@@ -6,9 +6,9 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.spec.models import InputSpec, ModelSpec
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.results import ModelInterface
 
 Shape = tuple[int, ...]
 

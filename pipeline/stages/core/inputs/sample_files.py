@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import PipelineError
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import PipelineError
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.results import ModelInterface
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _read_header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
     # Here and not above: finding the files is part of every no-op build, reading them is not.
     import numpy as np
 
-    from pipeline.runtime.tensors.element_types import dtype_name
+    from ortprep.runtime.tensors.element_types import dtype_name
 
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)

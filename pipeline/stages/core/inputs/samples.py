@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.bundle.codec import decode, encode
-from pipeline.errors import StageError
-from pipeline.measuring.feeds import draw_feed, generator
-from pipeline.runtime.probing.child import run_child
-from pipeline.runtime.tensors.arrays import read_tensors, write_tensors
-from pipeline.runtime.tensors.element_types import Array
-from pipeline.runtime.verification.answers import describe_shapes
-from pipeline.spec.models import InputSpec, ModelSpec
-from pipeline.stages.core.inputs.agreement import shape_sets
-from pipeline.stages.core.inputs.sample_files import find_sample_files
-from pipeline.stages.core.inputs.spec_fit import require_fit
-from pipeline.stages.core.results import ModelInterface
+from ortprep.bundle.codec import decode, encode
+from ortprep.errors import StageError
+from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.verification.answers import describe_shapes
+from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.inputs.agreement import shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files
+from ortprep.stages.core.inputs.spec_fit import require_fit
+from ortprep.stages.core.results import ModelInterface
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tu
         "interface": encode(interface),
         "folder": str(folder.resolve()),
     }
-    reply = run_child("pipeline.stages.core.inputs.samples:write_requested", request)
+    reply = run_child("ortprep.stages.core.inputs.samples:write_requested", request)
     return decode(tuple[Sample, ...], reply.value["samples"])
 
 
@@ -136,7 +136,7 @@ def build_feeds(interface: ModelInterface, shapes: Shapes, spec: ModelSpec, *, s
     """Makes one input for a model: arrays by input name, in the model's order.
 
     Each array depends on the seed and its own name, shape and declaration only, so that adding an input
-    changes no other. `pipeline.measuring.feeds` says what is drawn where nothing is declared.
+    changes no other. `ortprep.measuring.feeds` says what is drawn where nothing is declared.
 
     Raises:
         SpecError: A string input has no `values`.

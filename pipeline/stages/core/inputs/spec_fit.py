@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.bundle.loader_config import TensorSpec
-from pipeline.errors import SourceError, SpecError, StageError
-from pipeline.spec.models import ModelSpec
-from pipeline.stages.convert.shapes import resolve_dimensions
-from pipeline.stages.core.inputs.agreement import check_agreement, shape_sets
-from pipeline.stages.core.inputs.sample_files import (
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import SourceError, SpecError, StageError
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.convert.shapes import resolve_dimensions
+from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
+from ortprep.stages.core.inputs.sample_files import (
     check_sample_files,
     find_calibration_files,
     find_sample_files,
     fits_shape,
 )
-from pipeline.stages.core.results import ModelInterface
+from ortprep.stages.core.results import ModelInterface
 
 
 def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
@@ -46,7 +46,7 @@ def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
     if spec.convert is None or files is None:
         return
     # Imported here, since it brings in numpy, which keys are told without.
-    from pipeline.stages.convert.calibration import check_calibration
+    from ortprep.stages.convert.calibration import check_calibration
 
     try:
         check_calibration(files, interface)

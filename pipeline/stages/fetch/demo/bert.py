@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from pipeline.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
-from pipeline.stages.fetch.demo.seeded_weights import Weight
-from pipeline.stages.fetch.demo.transformer import (
+from ortprep.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
+from ortprep.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.demo.transformer import (
     AS_COLUMNS,
     AS_ROWS,
     Width,

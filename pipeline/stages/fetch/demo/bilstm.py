@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx
 
-from pipeline.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
-from pipeline.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
+from ortprep.stages.fetch.demo.seeded_weights import Weight
 
 LAYERS, FEATURES, HIDDEN = 2, 300, 512
 VOCABULARY, TAGS = 20000, 17

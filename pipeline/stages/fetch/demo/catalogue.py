@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.bundle.digest import DigestCache
-from pipeline.errors import SpecError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.fetch.transfer import TransferResult
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import SpecError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.fetch.transfer import TransferResult
 
 GENERATOR_VERSION = 1
 """Raised by one whenever a demo model would come out different."""
@@ -59,18 +59,18 @@ def write_demo_model(name: str, path: Path, *, timeout_s: float | None = None) -
         SpecError: There is no such model.
     """
     request = {"name": check_demo_name(name), "path": str(path)}
-    run_child("pipeline.stages.fetch.demo.catalogue:write_demo", request, timeout_s=timeout_s)
+    run_child("ortprep.stages.fetch.demo.catalogue:write_demo", request, timeout_s=timeout_s)
     return TransferResult(path.stat().st_size, DigestCache().digest(path))
 
 
 def write_demo(request: Mapping[str, Any]) -> dict[str, Any]:
     """Writes a demo model (child)."""
     # Here and not above: the build process never imports onnx.
-    from pipeline.stages.fetch.demo.bert import build_bert
-    from pipeline.stages.fetch.demo.bilstm import build_bilstm
-    from pipeline.stages.fetch.demo.gpt2 import build_gpt2
-    from pipeline.stages.fetch.demo.seeded_weights import write_seeded_model
-    from pipeline.stages.fetch.demo.vision import build_vision_net
+    from ortprep.stages.fetch.demo.bert import build_bert
+    from ortprep.stages.fetch.demo.bilstm import build_bilstm
+    from ortprep.stages.fetch.demo.gpt2 import build_gpt2
+    from ortprep.stages.fetch.demo.seeded_weights import write_seeded_model
+    from ortprep.stages.fetch.demo.vision import build_vision_net
 
     name = request["name"]
     builders = {"bert-base": build_bert, "bilstm": build_bilstm, "gpt2": build_gpt2}

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.demo.seeded_weights import Weight
 
 OPSET, IR_VERSION = 17, 8
 

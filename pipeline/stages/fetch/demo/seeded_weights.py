@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from pipeline.bundle.onnx_wire import write_graph_field, write_tensor_field
+from ortprep.bundle.onnx_wire import write_graph_field, write_tensor_field
 
 _BLOCK_ELEMENTS = 1 << 20
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.stages.fetch.demo.graph_builder import GraphBuilder
+from ortprep.stages.fetch.demo.graph_builder import GraphBuilder
 
 AS_ROWS, AS_COLUMNS = [0, 2, 1, 3], [0, 2, 3, 1]
 """Order of the axes of one head's tokens: [batch, heads, sequence, size], or the transpose for keys."""

@@ -17,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend import test as onnx_tests
 
-from pipeline.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.demo.seeded_weights import Weight
 
 IR_VERSION = 8
 """First that was released with opset 16; from 4 on an initializer need not be an input."""

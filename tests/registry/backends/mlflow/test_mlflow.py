@@ -15,19 +15,19 @@ import pytest
 
 pytest.importorskip("mlflow", reason="needs mlflow")
 
-from pipeline.errors import (
+from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
     NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
 )
-from pipeline.registry.backend import SIGNATURE
-from pipeline.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
-from pipeline.registry.backends.mlflow.backend import MlflowBackend
-from pipeline.registry.backends.mlflow.server import MlflowServer as Server
-from pipeline.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
-from pipeline.registry.retries import with_retries
+from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
+from ortprep.registry.backends.mlflow.backend import MlflowBackend
+from ortprep.registry.backends.mlflow.server import MlflowServer as Server
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
+from ortprep.registry.retries import with_retries
 from tests.registry import builders
 from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
 from tests.registry.builders import SOURCE, make_version

@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 import requests
 
-from pipeline.bundle.digest import digest_bytes
-from pipeline.bundle.loader_config import FileEntry
-from pipeline.errors import (
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
     NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
 )
-from pipeline.registry.backend import SIGNATURE
-from pipeline.registry.backends.oci.backend import OciBackend
-from pipeline.registry.backends.oci.client import OciClient
-from pipeline.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
-from pipeline.registry.references import open_registry
+from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.backends.oci.backend import OciBackend
+from ortprep.registry.backends.oci.client import OciClient
+from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
+from ortprep.registry.references import open_registry
 from tests.fakes import free_port
 from tests.registry.backends.oci.fakes import PASSWORD, USER, OciServer, oci_server
 from tests.registry.builders import make_part, make_version

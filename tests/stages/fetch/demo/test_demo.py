@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.errors import SpecError
-from pipeline.runtime.probing.child import run_child
-from pipeline.stages.fetch.demo.bert import build_bert
-from pipeline.stages.fetch.demo.catalogue import DEMO_NAMES, check_demo_name, write_demo, write_demo_model
-from pipeline.stages.fetch.demo.gpt2 import build_gpt2
-from pipeline.stages.fetch.demo.seeded_weights import Weight
-from pipeline.stages.fetch.inspection import inspect_file
+from ortprep.errors import SpecError
+from ortprep.runtime.probing.child import run_child
+from ortprep.stages.fetch.demo.bert import build_bert
+from ortprep.stages.fetch.demo.catalogue import DEMO_NAMES, check_demo_name, write_demo, write_demo_model
+from ortprep.stages.fetch.demo.gpt2 import build_gpt2
+from ortprep.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.inspection import inspect_file
 
 PARAMETERS = {
     "alexnet": 61.0,
@@ -172,7 +172,7 @@ def test_a_demo_model_passes_the_checker(tmp_path: Path) -> None:
 @pytest.mark.manual
 def test_weights_are_written_block_by_block(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    reply = run_child("pipeline.stages.fetch.demo.catalogue:write_demo", {"name": "vgg19", "path": str(path)})
+    reply = run_child("ortprep.stages.fetch.demo.catalogue:write_demo", {"name": "vgg19", "path": str(path)})
     assert reply.peak_rss_bytes < path.stat().st_size / 2
 
 
