@@ -195,7 +195,7 @@ def _fields(read: Reader, start: int, end: int) -> Iterator[_Field]:
     while position < end:
         head = read(position, min(position + 20, end))
         tag, used = _decode_varint(head, 0)
-        if tag >= 2**32 or used > 5:  # of which protobuf takes the lower 32 bits, so another field
+        if tag >= 2**32 or used > 5:  # protobuf takes the lower 32 bits: another field
             raise WireError(f"no tag of a protobuf field at byte {position}")
         wire_type = tag & 7
         if wire_type == _LENGTH:

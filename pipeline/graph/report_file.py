@@ -25,7 +25,7 @@ _HEAD_BYTES = 4096
 
 
 def read_history(bundle: Path) -> tuple[TaskHistory, ...]:
-    """Returns when a bundle's tasks were last run, and why; nothing where its receipts are not at hand."""
+    """Returns when a bundle's tasks were last run, and why; nothing if its receipts are missing."""
     receipts = [read_receipt(path) for path in _receipt_files(bundle)]
     return tuple(
         TaskHistory(receipt.task, receipt.finished_at, receipt.elapsed_s, receipt.reasons)

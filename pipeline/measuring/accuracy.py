@@ -165,7 +165,7 @@ class _Tally:
 
 
 def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
-    """Adds widened elements, of which there is at least one, to a sample's sums."""
+    """Adds widened elements, at least one, to a sample's sums."""
     left, right, distance, unit = _to_floats(expected, got)
     is_finite = np.isfinite(left) & np.isfinite(right)
     if not is_finite.all():
@@ -255,7 +255,7 @@ def _rank(expected: _Floats, got: _Floats) -> _Ranks:
 
 
 def _join(before: _Ranks, after: _Ranks) -> _Ranks:
-    """Returns the ranks of rows of which two parts were ranked."""
+    """Returns the ranks of rows whose two parts were ranked."""
     chosen = np.where(after.highest > before.highest, after.chosen, before.chosen)
     largest, highest = (np.maximum(x, y) for x, y in zip(before[:2], after[:2], strict=True))
     return _Ranks(largest, highest, chosen)

@@ -151,7 +151,7 @@ _LOADING = (
     switch(
         "session.fail_on_suboptimal_compiled_model",
         "0",
-        "Fails if a compiled context in the model is usable but should be compiled anew.",
+        "Fails if a compiled context in the model is usable but should be compiled again.",
     ),
     switch(
         "session.disable_cpu_ep_fallback",

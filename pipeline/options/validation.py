@@ -1,6 +1,6 @@
 """Which options a version knows, and what is wrong with those a user chose.
 
-ONNX Runtime accepts unknown session config keys and most junk values without a word, and a few junk values
+ONNX Runtime accepts unknown session config keys and most invalid values silently, and a few invalid values
 abort the whole process (measured on 1.31.1: `mlas.kleidiai.conv_igemm_max_work`,
 `mlas.nchwc_pointwise_conv_max_input_channel_batch`). So everything is checked before a session is made.
 """

@@ -67,7 +67,7 @@ class Backend(Protocol):
         """
 
     def read_aliases(self, model: str) -> Mapping[str, str]:
-        """Returns the digest of the version that each alias names now, whoever moved it."""
+        """Returns the digest of the version that each alias names now, also if another tool moved it."""
 
     def add_version(self, model: str, version: Version) -> bool:
         """Adds a version whose parts are there, unless another has its label; says whether it is there now.

@@ -98,7 +98,7 @@ def verify_subject(subject: SignatureSubject, signatures: Iterable[bytes], metho
     got = "\n".join(problems) or "  got none"
     raise SignatureError(
         f"no valid signature: {subject.name}\n  expected one by {describe_method(method)}\n{got}",
-        hint="ortprep publish BUNDLE --sign KEY   (by whoever has the key)",
+        hint="ortprep publish BUNDLE --sign KEY   (with the private key)",
     )
 
 

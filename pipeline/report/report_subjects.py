@@ -44,8 +44,8 @@ class ReportSubject:
 
     Attributes:
         manifest: Its record.
-        loader: What jobs load, None where only the manifest is at hand.
-        history: The tasks it is from, where the build's folder is at hand.
+        loader: What jobs load, None if only the manifest was given.
+        history: The tasks it is from, if the build's folder was given.
     """
 
     manifest: Manifest

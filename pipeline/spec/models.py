@@ -182,7 +182,7 @@ class TuneSpec(SpecSection):
     max_private_mb: Positive | None = Field(
         default=None, description="Most private memory of a session's process, in MB of 2**20 bytes."
     )
-    max_gpu_mb: Positive | None = Field(default=None, description="Most GPU memory, likewise.")
+    max_gpu_mb: Positive | None = Field(default=None, description="Most GPU memory, in MB of 2**20 bytes.")
     max_steady_ratio: Positive | None = Field(
         default=None, description="Longest run, relative to default ONNX Runtime's."
     )

@@ -1,6 +1,6 @@
 """A spec's session and provider options, checked against what the installed ONNX Runtime knows.
 
-ONNX Runtime itself accepts unknown session config keys and junk values silently.
+ONNX Runtime itself accepts unknown session config keys and invalid values silently.
 """
 
 from __future__ import annotations

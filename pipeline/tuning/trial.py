@@ -86,7 +86,7 @@ def measure_trial(
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Returns the mean of values by weights, of which one at least is above zero."""
+    """Returns the mean of values by weights, at least one of them above zero."""
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 

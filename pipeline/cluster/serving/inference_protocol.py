@@ -273,7 +273,7 @@ def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], 
     if not isinstance(data, list) or element_type_of(dtype) is not None:
         raise wrong
     try:
-        # As objects: of texts, numpy would make an array of which every element takes what the longest does.
+        # As objects: of texts, numpy gives every element the size of the longest.
         array = np.array(data, object).reshape(-1)
         if array.size != math.prod(shape) or not _JSON_TYPES[dtype.kind].issuperset(map(type, array)):
             raise wrong

@@ -76,7 +76,7 @@ class Profile:
         run_ms: A run, median; longer than without the profiler. On a GPU whose kernels are not recorded,
             times of nodes are those of launching them.
         operators: The slowest first.
-        nodes: Likewise, all that a node took in a run.
+        nodes: Time of each node in a run, the slowest first.
         kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
         ran: Nodes by execution provider that ran them.
         assigned: Nodes of the model by the provider they were given to; empty before ONNX Runtime 1.25.

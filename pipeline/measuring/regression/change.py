@@ -72,7 +72,7 @@ def is_apart(below: Summary, above: Summary) -> bool:
 
 
 def judge(old: Summary, new: Summary, *, limit: float | None, is_exact: bool = False) -> Verdict:
-    """Returns the verdict on a figure of which less is better.
+    """Returns the verdict on a figure where less is better.
 
     It is a regression if the ratio of medians exceeds `limit`, a share, and the two are apart beyond the
     noise; an improvement the other way round; noise if only the limit is exceeded. `is_exact` figures were

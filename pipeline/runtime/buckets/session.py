@@ -1,4 +1,4 @@
-"""Sessions of one model, of which every batch takes the one that was prepared for its sizes."""
+"""Sessions of one model: each batch runs on the one that was prepared for its sizes."""
 
 from __future__ import annotations
 

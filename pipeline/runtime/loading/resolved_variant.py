@@ -1,4 +1,4 @@
-"""Which variant a load takes and of which files, and remembering that for the next process.
+"""Which variant and which files a load takes, remembered for the next process.
 
 To read a bundle, select a variant and check it takes longer than a small model's session, and comes out the
 same as long as neither the bundle nor the machine changes. So it is remembered, beside the digests: by the

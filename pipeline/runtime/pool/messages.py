@@ -220,7 +220,7 @@ class PlaceReader:
         self._known: dict[bytes, tuple[tuple[TensorPlace, ...], tuple[int, ...]]] = {}
 
     def read(self, packet: memoryview, head: Head) -> tuple[TensorPlace, ...]:
-        """Returns the places, of which those in the packet or in the block are inside of it.
+        """Returns the places; those in the packet or in the block lie inside of it.
 
         Raises:
             PoolError: They are cut short, contradict themselves, or lie outside.

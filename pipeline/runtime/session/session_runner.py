@@ -77,7 +77,7 @@ class SessionRunner:
 
 
 class ShapeDispatcher(Generic[T]):
-    """What serves a model, of which every batch takes the one for its shapes.
+    """Sessions that serve one model: each batch runs on the one for its shapes.
 
     `config` is the bundle's, with no variants but these.
     """
