@@ -134,7 +134,7 @@ class PlanFigures:
 
     Attributes:
         plan: `default`, `recipe`, `prepared`, `portable`, ….
-        ready_ms: From the start of the process to its first result; None in a manifest before 1.4.
+        ready_ms: From the start of the process to its first result.
         import_ms: Importing ONNX Runtime.
         init_ms: Making the session.
         first_ms: First run, primary shape.
@@ -146,7 +146,7 @@ class PlanFigures:
     """
 
     plan: str
-    ready_ms: Summary | None = field(default=None, kw_only=True)
+    ready_ms: Summary
     import_ms: Summary
     init_ms: Summary
     first_ms: Summary
@@ -155,11 +155,6 @@ class PlanFigures:
     private_mb: Summary
     peak_mb: Summary
     gpu_mb: Summary | None = None
-
-    @property
-    def result_ms(self) -> Summary:
-        """When the first result was there: `ready_ms`, or `first_result_ms` where a manifest has no other."""
-        return self.ready_ms or self.first_result_ms
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class TrialFigures:
     """Order statistics of a plan over fresh processes.
 
     Attributes:
-        ready_ms: From the start of the process to its first result; None in a manifest before 1.4.
+        ready_ms: From the start of the process to its first result.
         init_ms: Making the session.
         first_ms: First run, primary shape.
         first_result_ms: Session and first run together.
@@ -37,7 +37,7 @@ class TrialFigures:
         gpu_mb: GPU memory, None without GPU.
     """
 
-    ready_ms: Summary | None = field(default=None, kw_only=True)
+    ready_ms: Summary
     init_ms: Summary
     first_ms: Summary
     first_result_ms: Summary
@@ -47,11 +47,6 @@ class TrialFigures:
     cost_ms: Summary
     cost_ratio: Summary
     gpu_mb: Summary | None = None
-
-    @property
-    def result_ms(self) -> Summary:
-        """When the first result was there: `ready_ms`, or `first_result_ms` where a manifest has no other."""
-        return self.ready_ms or self.first_result_ms
 
 
 @dataclass(frozen=True)

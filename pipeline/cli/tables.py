@@ -39,7 +39,7 @@ def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
 
 
 def _figures_row(plan: PlanFigures, default: PlanFigures | None) -> tuple[str, ...]:
-    sooner = format_ratio(default.result_ms.median / plan.result_ms.median) if default else ""
+    sooner = format_ratio(default.ready_ms.median / plan.ready_ms.median) if default else ""
     summaries = (
         plan.ready_ms,
         plan.init_ms,

@@ -118,8 +118,7 @@ def _list_figures(record: VariantRecord) -> Iterator[tuple[str, float, str]]:
     """Yields name, value and unit of what was measured of a variant as it is shipped."""
     figures = shipped_figures(record)
     if figures is not None:
-        if figures.ready_ms is not None:
-            yield "ready", figures.ready_ms.median, "ms"
+        yield "ready", figures.ready_ms.median, "ms"
         yield "init", figures.init_ms.median, "ms"
         yield "steady", figures.steady_ms.median, "ms"
     worst = worst_error(record)

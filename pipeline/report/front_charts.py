@@ -69,7 +69,7 @@ def _ready_chart(record: TuningRecord) -> Chart:
     }
     spots = [
         placed.get(spot.trial.number, spot)
-        for spot in _spots(record, lambda figures: figures.result_ms.median)
+        for spot in _spots(record, lambda figures: figures.ready_ms.median)
     ]
     return _chart(
         record,
@@ -172,7 +172,7 @@ def _cost_chart(record: TuningRecord) -> Chart:
 def _default_point(record: TuningRecord) -> tuple[float, float] | None:
     default = next((trial for trial in record.trials if trial.choice.get("plan") == "default"), None)
     figures = figures_of(default) if default is not None else None
-    return (figures.result_ms.median, figures.steady_ms.median) if figures else None
+    return (figures.ready_ms.median, figures.steady_ms.median) if figures else None
 
 
 def _cost_rows(lines: Mapping[str, tuple[float, float]]) -> Iterator[Mapping[str, Any]]:

@@ -191,5 +191,5 @@ def _plans_table(measurement: MeasurementRecord, cache: str, shipped: str) -> Re
 def _sooner_cell(default: PlanFigures | None, plan: PlanFigures) -> Cell:
     if default is None or plan is default:
         return ratio_cell(None)
-    ratio = compare(default.result_ms, plan.result_ms)
+    ratio = compare(default.ready_ms, plan.ready_ms)
     return ratio_cell(None) if ratio is None else Cell(str(ratio), ratio.value)

@@ -107,18 +107,18 @@ def find_gain(variant: VariantRecord) -> Gain | None:
     default = find_plan(measurement, DEFAULT)
     certainty = _certainty(variant, measurement)
     if shipped is None or default is None:
-        both = [plan.result_ms if plan else None for plan in (default, shipped)]
+        both = [plan.ready_ms if plan else None for plan in (default, shipped)]
         return Gain(variant.decision.shipped, certainty, measurement.rounds, None, None, None, None, *both)
     return Gain(
         variant.decision.shipped,
         certainty,
         measurement.rounds,
-        ready=compare(default.result_ms, shipped.result_ms),
+        ready=compare(default.ready_ms, shipped.ready_ms),
         init=compare(default.init_ms, shipped.init_ms),
         steady=compare(shipped.steady_ms, default.steady_ms),
         private=compare(shipped.private_mb, default.private_mb),
-        default_ready=default.result_ms,
-        shipped_ready=shipped.result_ms,
+        default_ready=default.ready_ms,
+        shipped_ready=shipped.ready_ms,
     )
 
 

@@ -188,11 +188,7 @@ def _version_row(one: _Version, before: _Version | None) -> tuple[CellValue, ...
     manifest, plan = one.manifest, one.shipped
     gain = find_gain(one.variant) if one.variant else None
     worst = worst_error(one.variant) if one.variant else None
-    change = (
-        compare(plan.ready_ms, before.shipped.ready_ms)
-        if plan and plan.ready_ms and before and before.shipped and before.shipped.ready_ms
-        else None
-    )
+    change = compare(plan.ready_ms, before.shipped.ready_ms) if plan and before and before.shipped else None
     return (
         one.number,
         format_instant(manifest.created_at),

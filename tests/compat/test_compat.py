@@ -1,6 +1,6 @@
 """A bundle of every release is kept here, and must load for ever (docs/format.md, F5).
 
-Made by `ortprep prepare` of that release, on CPU, from `tests.models.conv_net(channels=64, classes=100)`.
+Made by `ortprep prepare` of that release, on CPU, from `tests.builders.conv_net(channels=64, classes=100)`.
 """
 
 from __future__ import annotations

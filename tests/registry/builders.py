@@ -222,7 +222,7 @@ def _record(made: Made) -> VariantRecord:
 def _figures(plan: str, init_ms: float, steady_ms: float, spread: float = 0.0) -> PlanFigures:
     init, steady = summary(init_ms, spread), summary(steady_ms, spread)
     first = summary(init_ms + steady_ms, spread)
-    return PlanFigures(plan, summary(1.0), init, steady, first, steady, init, init, ready_ms=init)
+    return PlanFigures(plan, init, summary(1.0), init, steady, first, steady, init, init)
 
 
 def summary(median: float, spread: float = 0.0) -> Summary:

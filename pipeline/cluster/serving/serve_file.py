@@ -76,7 +76,7 @@ def read_bundle_figures(name: str, pinned: PinnedBundle, config: ServeConfig) ->
     return BundleFigures(
         pinned,
         load,
-        0.0 if figures is None else figures.result_ms.median / 1000,
+        0.0 if figures is None else figures.ready_ms.median / 1000,
         1 if on_gpu else _threads(variant) or int(hardware.get("cores") or 1),
         on_gpu,
         gpus[0].get("memory_bytes") if on_gpu else hardware.get("memory_bytes"),

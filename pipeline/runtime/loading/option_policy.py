@@ -30,7 +30,7 @@ def find_invalid_options(variant: Variant) -> tuple[str, ...]:
     """Returns everything that a variant or its first phase sets and must not, one phrase each.
 
     That is every option the table does not know or keeps from users, and every value it does not accept:
-    ONNX Runtime takes most invalid values silently, but some of them end the whole process (a word where `mlas.…`
+    ONNX Runtime takes most invalid values silently, but some end the whole process (a word where `mlas.…`
     entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
     """
     plans = (variant,) if variant.first_phase is None else (variant, variant.first_phase)

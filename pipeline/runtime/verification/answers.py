@@ -97,7 +97,7 @@ def read_answer(answer: Answer) -> Array:
 
 
 def run_samples(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `write_answers`: takes its fields as JSON types and returns `Answers` as JSON types."""
+    """Child function of `write_answers`: takes its fields and returns `Answers`, both as JSON types."""
     wanted = decode(_AnswersRequest, request)
     session = build_session(wanted.plan)
     written = tuple(

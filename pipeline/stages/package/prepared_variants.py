@@ -106,9 +106,7 @@ def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
     """Returns what a session costs by each plan that was measured, the page cache warm."""
     plans = prepared.measured.measurements[0].plans if prepared.measured else ()
     return {
-        one.plan: one.ready_ms.median + (objective.runs_per_load - 1) * one.steady_ms.median
-        for one in plans
-        if one.ready_ms is not None
+        one.plan: one.ready_ms.median + (objective.runs_per_load - 1) * one.steady_ms.median for one in plans
     }
 
 

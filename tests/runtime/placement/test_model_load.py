@@ -31,7 +31,7 @@ def summary(median: float) -> Summary:
 
 def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
     ms, mb = summary(STEADY_MS[name]), summary(PRIVATE_MB[name])
-    figures = PlanFigures(plan, ms, ms, ms, ms, ms, mb, mb)
+    figures = PlanFigures(plan, ms, ms, ms, ms, ms, ms, mb, mb)
     verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (), ())
     measured = (MeasurementRecord("warm", 3, "x=[2,8]", (figures,)),)
     return VariantRecord(name, "cpu", "all", (), verification, measured, Decision(plan, True, "sooner"))

@@ -24,7 +24,7 @@ def exactly(value: float) -> Summary:
 
 def figures(plan: str, first_result_ms: float) -> PlanFigures:
     cost = exactly(first_result_ms)
-    return PlanFigures(plan, cost, cost, cost, cost, exactly(1.0), cost, cost, ready_ms=cost)
+    return PlanFigures(plan, cost, cost, cost, cost, cost, exactly(1.0), cost, cost)
 
 
 def variant(

@@ -225,5 +225,5 @@ def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
         for plan in (plan for one in warm for plan in one.plans if plan.plan in wanted):
             for figure in _FIGURES:
                 summary = getattr(plan, figure)
-                if summary is not None and math.isfinite(summary.median):
+                if math.isfinite(summary.median):
                     yield f"{variant.name}.{plan.plan}.{figure}", summary.median

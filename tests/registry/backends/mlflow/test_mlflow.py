@@ -559,8 +559,7 @@ def test_figures_are_metrics_of_the_parts_run(
     figures = manifest["variants"][0]["measurements"][0]["plans"][0]
     name = manifest["variants"][0]["name"]
     assert figures["plan"] == "default"
-    assert "ready_ms" not in figures, "this manifest is of a version before"
-    for figure in ("init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb"):
+    for figure in ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb"):
         assert run.data.metrics[f"{name}.default.{figure}"] == pytest.approx(figures[figure]["median"])
     assert run.data.params["targets"] == "cpu"
     assert run.data.tags["ortprep.source"] == SOURCE
@@ -568,20 +567,6 @@ def test_figures_are_metrics_of_the_parts_run(
     assert run.info.status == "FINISHED"
     publish(backend, model, tmp_path)
     assert len(client.get_metric_history(run.info.run_id, f"{name}.default.init_ms")) == 1
-
-
-def test_the_time_until_a_job_is_ready_is_a_metric(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
-    manifest = json.loads(MANIFEST.read_bytes())
-    plan = manifest["variants"][0]["measurements"][0]["plans"][0]
-    plan["ready_ms"] = plan["init_ms"]
-    part = make_part(model, tmp_path, {"manifest.json": json.dumps(manifest).encode()})
-    upload(backend, part, tmp_path)
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    (run,) = client.search_runs([experiment])
-    name = f"{manifest['variants'][0]['name']}.{plan['plan']}.ready_ms"
-    assert run.data.metrics[name] == pytest.approx(plan["ready_ms"]["median"])
 
 
 def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(
