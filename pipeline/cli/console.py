@@ -107,6 +107,10 @@ class _PlainConsole(Console):
         """Returns a string as it is, apart from what a terminal would take for orders."""
         return Text(printable(text, lines=False), style=style, justify=justify, overflow=overflow)
 
+    def on_broken_pipe(self) -> None:
+        """Goes on: rich itself ends the process when nobody reads what was written before a table."""
+        _lead_nowhere(_STDOUT)
+
 
 def build_table(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, fold: Collection[str] = ()
@@ -135,7 +139,6 @@ def build_table(
 def write_table(table: Table) -> None:
     """Writes a table to stdout: as wide as the terminal, or as wide as it likes in a pipe."""
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
-    # Not printed by rich itself, which ends the process when nobody reads.
     with console.capture() as capture:
         console.print(table)
     with _while_read():

@@ -324,7 +324,11 @@ def test_a_stdout_that_cannot_show_every_character_shows_the_others(
 
 
 @pytest.mark.slow
-def test_whoever_reads_the_data_only_in_part_is_served(first_build: Built) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early_is_served(
+    first_build: Built, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for command in ("show", "explain"):
         process = first_build[0].start("-m", "ortprep", command, "net")
         assert process.stdout is not None
