@@ -27,7 +27,6 @@ Step = Literal["fp32", "fp16", "bf16", "mixed", "int8", "int4"]
 
 OperatorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
 Metric = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-DimensionName = Annotated[str, Field(min_length=1, max_length=256)]
 BoundSize = Annotated[int, Field(ge=1, le=2**31)]
 Binding = Frozen[BoundSize]
 """Sizes by the name of a symbolic dimension, or by `INPUT[AXIS]` where a dimension has no name."""

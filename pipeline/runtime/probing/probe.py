@@ -56,9 +56,6 @@ class ProbeResult:
         import_ms: `import onnxruntime`.
         init_ms: `InferenceSession(…)`; or `from ortprep.runtime import load` and `load(…)`.
         steady_ms: Later runs: median.
-        steady_p25_ms: 25th percentile.
-        steady_p75_ms: 75th percentile.
-        steady_p99_ms: 99th percentile.
         private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
         peak_mb: Largest resident set, mapped pages included.
         gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
@@ -71,9 +68,6 @@ class ProbeResult:
     init_ms: float
     first_ms: float
     steady_ms: float
-    steady_p25_ms: float
-    steady_p75_ms: float
-    steady_p99_ms: float
     runs: int
     private_mb: float
     peak_mb: float

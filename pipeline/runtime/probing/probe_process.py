@@ -128,14 +128,7 @@ def _measure_steady(run: PreparedRun, steady_s: float) -> dict[str, Any]:
     end = time.perf_counter() + steady_s
     while len(times) < _MIN_RUNS or (time.perf_counter() < end and len(times) < _MAX_RUNS):
         times.append(_time(run.repeat)[0])
-    p25, median, p75, p99 = (float(value) for value in np.percentile(times, (25, 50, 75, 99)))
-    return {
-        "steady_ms": median,
-        "steady_p25_ms": p25,
-        "steady_p75_ms": p75,
-        "steady_p99_ms": p99,
-        "runs": len(times),
-    }
+    return {"steady_ms": float(np.median(times)), "runs": len(times)}
 
 
 def _read_memory(session: onnxruntime.InferenceSession, gpu: str | None) -> dict[str, Any]:

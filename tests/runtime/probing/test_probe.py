@@ -30,7 +30,7 @@ def check_figures(result: ProbeResult) -> None:
     assert result.onnxruntime == onnxruntime.__version__
     assert result.init_ms > 0
     assert result.first_ms > 0
-    assert 0 < result.steady_p25_ms <= result.steady_ms <= result.steady_p75_ms <= result.steady_p99_ms
+    assert result.steady_ms > 0
     assert result.runs >= 5
     assert 1 < result.private_mb <= result.peak_mb
     assert result.import_ms > 0
