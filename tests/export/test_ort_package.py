@@ -32,10 +32,13 @@ TUNED = SessionOptionsRecord(
     },
     {"session.intra_op.allow_spinning": "0"},
 )
-pytestmark = pytest.mark.skipif(
-    not hasattr(onnxruntime, "ModelPackage"),
-    reason="no model packages before ONNX Runtime 1.32",
-)
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(
+        not hasattr(onnxruntime, "ModelPackage"),
+        reason="no model packages before ONNX Runtime 1.32",
+    ),
+]
 
 
 @pytest.fixture
