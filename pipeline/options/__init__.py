@@ -1,13 +1,16 @@
 """Session and provider options ONNX Runtime knows, per version: type, values, default, effect."""
 
 from ortprep.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
-from ortprep.options.session import MIN_EXTERNAL_BYTES, with_external_data
+from ortprep.options.session import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data
 from ortprep.options.validation import (
     CUDA,
     Scalar,
     check_attributes,
     check_provider_options,
     check_session_config,
+    find_unlisted,
+    is_harmless,
+    is_newer,
     known_attributes,
     known_provider_options,
     known_session_config,
@@ -18,13 +21,17 @@ __all__ = [
     "MIN_EXTERNAL_BYTES",
     "NEWEST",
     "OLDEST",
+    "PAGE_BYTES",
     "Kind",
     "Option",
     "Scalar",
     "check_attributes",
     "check_provider_options",
     "check_session_config",
+    "find_unlisted",
     "format_option",
+    "is_harmless",
+    "is_newer",
     "known_attributes",
     "known_provider_options",
     "known_session_config",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
+from ortprep.options.option import CUDA_CORE, CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
 
 _INT_MAX = 2**31 - 1
 _POINTER = "addresses of one process mean nothing in a bundle"
@@ -151,5 +151,27 @@ CUDA_OPTIONS = (
         minimum=0,
         maximum=64,
         source=CUDA_LATEST,
+    ),
+    Option(
+        "external_data_loader_pinned_memory_bytes",
+        "integer",
+        default="built in",
+        effect="Page-locked memory that those threads read into; range as session.external_data_loader's.",
+        since="1.32",
+        minimum=1024 * 1024,
+        maximum=1024 * 1024 * 1024,
+        multiple=8192,
+        source=CUDA_CORE,
+    ),
+    Option(
+        "external_data_loader_chunk_bytes",
+        "integer",
+        default="built in",
+        effect="How much such a thread reads at a time; range as session.external_data_loader's.",
+        since="1.32",
+        minimum=4096,
+        maximum=64 * 1024 * 1024,
+        multiple=4096,
+        source=CUDA_CORE,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, Option, switch
+from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, NEWEST_WHEEL, Option, switch
 
 _INT_MAX = 2**31 - 1
 _SIZE_MAX = 2**63 - 1
@@ -141,6 +141,66 @@ _CUDA = (
     ),
 )
 
+_NEWEST = (
+    Option(
+        "session.kernel_dispatch_policy",
+        "choice",
+        default="empty: the provider's own",
+        effect="What counts where a provider has several kernels for a node. ONNX Runtime's core reads it "
+        "beside the options of low-bit matrix products on CUDA.",
+        since="1.32",
+        values=("", "auto", "latency", "memory", "safe"),
+        source=NEWEST_WHEEL,
+    ),
+    switch(
+        "ep.cpu.qmoe_deferred_scale",
+        "built in",
+        "Makes QMoE on CPU apply the scales of its weights after the products.",
+        since="1.32",
+        source=NEWEST_WHEEL,
+    ),
+    Option(
+        "ep.cuda.fpa_intb_dequant_gemm_min_m",
+        "integer",
+        default="built in",
+        effect="Rows from which MatMulNBits dequantises its weights and multiplies by cuBLAS.",
+        since="1.32",
+        minimum=0,
+        maximum=_INT_MAX,
+        source=NEWEST_WHEEL,
+    ),
+    switch(
+        "ep.cuda.matmul_packed_allow_unrounded_gemv",
+        "0",
+        "Lets products of up to 8 rows with packed weights skip rounding them to the other side's type.",
+        since="1.32",
+        source=NEWEST_WHEEL,
+    ),
+    Option(
+        "ep.cuda.moe_packed_gpu_experts",
+        "integer",
+        default="built in, or the environment's ORT_MOE_PACKED_GPU_EXPERTS",
+        effect="Experts of MoEPacked nodes that stay on the GPU.",
+        since="1.32",
+        minimum=0,
+        maximum=_INT_MAX,
+        source=NEWEST_WHEEL,
+    ),
+    *(
+        switch(
+            f"ep.cuda.runtime_fusion.{name}",
+            "built in",
+            f"Fuses {what} when the graph is split among providers.",
+            since="1.32",
+            source=NEWEST_WHEEL,
+        )
+        for name, what in (
+            ("causal_conv_with_state", "a causal convolution with its state"),
+            ("unit_swish", "x · Sigmoid(x) to Swish"),
+        )
+    ),
+)
+
 _CONTEXT = (
     switch(
         "ep.context_enable",
@@ -192,6 +252,25 @@ _CONTEXT = (
         since="1.29",
         owner=_LAYOUT,
     ),
+    Option(
+        "ep.enable_weightless_mode",
+        "choice",
+        default="0",
+        effect="Which weights compiled contexts leave in the source model: 0 none, 1 external ones, 2 all.",
+        since="1.32",
+        values=("0", "1", "2"),
+        owner=_LAYOUT,
+        source=NEWEST_WHEEL,
+    ),
+    Option(
+        "ep.context_source_model_path",
+        "text",
+        default="what the compiled context names",
+        effect="Source model that the weights of a compiled context are read from.",
+        since="1.32",
+        owner=_LAYOUT,
+        source=NEWEST_WHEEL,
+    ),
     switch(
         "ep.share_ep_contexts",
         "0",
@@ -209,4 +288,4 @@ _CONTEXT = (
     ),
 )
 
-KERNEL_CONFIG = (*_MLAS, *_CUDA, *_CONTEXT)
+KERNEL_CONFIG = (*_MLAS, *_CUDA, *_NEWEST, *_CONTEXT)

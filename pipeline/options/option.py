@@ -13,7 +13,7 @@ from ortprep.versions import parse_version
 OLDEST = "1.23"
 """First ONNX Runtime version the tables describe; an older one is treated as this one."""
 
-NEWEST = "1.31.1"
+NEWEST = "1.32.0"
 """Last ONNX Runtime version the tables describe."""
 
 MAX_VALUE_LENGTH = 4096
@@ -24,7 +24,11 @@ Kind = Literal["switch", "integer", "number", "choice", "text"]
 
 WHEELS = (
     "literal in the Linux x86-64 wheels; searched were 1.23.0, 1.23.2, 1.24.1, 1.24.2, 1.24.4, 1.25.0, "
-    "1.25.1, 1.26.0, 1.27.0, 1.28.0, 1.29.0, 1.30.0, 1.31.0 and 1.31.1"
+    "1.25.1, 1.26.0, 1.27.0, 1.28.0, 1.29.0, 1.30.0, 1.31.0, 1.31.1 and 1.32.0"
+)
+NEWEST_WHEEL = (
+    "literal in the Linux x86-64 wheel of onnxruntime 1.32.0, not in that of 1.31.1; values as a session of "
+    "1.32.0 takes and refuses them; effects by names and messages, for want of documentation"
 )
 HEADER = "named in ONNX Runtime's public header; not in the Linux x86-64 wheels, where nothing reads it"
 CUDA_LIBRARY = "literal in the CUDA provider's library of onnxruntime-gpu 1.23.2, 1.27.0, 1.30.0 and 1.31.1"
@@ -33,7 +37,11 @@ CUDA_INTERVAL = (
     "1.28 and 1.29 were not searched, so it may be there already"
 )
 CUDA_LATEST = "literal in the CUDA provider's library of onnxruntime-gpu 1.31.1, not in 1.30.0"
-ATTRIBUTE = "attribute of onnxruntime.SessionOptions in 1.23.2 and 1.31.1"
+CUDA_CORE = (
+    "named in the core library of onnxruntime 1.32.0, not in 1.31.1; its CUDA provider was not published "
+    "yet, so nothing was tried"
+)
+ATTRIBUTE = "attribute of onnxruntime.SessionOptions in 1.23.2, 1.31.1 and 1.32.0"
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Option:
         default: What ONNX Runtime does without it, as a value if there is one, else in words.
         since: First version that has it; `OLDEST` stands for that version or any before it.
         until: First version that has it no longer, None if every version up to `NEWEST` has it.
+        multiple: What an integer must be a multiple of; None if any will do.
         pattern: Regular expression the whole of a text must match.
         owner: Why a user must not set it and what to do instead; None if a user may.
         source: Where `name` and `since` come from.
@@ -58,6 +67,7 @@ class Option:
     values: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    multiple: int | None = None
     pattern: str | None = None
     form: str = ""
     owner: str | None = None
@@ -78,7 +88,8 @@ class Option:
             return "one of " + ", ".join(value or "(empty)" for value in self.values)
         if self.kind == "text":
             return self.form or "text"
-        return _describe_range("an integer" if self.kind == "integer" else "a number", self)
+        described = _describe_range("an integer" if self.kind == "integer" else "a number", self)
+        return described if self.multiple is None else f"{described}, a multiple of {self.multiple}"
 
     def accepts(self, text: str) -> bool:
         """Tells whether ONNX Runtime does what is meant with that value."""
@@ -143,7 +154,7 @@ def _parse_number(text: str) -> float | None:
 def _is_within(number: float, option: Option) -> bool:
     low = -math.inf if option.minimum is None else option.minimum
     high = math.inf if option.maximum is None else option.maximum
-    return low <= number <= high
+    return low <= number <= high and (option.multiple is None or number % option.multiple == 0)
 
 
 def _describe_range(noun: str, option: Option) -> str:

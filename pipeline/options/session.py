@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ortprep.options.option import HEADER, Option, switch
+from ortprep.options.moe import MOE
+from ortprep.options.option import HEADER, NEWEST_WHEEL, Option, switch
 
 MIN_EXTERNAL_BYTES = 16 * 1024
 """Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.
@@ -12,8 +13,13 @@ MIN_EXTERNAL_BYTES = 16 * 1024
 Each external weight costs an open and a map at load, each inline one a copy. Measured on convolution nets of
 5 to 100 MB: 1 KiB to 64 KiB are alike within the noise, 256 KiB is slower and takes more memory. Zero is no
 choice at all: shape inference cannot read an external constant, so a graph whose `Reshape` shape is outside
-does not load. Offsets need no care: ONNX Runtime aligns them itself, and maps from any offset.
+does not load. ONNX Runtime maps them from any offset; the optimize stage moves them to multiples of
+`PAGE_BYTES`, for readers that need those.
 """
+
+PAGE_BYTES = 4096
+"""Offsets of weights in a data file are multiples of it, so that they can be read directly (`O_DIRECT`,
+GPUDirect Storage); ONNX Runtime 1.32 reads in pieces that are multiples of it, too."""
 
 _DATA_FILE = "session.optimized_model_external_initializers_file_name"
 _DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
@@ -166,6 +172,51 @@ _LOADING = (
     ),
 )
 
+_EXTERNAL_DATA_LOADER = tuple(
+    Option(
+        f"session.external_data_loader.{name}",
+        "integer",
+        default="built in",
+        effect=effect,
+        since="1.32",
+        minimum=minimum,
+        maximum=maximum,
+        multiple=multiple,
+        source=NEWEST_WHEEL,
+    )
+    for name, minimum, maximum, multiple, effect in (
+        (
+            "threads",
+            0,
+            64,
+            None,
+            "Threads that read external data for a provider that loads weights itself, unlike the CPU's.",
+        ),
+        (
+            "chunk_bytes",
+            4096,
+            64 * 1024 * 1024,
+            4096,
+            "How much of external data such a thread reads at a time.",
+        ),
+        (
+            "pinned_memory_bytes",
+            1024 * 1024,
+            1024 * 1024 * 1024,
+            8192,
+            "Page-locked memory that external data passes through on its way to a device.",
+        ),
+        (
+            "min_size_bytes",
+            0,
+            2**32,
+            None,
+            "Smallest weight that is loaded in this way; smaller ones are read as without a loader.",
+        ),
+    )
+)
+"""Read by ONNX Runtime's core for execution providers that load external data themselves (plugins, CUDA)."""
+
 
 def _spinning(scope: str) -> tuple[Option, ...]:
     return (
@@ -252,43 +303,6 @@ _DIAGNOSIS = (
         "0",
         "Makes contradictions in shape and type inference errors instead of warnings.",
     ),
-    switch(
-        "session.enable_moe_expert_counting",
-        "0",
-        "Counts how often each expert of MoE and QMoE nodes is chosen; excludes CUDA graphs and overlapping "
-        "runs.",
-        since="1.31",
-    ),
-    switch(
-        "session.enable_moe_expert_statistics",
-        "0",
-        "Logs which experts MoE and QMoE nodes choose in every run.",
-        since="1.31",
-    ),
-    *(
-        Option(
-            f"session.moe_expert_counter_{name}",
-            "number",
-            default=default,
-            effect=f"{meaning} of the moving count of experts; alpha and beta sum to at most 1, and one "
-            "session.enable_moe_expert_* switch must be on.",
-            since="1.31",
-            minimum=0,
-            maximum=1,
-        )
-        for name, default, meaning in (
-            ("alpha", "0.9", "Share that is kept at each step"),
-            ("beta", "0.1", "Share that a use adds"),
-        )
-    ),
-    Option(
-        "session.moe_expert_counter_state_file",
-        "text",
-        default="every count starts at 0",
-        effect="Text file of the counts to start from; one session.enable_moe_expert_* switch must be on.",
-        since="1.31",
-        owner=_NO_FILES,
-    ),
 )
 
 _ATTRIBUTES = (
@@ -321,7 +335,7 @@ _ATTRIBUTES = (
     ),
 )
 
-SESSION_CONFIG = (*_LOADING, *_THREADS, *_DIAGNOSIS, *_ATTRIBUTES)
+SESSION_CONFIG = (*_LOADING, *_EXTERNAL_DATA_LOADER, *_THREADS, *_DIAGNOSIS, *MOE, *_ATTRIBUTES)
 
 
 def with_external_data(model: Path) -> dict[str, str]:

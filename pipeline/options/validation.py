@@ -3,12 +3,16 @@
 ONNX Runtime accepts unknown session config keys and most invalid values silently, and a few invalid values
 abort the whole process (measured on 1.31.1: `mlas.kleidiai.conv_igemm_max_work`,
 `mlas.nchwc_pointwise_conv_max_input_channel_batch`). So everything is checked before a session is made.
+
+A version newer than the tables may know more. An option that they lack is then taken, with a value that can
+name neither a file nor an address; callers warn about it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from ortprep.options.attributes import ATTRIBUTES
@@ -35,6 +39,8 @@ _RUN_CONFIG = frozenset(
     {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
 )
 
+_HARMLESS = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,9})?|auto|default|disabled|enabled|none|off|on")
+
 
 def known_session_config(version: str) -> tuple[Option, ...]:
     """Returns the session config entries of an ONNX Runtime version, by name; raises as `version_parts`."""
@@ -51,9 +57,34 @@ def known_attributes(version: str) -> tuple[Option, ...]:
     return _known(_ATTRIBUTES, version)
 
 
+def is_newer(version: str) -> bool:
+    """Tells whether a version is newer than the tables; raises as `version_parts`."""
+    return version_parts(version) > version_parts(NEWEST)
+
+
+def find_unlisted(names: Iterable[str], *, provider: str | None = None, version: str) -> tuple[str, ...]:
+    """Returns the options that a version may know though no table has them; none up to `NEWEST`.
+
+    Args:
+        names: Session config keys, or a provider's options.
+        provider: The provider; None for the session.
+        version: An ONNX Runtime version.
+    """
+    table = _SESSION_CONFIG if provider is None else _PROVIDERS.get(provider, {})
+    if not is_newer(version):
+        return ()
+    return tuple(name for name in names if name not in table and _find_elsewhere(name, table) is None)
+
+
+def is_harmless(value: Scalar) -> bool:
+    """Tells whether an option that no table has may have a value: none that could be a path or an address."""
+    return _HARMLESS.fullmatch(format_option(value)) is not None
+
+
 def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns everything that is wrong with session config entries, one sentence each."""
-    return tuple(_problems("session config key", _SESSION_CONFIG, entries, version=version))
+    unlisted = find_unlisted(entries, version=version)
+    return tuple(_problems("session config key", _SESSION_CONFIG, entries, unlisted, version=version))
 
 
 def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
@@ -61,29 +92,40 @@ def check_provider_options(provider: str, options: Mapping[str, Scalar], *, vers
     table = _PROVIDERS.get(provider)
     if table is None:
         return (f"options of {provider} are not known; expected one of {', '.join(_PROVIDERS)}",)
-    return tuple(_problems(f"{provider} option", table, options, version=version))
+    unlisted = find_unlisted(options, provider=provider, version=version)
+    return tuple(_problems(f"{provider} option", table, options, unlisted, version=version))
 
 
 def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns everything that is wrong with plain session options, one sentence each."""
-    return tuple(_problems("session option", _ATTRIBUTES, attributes, version=version))
+    return tuple(_problems("session option", _ATTRIBUTES, attributes, (), version=version))
 
 
 def _known(table: Table, version: str) -> tuple[Option, ...]:
     return tuple(option for _, option in sorted(table.items()) if option.exists_in(version))
 
 
-def _problems(noun: str, table: Table, chosen: Mapping[str, Scalar], *, version: str) -> Iterator[str]:
+def _problems(
+    noun: str, table: Table, chosen: Mapping[str, Scalar], unlisted: Collection[str], *, version: str
+) -> Iterator[str]:
     version_parts(version)  # a bad version is refused even when nothing was chosen
     for name, value in chosen.items():
         option = table.get(name)
-        problem = (
-            _unknown(name, table, version=version)
-            if option is None
-            else _misused(option, format_option(value), version=version)
-        )
+        if option is not None:
+            problem = _misused(option, format_option(value), version=version)
+        elif name not in unlisted:
+            problem = _unknown(name, table, version=version)
+        else:
+            problem = None if is_harmless(value) else _too_free(value)
         if problem is not None:
             yield f"{noun} {name!r} {problem}"
+
+
+def _too_free(value: Scalar) -> str:
+    return (
+        f"is newer than ONNX Runtime {NEWEST}, the last one listed here, and its value could name a file: "
+        f"expected a number, on, off or auto, got {_shorten(format_option(value))}"
+    )
 
 
 def _misused(option: Option, text: str, *, version: str) -> str | None:

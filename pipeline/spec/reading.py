@@ -13,6 +13,7 @@ from ortprep.errors import SpecError
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import Problem, build_error
+from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import locate, validate
 from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
 from ortprep.versions import installed_onnxruntime
@@ -111,10 +112,12 @@ def _read(path: Path, defaults: YamlDocument) -> _Outcome:
     outcome = _Outcome(path, name if isinstance(name, str) else None, document.lines.get(("name",)))
     if not document.readable:
         return replace(outcome, problems=document.problems)
-    spec, faults = validate(_merge(defaults.data, document.data), onnxruntime=installed_onnxruntime())
+    data, onnxruntime = _merge(defaults.data, document.data), installed_onnxruntime()
+    spec, faults = validate(data, onnxruntime=onnxruntime)
     problems = _combine(document, locate(faults, document, defaults))
     if spec is None or problems:
         return replace(outcome, problems=problems)
+    warn_if_newer(data.get("runtime"), version=onnxruntime)
     return replace(outcome, spec=spec.located_in(path.parent, file=path.name))
 
 

@@ -5,6 +5,8 @@ ONNX Runtime itself accepts unknown session config keys and invalid values silen
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,10 +18,14 @@ from ortprep.options import (
     Scalar,
     check_provider_options,
     check_session_config,
+    find_unlisted,
+    is_newer,
     known_attributes,
 )
 from ortprep.spec.fields import SpecSection, Threads
 from ortprep.spec.problems import Place
+
+log = logging.getLogger(__name__)
 
 _EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
 
@@ -66,6 +72,27 @@ def find_option_problems(runtime: object, *, version: str) -> Iterator[tuple[Pla
     for key, value in _scalars(runtime, "cuda"):
         for problem in check_provider_options(CUDA, {key: value}, version=version):
             yield ("runtime", "cuda", key), problem
+
+
+def warn_if_newer(runtime: object, *, version: str | None) -> None:
+    """Logs, once for each set of options, that an ONNX Runtime is newer than the tables of options.
+
+    Args:
+        runtime: A spec's `runtime` data.
+        version: The installed ONNX Runtime; None if there is none.
+    """
+    if version is not None and is_newer(version):
+        keys = find_unlisted((key for key, _ in _scalars(runtime, "session_config")), version=version)
+        options = find_unlisted((key for key, _ in _scalars(runtime, "cuda")), provider=CUDA, version=version)
+        _warn(version, keys + options)
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(version: str, unlisted: tuple[str, ...]) -> None:
+    taken = f"; taken unchecked: {', '.join(unlisted)}" if unlisted else ""
+    log.warning(
+        "ONNX Runtime %s is newer than %s, the last one whose options are listed%s", version, NEWEST, taken
+    )
 
 
 def _scalars(runtime: object, section: str) -> Iterator[tuple[str, Scalar]]:

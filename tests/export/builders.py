@@ -47,7 +47,8 @@ def _values(option: Option) -> st.SearchStrategy[str]:
         return st.sampled_from(option.values)
     if option.kind == "integer":
         low, high = int(option.minimum or 0), int(option.maximum or 4096)
-        return st.integers(low, min(high, 2**63 - 1)).map(str)
+        step = option.multiple or 1
+        return st.integers(low // step, min(high, 2**63 - 1) // step).map(lambda count: str(count * step))
     return st.just("0.5") if option.kind == "number" else st.just("text")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortprep.errors import SpecError
+from ortprep.spec import reading
 from ortprep.spec.problems import MAX_TOLD
 from ortprep.spec.reading import read_spec, read_specs
 
@@ -295,3 +296,16 @@ def test_a_folder_without_specs_is_told(tmp_path: Path) -> None:
         read_specs(tmp_path)
     with pytest.raises(SpecError, match="cannot read the specs"):
         read_specs(tmp_path / "absent")
+
+
+def test_an_onnxruntime_newer_than_the_tables_is_taken_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reading, "installed_onnxruntime", lambda: "1.98.0")
+    options = "runtime:\n  session_config: {session.from_the_future: 1}\n  cuda: {from_the_future: 2}\n"
+    for name in ("a", "b"):
+        path = write(tmp_path, f"{name}.yaml", f"name: {name}\nsource: {{demo: resnet50}}\n{options}")
+        assert read_spec(path).runtime.session_config == {"session.from_the_future": 1}
+    (record,) = caplog.records
+    assert "1.98.0 is newer" in record.getMessage()
+    assert "session.from_the_future, from_the_future" in record.getMessage()

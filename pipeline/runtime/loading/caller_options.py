@@ -192,9 +192,11 @@ def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
 
 def _neutral_value(option: Option) -> str | None:
     """Returns the value of an entry that means the same as none; None where there is no such value."""
-    if option.kind == "text":
+    if option.accepts(""):
         return ""
-    return option.default if option.accepts(option.default) else None
+    if option.accepts(option.default):
+        return option.default
+    return "" if option.kind == "text" else None
 
 
 def _name_of(value: Any) -> str | int | bool:

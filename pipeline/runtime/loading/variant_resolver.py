@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_conf
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError
-from ortprep.runtime.loading.option_policy import find_invalid_options
+from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device
 from ortprep.runtime.loading.variant_files import check_files, find_stamp
@@ -124,6 +125,18 @@ def _check_options(root: Path, variant: Variant) -> None:
             f"variant {variant.name!r} of {root} sets what no bundle may\n{lines}",
             hint="prepare it again; or pip install --upgrade ortprep, if a newer version wrote it",
         )
+    if unlisted := find_unlisted_options(variant):
+        _warn_unlisted(variant.name, unlisted)
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_unlisted(name: str, options: tuple[str, ...]) -> None:
+    import logging  # costs a job milliseconds, and is hardly ever needed
+
+    log = logging.getLogger(__name__)
+    log.warning(
+        "variant %s sets options newer than those listed here, unchecked: %s", name, ", ".join(options)
+    )
 
 
 def _select(config: LoaderConfig, options: LoadOptions, *, gpus: bool) -> Selection:

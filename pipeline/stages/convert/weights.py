@@ -21,6 +21,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
 from ortprep.errors import StageError
+from ortprep.options import MIN_EXTERNAL_BYTES, PAGE_BYTES
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_graphs, walk_nodes
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -29,7 +30,6 @@ PIECE_BYTES = 16 * 1024 * 1024
 EXTERNAL_BYTES = 1024
 """Tensors from this size on go to the external file, as `onnx.save` and ONNX Runtime have it by default."""
 
-_PAGE_BYTES, _PAGED_FROM_BYTES = 4096, 1 << 20
 _LINE_BYTES = 64
 
 # Fields of a TensorProto whose bytes are laid out as `raw_data` is: float_data, raw_data and double_data.
@@ -123,9 +123,8 @@ class WeightReader:
 class WeightWriter:
     """Writes tensors into one external data file beside a model.
 
-    Offsets are multiples of 64 bytes, and of 4096 for tensors from 1 MiB on: ONNX Runtime maps them, and
-    aligns the same ones to pages when it writes external data. Without a tensor that is large enough there
-    is no file. To be used in a `with` statement.
+    Offsets are multiples of 64 bytes, and of `PAGE_BYTES` for the tensors that a prepared graph has outside,
+    too. Without a tensor that is large enough there is no file. To be used in a `with` statement.
 
     Args:
         model: The model file to be; the data file has its name and `.data`.
@@ -167,7 +166,7 @@ class WeightWriter:
         self.written_bytes += length
 
     def _align(self, size_bytes: int) -> int:
-        boundary = _PAGE_BYTES if size_bytes >= _PAGED_FROM_BYTES else _LINE_BYTES
+        boundary = PAGE_BYTES if size_bytes >= MIN_EXTERNAL_BYTES else _LINE_BYTES
         self._file.write(bytes(-self._file.tell() % boundary))
         return self._file.tell()
 

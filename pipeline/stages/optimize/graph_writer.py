@@ -116,15 +116,20 @@ def _describe_file(path: Path) -> GraphDescription:
 
 
 def _repair(path: Path, wanted: SaveRequest) -> tuple[LintFinding, ...]:
-    """Takes hazards out of the written graph; its large weights are elsewhere, so this is cheap."""
+    """Takes hazards out of the written graph, and aligns its data.
+
+    Its large weights are elsewhere, so reading and writing it again is cheap.
+    """
     import onnx
 
+    from ortprep.stages.optimize.alignment import align_external_data
     from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 
     model = onnx.load(path, load_external_data=False)
     copies = remove_copies(model) if wanted.variant == "cuda" else 0
     phantoms = remove_phantom_inputs(model, wanted.inputs)
-    if not copies and not phantoms:
+    moved = align_external_data(model, path.with_name(wanted.data))
+    if not copies and not phantoms and not moved:
         return ()
     repaired = path.with_name(f"{path.name}.repaired")
     repaired.write_bytes(model.SerializeToString())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -312,6 +313,31 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
 def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
     with pytest.raises(IntegrityError, match=f"{re.escape(key)}='x', which"):
+        load(folder)
+
+
+def test_f18_an_entry_that_only_a_newer_onnxruntime_knows_is_taken_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": "1"})
+    folder = write_bundle(tmp_path / "b", options=options)
+    with pytest.raises(IntegrityError, match="no version of ONNX Runtime listed here"):
+        load(folder)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
+    for _ in range(2):
+        load(folder)
+    (line,) = [record.getMessage() for record in caplog.records if "newer" in record.getMessage()]
+    assert "session.from_the_future" in line
+
+
+@pytest.mark.parametrize("value", ["x", "/tmp/trace", "140028371632128"])
+def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": value})
+    folder = write_bundle(tmp_path / "b", options=options)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
+    with pytest.raises(IntegrityError, match="where a number, on, off or auto is expected"):
         load(folder)
 
 

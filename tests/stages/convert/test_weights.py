@@ -91,7 +91,7 @@ def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_path: Path) -> None:
-    sizes = {"small": EXTERNAL_BYTES // 4 - 1, "odd": EXTERNAL_BYTES // 4 + 1, "next": 1000, "page": 1 << 18}
+    sizes = {"small": EXTERNAL_BYTES // 4 - 1, "odd": EXTERNAL_BYTES // 4 + 1, "next": 1000, "page": 4096}
     tensors = [tensor(name, np.arange(size, dtype=np.float32)) for name, size in sizes.items()]
     model = build_model([], inputs=[], outputs=[], initializers=tensors)
     with WeightWriter(tmp_path / "m.onnx") as writer:
