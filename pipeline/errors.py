@@ -155,6 +155,10 @@ class LoadError(PipelineError):
     exit_code = 4
 
 
+class NoVariantError(LoadError):
+    """A bundle is intact, and has no variant for this machine or for what was asked for."""
+
+
 class LoadTimeoutError(LoadError):
     """A load was cancelled because its deadline passed."""
 
@@ -163,6 +167,18 @@ class LoadTimeoutError(LoadError):
 
 class ProviderError(LoadError):
     """A session did not get the execution provider that was asked for."""
+
+
+class LaunchError(PipelineError):
+    """A program of the user's cannot be run."""
+
+    exit_code = 126  # as of a shell
+
+
+class ProgramNotFoundError(LaunchError):
+    """There is no program of the name that was given."""
+
+    exit_code = 127
 
 
 class ExportError(PipelineError):

@@ -10,31 +10,28 @@ from typing import Any, BinaryIO
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.file_memory import (
+    DIGEST_FOLDER,
+    DIGEST_PREFIX,
     Stamp,
     cache_folder,
-    entry_path,
+    is_digest,
     is_settled,
     open_regular,
-    read_entry,
+    read_digest,
     read_stamp,
-    write_entry,
+    write_digest,
 )
+
+__all__ = ["PREFIX", "DigestCache", "digest_bytes", "digest_file", "digest_json", "is_digest"]
 
 log = logging.getLogger(__name__)
 
-PREFIX = "sha256:"
-_HEX = frozenset("0123456789abcdef")
+PREFIX = DIGEST_PREFIX
 _BLOCK_BYTES = 256 * 1024
-_MAX_ENTRY_BYTES = 256
 
 
 def _carry_on() -> None:
     pass
-
-
-def is_digest(text: str) -> bool:
-    """Says whether `text` is `sha256:` and 64 lower-case hexadecimal digits."""
-    return len(text) == 71 and text.startswith(PREFIX) and set(text[7:]) <= _HEX
 
 
 def digest_bytes(data: bytes) -> str:
@@ -67,7 +64,7 @@ def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
 
 def default_cache_folder() -> Path:
     """Returns where digests are remembered."""
-    return Path(cache_folder()) / "digests"
+    return Path(cache_folder()) / DIGEST_FOLDER
 
 
 class DigestCache:
@@ -97,7 +94,7 @@ class DigestCache:
         # One open file throughout: were the path looked up again, another file's digest could be remembered.
         with open_regular(path) as file:
             stamp = read_stamp(file.fileno())
-            known = self._lookup(stamp)
+            known = read_digest(stamp, self._folder)
             if known is not None:
                 return known
             settled = is_settled(stamp)
@@ -115,18 +112,8 @@ class DigestCache:
         """
         self._store(read_stamp(path), digest)
 
-    def _lookup(self, stamp: Stamp) -> str | None:
-        content = read_entry(entry_path(self._folder, stamp), max_bytes=_MAX_ENTRY_BYTES) or b""
-        *stamped, digest = content.decode("ascii", errors="replace").split() or [""]
-        return digest if stamped == _fields(stamp) and is_digest(digest) else None
-
     def _store(self, stamp: Stamp, digest: str) -> None:
         try:
-            write_entry(entry_path(self._folder, stamp), " ".join([*_fields(stamp), digest]).encode())
+            write_digest(stamp, digest, self._folder)
         except OSError as error:
             log.debug("digest cache %s is not usable: %s", self._folder, error)
-
-
-def _fields(stamp: Stamp) -> list[str]:
-    """Returns size, modification and change time as the cache writes them."""
-    return [str(value) for value in stamp[2:]]

@@ -17,6 +17,13 @@ Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, modification and change time of a file: equal as long as it is neither replaced nor
 written to. The change time is part of it because no program can set it back, as it can the other."""
 
+DIGEST_FOLDER = "digests"
+"""Where digests are remembered, below the cache folder."""
+
+DIGEST_PREFIX = "sha256:"
+
+_HEX = frozenset("0123456789abcdef")
+_MAX_DIGEST_BYTES = 256
 _CLOCK_TICK_NS = 20_000_000
 """File systems stamp changes with a coarse clock: a file that changed just now may do so again unseen."""
 
@@ -97,6 +104,30 @@ def write_entry(path: str, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def read_digest(stamp: Stamp, folder: str | None = None) -> str | None:
+    """Returns the remembered digest of a file, `sha256:<hex>`; None if there is none for this stamp.
+
+    Args:
+        stamp: Of the file.
+        folder: Where digests are remembered; None for where `DigestCache` does by default.
+    """
+    folder = f"{cache_folder()}/{DIGEST_FOLDER}" if folder is None else folder
+    content = read_entry(entry_path(folder, stamp), max_bytes=_MAX_DIGEST_BYTES) or b""
+    *stamped, digest = content.decode("ascii", errors="replace").split() or [""]
+    return digest if stamped == [str(value) for value in stamp[2:]] and is_digest(digest) else None
+
+
+def write_digest(stamp: Stamp, digest: str, folder: str) -> None:
+    """Has `read_digest` return a digest; raises as `write_entry`."""
+    fields = (*stamp[2:], digest)  # the rest of the stamp is in the entry's name
+    write_entry(entry_path(folder, stamp), " ".join(map(str, fields)).encode())
+
+
+def is_digest(text: str) -> bool:
+    """Says whether `text` is `sha256:` and 64 lower-case hexadecimal digits."""
+    return len(text) == 71 and text.startswith(DIGEST_PREFIX) and set(text[7:]) <= _HEX
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

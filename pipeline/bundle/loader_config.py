@@ -16,7 +16,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.versions import parse_version
 
-LOADER_SCHEMA_VERSION = "1.3"
+LOADER_SCHEMA_VERSION = "1.4"
 MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
@@ -173,7 +173,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """The content of `loader.json`."""
+    """The content of `loader.json`.
+
+    Attributes:
+        source: The model that the bundle was prepared from, then the files of its external data, with paths
+            relative to the model's folder; empty if that is not recorded.
+    """
 
     schema_version: str
     name: str
@@ -181,6 +186,7 @@ class LoaderConfig:
     outputs: tuple[TensorSpec, ...]
     golden: Golden
     variants: tuple[Variant, ...]
+    source: tuple[FileEntry, ...] = ()
 
 
 def write_loader_config(folder: Path, config: LoaderConfig) -> None:
@@ -225,7 +231,7 @@ def _check(config: LoaderConfig, *, name: str) -> None:
     for tolerance in (one for golden in goldens for one in (golden.default, *golden.outputs.values())):
         if not (0 <= tolerance.rtol < math.inf and 0 <= tolerance.atol < math.inf):
             raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
-    check_file_entries(listed_files(config), name=name)
+    check_file_entries((*listed_files(config), *config.source), name=name)
 
 
 def _contradictions(variant: Variant) -> Iterator[str]:

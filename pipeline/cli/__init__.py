@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 
-from ortprep.telemetry import disable_telemetry
-from ortprep.versions import hint_to_install
-
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    if sys.argv[1:2] == ["run"]:
+        from ortprep.cli.quick_run import run_program
+
+        run_program(sys.argv[2:])
+    from ortprep.telemetry import disable_telemetry
+
     disable_telemetry()
     try:
         from ortprep.cli.app import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "ortprep":
             raise
+        from ortprep.versions import hint_to_install
+
         sys.stderr.write(
             "error: the ortprep command needs the build's dependencies\n"
             f"  expected module {error.name}, got none\n\n"

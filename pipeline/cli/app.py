@@ -17,6 +17,7 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     export_commands,
     pool_commands,
     registry_commands,
+    run_command,
 )
 from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line

@@ -51,8 +51,13 @@ CONFIGS = Path("configs")
 ARTIFACTS = Path("artifacts")
 
 
-def command(function: Callable[P, None], *, group: typer.Typer = app) -> Callable[P, None]:
-    """Makes a function a command: what it raises becomes a message and an exit code."""
+def command(
+    function: Callable[P, None], *, group: typer.Typer = app, takes_program: bool = False
+) -> Callable[P, None]:
+    """Makes a function a command: what it raises becomes a message and an exit code.
+
+    If it takes a program, options after the program's name are the program's own.
+    """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -78,7 +83,9 @@ def command(function: Callable[P, None], *, group: typer.Typer = app) -> Callabl
             echo(INTERRUPTED)
             raise typer.Exit(130) from None
 
-    return group.command(name=function.__name__.strip("_").replace("_", "-"))(guarded)
+    name = function.__name__.strip("_").replace("_", "-")
+    settings = {"allow_interspersed_args": False} if takes_program else None
+    return group.command(name=name, context_settings=settings)(guarded)
 
 
 def exit_code_of(errors: Sequence[PipelineError]) -> int:

@@ -6,12 +6,13 @@ Importing this package costs next to nothing; a name brings in what it needs whe
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
     from ortprep.bundle.session_record import SessionPlan
     from ortprep.runtime.buckets.loader import load_bucketed
     from ortprep.runtime.buckets.session import BucketedSession
+    from ortprep.runtime.dropin.installation import install
     from ortprep.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
     from ortprep.runtime.loading.session import build_session
     from ortprep.runtime.loading.sources import locate
@@ -38,6 +39,7 @@ __all__ = [
     "WorkerEvent",
     "WorkerStats",
     "build_session",
+    "install",
     "load",
     "load_bucketed",
     "load_progressive",
@@ -62,6 +64,7 @@ _HOMES = {
     "WorkerEvent": "pool.stats",
     "WorkerStats": "pool.stats",
     "build_session": "loading.session",
+    "install": "dropin.installation",
     "load": "loading.bundle_loader",
     "load_bucketed": "buckets.loader",
     "load_progressive": "progressive.loader",

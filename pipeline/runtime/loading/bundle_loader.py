@@ -207,7 +207,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
         else:
             if _identify(folder) == before:
                 return opened
-        _log("info", "%s: replaced by another build while it was loaded", folder)
+        log_line("info", "%s: replaced by another build while it was loaded", folder)
     from ortprep.errors import LoadError
 
     raise LoadError(f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stand still")
@@ -257,12 +257,18 @@ def make_session(
         plan = options.adapt(plan)
     timeout_s = options.deadline.remaining_s()
     if options.session_options is None:
-        session = build_session(plan, timeout_s=timeout_s, cancellation=cancellation)
+        session = build_session(
+            plan, timeout_s=timeout_s, cancellation=cancellation, create=options.replacement
+        )
     else:
         from ortprep.runtime.loading.caller_options import build_with_options
 
         plan, session = build_with_options(
-            plan, options.session_options, deadline=options.deadline, cancellation=cancellation
+            plan,
+            options.session_options,
+            deadline=options.deadline,
+            cancellation=cancellation,
+            create=options.replacement,
         )
     if options.check == "golden":
         from ortprep.runtime.loading.variant_resolver import check_resolved
@@ -292,16 +298,16 @@ def _identify(folder: str) -> tuple[int, ...] | None:
 def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
     bundle, name = resolved.bundle, resolved.name
     if options.device_id is not None and not resolved.uses_gpu:
-        _log("warning", "%s: device_id=%d has no effect on variant %s", bundle, options.device_id, name)
+        log_line("warning", "%s: device_id=%d has no effect on variant %s", bundle, options.device_id, name)
     if resolved.passed_over:
         reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
-        _log("warning", "%s: taking variant %s; passed over: %s", bundle, name, reasons)
+        log_line("warning", "%s: taking variant %s; passed over: %s", bundle, name, reasons)
     else:
-        _log("info", "%s: taking variant %s", bundle, name)
+        log_line("info", "%s: taking variant %s", bundle, name)
 
 
-def _log(level: str, message: str, *values: object) -> None:
-    # An application that wants to see more than warnings has imported logging.
+def log_line(level: str, message: str, *values: object) -> None:
+    """Logs a line; one below a warning only if the application has imported `logging`, which takes long."""
     if level == "warning" or "logging" in sys.modules:
         import logging
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import SessionPlan
@@ -23,7 +23,7 @@ from ortprep.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, imp
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.loading.load_options import Cancellation, SessionOptions
+    from ortprep.runtime.loading.load_options import Cancellation, SessionFactory, SessionOptions
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ def build_with_options(
     *,
     deadline: Deadline,
     cancellation: Cancellation | None,
+    create: SessionFactory | None = None,
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
     """Makes the session of a plan with the application's options, and returns both.
 
@@ -53,7 +54,8 @@ def build_with_options(
     """
     if isinstance(given, Mapping):
         merged = merge_options(plan, given)
-        return merged, build_session(merged, timeout_s=deadline.remaining_s(), cancellation=cancellation)
+        timeout_s = deadline.remaining_s()
+        return merged, build_session(merged, timeout_s=timeout_s, cancellation=cancellation, create=create)
     _require_object(given)
     lock = _LOCKS.setdefault(given, _thread.allocate_lock())
     deadline.acquire(lock)
@@ -66,6 +68,7 @@ def build_with_options(
                 timeout_s=deadline.remaining_s(),
                 cancellation=cancellation,
                 base_options=given,
+                create=create,
             )
     finally:
         lock.release()
@@ -156,11 +159,7 @@ def _read_attributes(given: Any) -> dict[str, str | int | bool]:
 
 
 def _read_entries(given: Any) -> dict[str, str]:
-    added, found = _ADDED.get(given, {}), {}
-    for option in known_session_config(NEWEST):
-        with contextlib.suppress(RuntimeError):  # ONNX Runtime raises it for an entry that is not set
-            found[option.name] = given.get_session_config_entry(option.name)
-    return {name: value for name, value in found.items() if added.get(name) != value}
+    return own_entries(given, (option.name for option in known_session_config(NEWEST)))
 
 
 @contextlib.contextmanager
@@ -188,6 +187,18 @@ def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
             with contextlib.suppress(RuntimeError):  # one that ONNX Runtime refused before
                 given.add_session_config_entry(name, value)
             _ADDED.setdefault(given, {})[name] = value
+
+
+def own_entries(given: Any, names: Iterable[str]) -> dict[str, str]:
+    """Returns those of some config entries that an application set on its `onnxruntime.SessionOptions`.
+
+    Entries that loads added are left out.
+    """
+    added, found = _ADDED.get(given, {}), {}
+    for name in names:
+        with contextlib.suppress(RuntimeError):  # ONNX Runtime raises it for an entry that is not set
+            found[name] = given.get_session_config_entry(name)
+    return {name: value for name, value in found.items() if added.get(name) != value}
 
 
 def _neutral_value(option: Option) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ortprep.errors import LoadError
 
     SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
+    SessionFactory: TypeAlias = Callable[..., onnxruntime.InferenceSession]
 
 DigestPolicy = Literal["changed", "full", "off"]
 """`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
@@ -72,7 +73,9 @@ NO_DEADLINE = Deadline(None, subject="")
 class LoadOptions:
     """What the caller of `load` asked for; its arguments of the same names.
 
-    `adapt` changes the plan that the bundle records, for programs that share the machine.
+    `adapt` changes the plan that the bundle records, for programs that share the machine. `replacement`
+    makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
+    bundle's source: only variants that take all that the source takes are loaded then.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -87,6 +90,7 @@ class LoadOptions:
         deadline: Deadline = NO_DEADLINE,
         session_options: SessionOptions | None = None,
         adapt: Callable[[SessionPlan], SessionPlan] | None = None,
+        replacement: SessionFactory | None = None,
     ) -> None:
         self.target = target
         self.device_id = device_id
@@ -97,6 +101,12 @@ class LoadOptions:
         self.deadline = deadline
         self.session_options = session_options
         self.adapt = adapt
+        self.replacement = replacement
+
+    @property
+    def selection_key(self) -> tuple[object, ...]:
+        """Everything here that a variant is selected by."""
+        return self.target, self.precision, self.check, self.device_id, self.replacement is not None
 
     def replace(self, **changes: Any) -> LoadOptions:
         """Returns the same with some of them changed."""

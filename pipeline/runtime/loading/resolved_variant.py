@@ -151,8 +151,8 @@ def _stamp(path: str) -> Stamp | tuple[()]:
 
 
 def _entry(loader: Stamp, options: LoadOptions) -> str:
-    asked = (options.target, options.precision, options.check, options.device_id)
-    return entry_path(f"{cache_folder()}/loads", loader, "".join(f"-{value}" for value in asked))
+    asked = "".join(f"-{value}" for value in options.selection_key)
+    return entry_path(f"{cache_folder()}/loads", loader, asked)
 
 
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
@@ -165,8 +165,7 @@ def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
         return None
     onnxruntime = sys.modules["onnxruntime"]
     software = (__version__, _RULES, onnxruntime.__version__, tuple(onnxruntime.get_available_providers()))
-    asked = (options.target, options.precision, options.check, options.device_id)
-    return root, asked, software, machine
+    return root, options.selection_key, software, machine
 
 
 def _is_plain_name(name: object) -> bool:

@@ -19,10 +19,13 @@ from ortprep.runtime.loading.load_options import Deadline
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.loading.load_options import Cancellation
+    from ortprep.runtime.loading.load_options import Cancellation, SessionFactory
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+
+PLAIN_CLASS = "_ortprep_plain_class"
+"""Attribute of a class that stands in the place of `onnxruntime.InferenceSession`: the class itself."""
 
 _ENUMERATIONS = {"execution_mode": "ExecutionMode", "execution_order": "ExecutionOrder"}
 
@@ -137,6 +140,7 @@ def build_session(
     cancellation: Cancellation | None = None,
     take_turns: bool = True,
     base_options: onnxruntime.SessionOptions | None = None,
+    create: SessionFactory | None = None,
 ) -> onnxruntime.InferenceSession:
     """Makes the session a plan describes, or says why not; never a session on other providers.
 
@@ -151,6 +155,7 @@ def build_session(
             one that waits, when its turn comes.
         take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
         base_options: What the plan's options are set on, in place of ONNX Runtime's defaults.
+        create: What makes the session, in place of ONNX Runtime's `InferenceSession`, with its arguments.
 
     Raises:
         LoadTimeoutError: The deadline passed.
@@ -168,7 +173,7 @@ def build_session(
         cancellation.cover(options)
     try:
         with _device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
-            session = _create_session(plan, options, deadline)
+            session = _create_session(plan, options, deadline, create or plain_session_class())
     finally:
         if cancellation is not None:
             cancellation.release()
@@ -177,11 +182,19 @@ def build_session(
     return session
 
 
-def _create_session(plan: SessionPlan, options: Any, deadline: Deadline) -> onnxruntime.InferenceSession:
-    onnxruntime, remaining_s = import_onnxruntime(), deadline.remaining_s()
+def plain_session_class() -> Any:
+    """Returns ONNX Runtime's own `InferenceSession`, whatever stands in its place."""
+    session_class = import_onnxruntime().InferenceSession
+    return getattr(session_class, PLAIN_CLASS, session_class)
+
+
+def _create_session(
+    plan: SessionPlan, options: Any, deadline: Deadline, create: SessionFactory
+) -> onnxruntime.InferenceSession:
+    remaining_s = deadline.remaining_s()
     try:
         with contextlib.nullcontext() if remaining_s is None else _cancelled_after(options, remaining_s):
-            return onnxruntime.InferenceSession(
+            return create(
                 plan.model,
                 options,
                 providers=[(provider.name, dict(provider.options)) for provider in plan.providers],

@@ -12,7 +12,7 @@ from ortprep.bundle.file_memory import is_settled
 from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.errors import IntegrityError, LoadError
+from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device
@@ -36,7 +36,8 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     """Decides which variant is loaded, and checks its files and its options.
 
     Raises:
-        LoadError: No variant fits, or no such precision is known.
+        NoVariantError: No variant fits.
+        LoadError: No such precision is known.
         LoadTimeoutError: The deadline passed.
         BundleError: The bundle cannot be read.
         IntegrityError: A file is not as it was written, or the variant asks for what no bundle may.
@@ -46,7 +47,10 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     began_ns = time.time_ns()
     loader = find_stamp(folder / LOADER_FILE)
     config = read_loader_config(folder)
-    candidates = [v for v in config.variants if serves(v, options.target, options.precision)]
+    as_source = options.replacement is not None
+    candidates = [
+        v for v in config.variants if serves(v, options.target, options.precision, as_source=as_source)
+    ]
     uses_gpus = any(needs_gpu(variant.requirements) for variant in candidates)
     selection = _select(config, options, gpus=uses_gpus)
     variant = selection.variant
@@ -147,23 +151,30 @@ def _select(config: LoaderConfig, options: LoadOptions, *, gpus: bool) -> Select
             hint=f"load(…, precision={FASTEST!r}), which is the default",
         )
     return select_on_this_machine(
-        config, target=options.target, gpus=gpus, device_id=options.device_id, precision=options.precision
+        config,
+        target=options.target,
+        gpus=gpus,
+        device_id=options.device_id,
+        precision=options.precision,
+        as_source=options.replacement is not None,
     )
 
 
-def _nothing_fits(root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions) -> LoadError:
+def _nothing_fits(
+    root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions
+) -> NoVariantError:
     target, precision = options.target, options.precision
     hint = f"ortprep prepare {config.name} --target {target or config.variants[0].target}"
     if selection.passed_over:
         lines = "\n".join(f"  {variant}" for variant in selection.passed_over)
-        return LoadError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
+        return NoVariantError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
     asked = [] if target is None else [f"target {target!r}"]
     if precision != FASTEST:
         asked.append(f"precision {precision!r}")
         hint = f"convert: {{precision: {precision}}}   # in the spec of {config.name}"
     targets = ", ".join(dict.fromkeys(variant.target for variant in config.variants))
     variants = ", ".join(f"{variant.name} ({variant.precision})" for variant in config.variants)
-    return LoadError(
+    return NoVariantError(
         f"bundle was not prepared for {' in '.join(asked)}: {root}\n"
         f"  expected one of the targets {targets} or of the variants {variants}",
         hint=hint,

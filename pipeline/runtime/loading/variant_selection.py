@@ -56,6 +56,7 @@ def select_variant(
     available_providers: Sequence[str] | None,
     device_id: int | None = None,
     precision: str = FASTEST,
+    as_source: bool = False,
 ) -> Selection:
     """Picks the first variant, in the bundle's order of preference, whose requirements this machine meets.
 
@@ -67,10 +68,11 @@ def select_variant(
         available_providers: What it offers; None leaves providers unchecked.
         device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
         precision: What the job asks for: one of `PRECISIONS`, or `FASTEST`.
+        as_source: Whether it has to take all that the source takes, as `serves` says.
     """
     passed_over: list[PassedOver] = []
     for variant in config.variants:
-        if not serves(variant, target, precision):
+        if not serves(variant, target, precision, as_source=as_source):
             continue
         reasons = find_reasons(
             variant,
@@ -92,6 +94,7 @@ def select_on_this_machine(
     gpus: bool,
     device_id: int | None = None,
     precision: str = FASTEST,
+    as_source: bool = False,
 ) -> Selection:
     """Does what `select_variant` does, for this machine; it is asked for its GPUs if `gpus`."""
     onnxruntime = import_onnxruntime()
@@ -103,6 +106,7 @@ def select_on_this_machine(
         available_providers=onnxruntime.get_available_providers(),
         device_id=device_id,
         precision=precision,
+        as_source=as_source,
     )
 
 
@@ -136,12 +140,18 @@ def find_reasons_here(variant: Variant, *, device_id: int | None = None) -> tupl
     )
 
 
-def serves(variant: Variant, target: str | None, precision: str = FASTEST) -> bool:
+def serves(
+    variant: Variant, target: str | None, precision: str = FASTEST, *, as_source: bool = False
+) -> bool:
     """Says whether a variant is what a job asks for: its target, its name, or anything, in that precision.
 
     One that takes batches of certain sizes only has to be asked for by name, one that takes other types than
     the bundle lists by name or precision. Mixed precision that had to keep nothing in fp32 is fp16.
+
+    With `as_source` it also has to take every size that the source takes, by runs like the source's.
     """
+    if as_source and (variant.binding or variant.half_io or variant.io_binding):
+        return False
     wanted = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
     if precision != FASTEST and variant.precision not in wanted:
         return False

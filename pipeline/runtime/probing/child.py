@@ -36,6 +36,7 @@ from ortprep.errors import (
     from_dict,
     to_dict,
 )
+from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
 from ortprep.runtime.machine.process_memory import peak_rss_bytes
 from ortprep.runtime.probing.scratch_folder import scratch_folder
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
@@ -130,7 +131,8 @@ def _spawn(
     # -P, so that a file of the working folder is never taken for a module.
     command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
     # Temporary files of a child that is killed go with its folder.
-    own = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder)}
+    # Sessions are made of the files that are named, even below `ortprep run`.
+    own = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
     variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **(environment or {}), **own}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()

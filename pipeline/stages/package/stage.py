@@ -39,7 +39,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -82,6 +82,7 @@ class PackageStage:
             outputs=fetched.interface.outputs,
             golden=Golden(golden, tolerances.pop(""), tolerances),
             variants=variants,
+            source=fetched.source.files,
         )
         write_loader_config(context.folder, config)
         write_manifest(context.folder, _manifest(context, fetched, prepared))

@@ -1,0 +1,50 @@
+"""Puts the class whose sessions may be of a bundle in the place of `onnxruntime.InferenceSession`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ortprep.runtime.dropin.import_hook import call_after_import
+from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
+from ortprep.runtime.loading.session import PLAIN_CLASS
+
+
+def install() -> None:
+    """Has this process make its sessions of bundles, wherever there is one of the same model.
+
+    Every `onnxruntime.InferenceSession(…)` then does what `ortprep.session(…)` does. ONNX Runtime need not be
+    imported yet, and this call does not import it. A module that took the class by its name before
+    (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do nothing.
+    """
+    call_after_import("onnxruntime", install_in)
+
+
+def install_in(onnxruntime: Any) -> None:
+    """Does what `install` does, in ONNX Runtime's module."""
+    if hasattr(onnxruntime.InferenceSession, PLAIN_CLASS):
+        return
+    if os.environ.get(VERBOSE_VARIABLE):
+        _log_to_stderr()
+    from ortprep.runtime.dropin.session import bundle_session_class
+
+    put_in_place(onnxruntime, bundle_session_class())
+
+
+def put_in_place(onnxruntime: Any, session_class: type) -> None:
+    """Has ONNX Runtime's modules offer another class as `InferenceSession`."""
+    from onnxruntime.capi import onnxruntime_inference_collection
+
+    for module in (onnxruntime, onnxruntime_inference_collection):
+        module.InferenceSession = session_class
+
+
+def _log_to_stderr() -> None:
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("ortprep: %(message)s"))
+    log = logging.getLogger("ortprep")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,82 @@
+"""Starts a program whose sessions come from bundles, in place of this process: what `ortprep run` does.
+
+It imports next to nothing, since a job waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ortprep.runtime.dropin.import_hook import startup_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+BUNDLES_VARIABLE = "ORTPREP_BUNDLES"
+"""Where bundles are: folders, and references to registries, separated by `os.pathsep`."""
+
+VERBOSE_VARIABLE = "ORTPREP_VERBOSE"
+"""If it is not empty, each session is one line on stderr: its bundle, or why it has none."""
+
+DEFAULT_BUNDLES = "artifacts"
+
+_INSTALLER = "ortprep.runtime.dropin.installation:install_in"
+
+
+def dropin_environment(
+    bundles: Sequence[str], environment: Mapping[str, str], *, verbose: bool = False
+) -> dict[str, str]:
+    """Returns an environment whose Python processes take their sessions from bundles.
+
+    Args:
+        bundles: Folders, each a bundle or full of them, and references to registries; if there are none,
+            those of `ORTPREP_BUNDLES` in `environment`, else the folder `artifacts`.
+        environment: What else the environment has.
+        verbose: Whether each session is one line on stderr.
+
+    Raises:
+        SpecError: There is no such folder, or its path has a separator of paths in it.
+    """
+    named = [_absolute(place) for place in bundles]
+    if not named and not environment.get(BUNDLES_VARIABLE):
+        named = [_absolute(DEFAULT_BUNDLES)]
+    added = {BUNDLES_VARIABLE: os.pathsep.join(named)} if named else {}
+    if verbose:
+        added[VERBOSE_VARIABLE] = "1"
+    return startup_environment(_INSTALLER, {**environment, **added})
+
+
+def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Runs a program in place of this process: its streams, its number, its signals, its exit code.
+
+    Raises:
+        ProgramNotFoundError: There is no such program.
+        LaunchError: It cannot be run.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], list(command), dict(environment))
+    except OSError as error:
+        from ortprep.errors import LaunchError, ProgramNotFoundError
+
+        kind = ProgramNotFoundError if isinstance(error, FileNotFoundError) else LaunchError
+        raise kind(f"cannot run {command[0]}\n  {error.strerror}") from error
+
+
+def _absolute(place: str) -> str:
+    if "://" in place:
+        return place
+    path = os.path.abspath(os.path.expanduser(place))
+    if os.path.isdir(path) and os.pathsep not in path:
+        return path
+    from ortprep.errors import SpecError
+
+    got = "no such folder" if os.pathsep not in path else f"{os.pathsep!r} in it"
+    raise SpecError(
+        f"no folder of bundles: {place}\n  expected a bundle, or a folder of bundles, got {got}",
+        hint="ortprep prepare   (writes bundles below artifacts/)",
+    )

@@ -1,0 +1,192 @@
+"""`session`: an `onnxruntime.InferenceSession`, of a bundle if there is one of the same model.
+
+`ORTPREP_BUNDLES` says where bundles are. An application gets all that it asks for: what a bundle cannot give
+makes a plain session.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from ortprep.errors import NoVariantError, PipelineError
+from ortprep.runtime.dropin.import_hook import call_after_import
+from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE
+from ortprep.runtime.dropin.session_request import (
+    SessionRequest,
+    choose_placement,
+    find_obstacle,
+    has_gpu,
+    watch_options,
+)
+from ortprep.runtime.dropin.source_index import IndexedBundle, is_source, list_bundles
+from ortprep.runtime.loading.bundle_loader import log_line, open_folder
+from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime, plain_session_class
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnxruntime
+
+call_after_import("onnxruntime", watch_options)
+
+
+def session(
+    path_or_bytes: str | bytes | os.PathLike[str],
+    sess_options: onnxruntime.SessionOptions | None = None,
+    providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+    provider_options: Sequence[dict[Any, Any]] | None = None,
+    **kwargs: Any,
+) -> onnxruntime.InferenceSession:
+    """Makes what `onnxruntime.InferenceSession` makes of the same arguments, sooner if a bundle is there.
+
+    A bundle is used if it was prepared from the same bytes, if it has a variant for this machine on the
+    providers asked for, and if it can give everything else that is asked for. Otherwise the session is plain,
+    and a line at INFO says why; at WARNING, if such a bundle is damaged or ONNX Runtime refuses it.
+
+    Args:
+        path_or_bytes: The source model.
+        sess_options: As ONNX Runtime takes them; they win over the bundle's.
+        providers: Likewise.
+        provider_options: Likewise.
+        **kwargs: Likewise.
+
+    Raises:
+        MissingExtraError: ONNX Runtime is not installed.
+        Exception: Whatever `onnxruntime.InferenceSession` raises.
+    """
+    made: onnxruntime.InferenceSession = bundle_session_class()(
+        path_or_bytes, sess_options, providers, provider_options, **kwargs
+    )
+    return made
+
+
+@functools.cache
+def bundle_session_class() -> Any:
+    """Returns the subclass of ONNX Runtime's own `InferenceSession` whose sessions may be of a bundle.
+
+    It has that class's name. Sessions that the other class made are instances of it, too, so `isinstance`
+    answers as before where it has taken the other's place.
+    """
+    plain = plain_session_class()
+
+    def initialise(
+        self: Any,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        request = SessionRequest(path_or_bytes, sess_options, providers, provider_options, kwargs)
+        reason = _open_bundle(self, request)
+        if reason is not None:
+            log_line("info", "plain session of %s: %s", _name(request), reason)
+            plain.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+
+    def is_subclass(cls: type, other: type) -> Any:
+        return True if cls is replacing and issubclass(other, plain) else NotImplemented
+
+    namespace = {
+        "__init__": functools.wraps(plain.__init__)(initialise),
+        "__subclasshook__": classmethod(is_subclass),
+        PLAIN_CLASS: plain,
+        **{name: getattr(plain, name) for name in ("__doc__", "__module__", "__qualname__")},
+    }
+    replacing = abc.ABCMeta(plain.__name__, (plain,), namespace)
+    return replacing
+
+
+def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
+    """Makes an instance the session of a bundle; returns None, or why there is none for it."""
+    places = os.environ.get(BUNDLES_VARIABLE)
+    if not places:
+        return f"{BUNDLES_VARIABLE} is not set"
+    if not isinstance(request.model, str | bytes | os.PathLike):
+        return "it is neither a path nor bytes"
+    try:
+        found = _find_bundles(request.model, places)
+    except OSError as error:
+        return str(error.strerror)
+    if not found:
+        return f"no bundle of these bytes in {places}"
+    onnxruntime = import_onnxruntime()
+    return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, found)
+
+
+def _find_bundles(model: Any, places: str) -> list[IndexedBundle]:
+    """Returns the bundles that were prepared from a model; raises `OSError` if it cannot be read."""
+    if isinstance(model, bytes):
+        same_size = [one for one in list_bundles(places) if _model_bytes(one) == len(model)]
+        if not same_size:
+            return []
+        from ortprep.bundle.digest import digest_bytes
+
+        digest = digest_bytes(model)
+        # External data of a model in memory is wherever the options say.
+        return [one for one in same_size if len(one.source) == 1 and one.source[0].sha256 == digest]
+    path = os.fspath(model)
+    size_bytes = os.stat(path).st_size
+    same_size = [one for one in list_bundles(places) if _model_bytes(one) == size_bytes]
+    return [one for one in same_size if is_source(one, path)]
+
+
+def _model_bytes(bundle: IndexedBundle) -> int | None:
+    return bundle.source[0].size_bytes if bundle.source else None
+
+
+def _try_bundles(
+    instance: Any, request: SessionRequest, onnxruntime: Any, found: Sequence[IndexedBundle]
+) -> str | None:
+    try:
+        placement = choose_placement(request, onnxruntime, has_gpu=has_gpu)
+    except ValueError as error:
+        return str(error)
+    if placement is None:
+        return f"no bundle is for the providers {request.providers}"
+    plain = plain_session_class()
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        plain.__init__(instance, *args, **kwargs)
+        return instance
+
+    options = LoadOptions(
+        target=placement.target,
+        device_id=placement.device_id,
+        adapt=placement.apply,
+        session_options=request.options,
+        replacement=create,
+    )
+    reason = None
+    for bundle in found:
+        try:
+            open_folder(bundle.folder, options)
+        except NoVariantError as error:
+            reason = " ".join(error.message.split())
+        except PipelineError as error:
+            reason = f"cannot use {bundle.folder}: {' '.join(error.message.split())}"
+            log_line("warning", "%s", reason)
+        else:
+            log_line("info", "session of %s: %s", _name(request), bundle.folder)
+            _restore_request(instance, request)
+            return None
+    return reason
+
+
+def _restore_request(instance: Any, request: SessionRequest) -> None:
+    """Has a session know the model and the options that it was asked for.
+
+    ONNX Runtime makes it again of them, plainly, when providers are changed or one fails.
+    """
+    in_memory = isinstance(request.model, bytes)
+    instance._model_path = None if in_memory else os.fspath(request.model)
+    instance._model_bytes = request.model if in_memory else None
+    instance._sess_options_initial = request.options
+    instance._enable_fallback = int(request.others.get("enable_fallback", 1)) == 1
+
+
+def _name(request: SessionRequest) -> str:
+    return f"{len(request.model)} bytes" if isinstance(request.model, bytes) else str(request.model)

@@ -1,0 +1,220 @@
+"""Which bundles there are, and of which models: by size and digest of the files they were prepared from.
+
+To read a `loader.json` takes longer than many a model's session. So what each says of its source is
+remembered per folder of bundles, by the stamp of the `loader.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_memory import (
+    Stamp,
+    cache_folder,
+    entry_path,
+    is_settled,
+    read_digest,
+    read_entry,
+    read_stamp,
+    write_entry,
+)
+from ortprep.runtime.loading.bundle_loader import log_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_MAX_INDEX_BYTES = 16 * 1024 * 1024
+_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*://"
+_PLACE = re.compile(rf"{_SCHEME}.+?(?=:(?:/(?!/)|\.|~|{_SCHEME})|:?$)|[^:]+")
+"""A reference to a registry, which may have colons in it, as in `oci://host:5000/name@v1`; or a folder."""
+
+
+class SourceFile(NamedTuple):
+    """A file that a bundle was prepared from.
+
+    Attributes:
+        path: The model's name, or where its external data lies, relative to the model's folder.
+        sha256: Its digest, `sha256:<hex>`.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class IndexedBundle(NamedTuple):
+    """A bundle, and what it was prepared from.
+
+    Attributes:
+        loader: Stamp of its `loader.json`.
+        source: The model, then its external data; empty if the bundle does not record them.
+    """
+
+    folder: str
+    loader: Stamp
+    source: tuple[SourceFile, ...]
+
+
+def list_bundles(places: str) -> list[IndexedBundle]:
+    """Returns the bundles of some places, in order of place and name.
+
+    A place that cannot be read, and a bundle that is damaged, are logged at WARNING and left out.
+
+    Args:
+        places: Folders, each a bundle or full of bundles, and references to registries, as `load` takes them,
+            separated by `os.pathsep`. A folder after a reference has to begin with `/`, `.` or `~`.
+    """
+    return [bundle for place in split_places(places) for bundle in _list_place(place)]
+
+
+def split_places(places: str) -> list[str]:
+    """Returns the single places of a list that is separated by `os.pathsep`."""
+    return _PLACE.findall(places)
+
+
+def is_source(bundle: IndexedBundle, model: str) -> bool:
+    """Says whether a file is the model that a bundle was prepared from, its external data included.
+
+    Sizes are compared first; a digest is computed once per file and machine.
+
+    Raises:
+        OSError: A file is missing or cannot be read.
+    """
+    folder = os.path.dirname(model)
+    first, *external = bundle.source
+    files = [(model, first), *((os.path.join(folder, file.path), file) for file in external)]
+    if any(os.stat(path).st_size != file.size_bytes for path, file in files):
+        return False
+    return all(_digest(path) == file.sha256 for path, file in files)
+
+
+def _digest(path: str) -> str:
+    known = read_digest(read_stamp(path))
+    if known is not None:
+        return known
+    from pathlib import Path
+
+    from ortprep.bundle.digest import DigestCache
+
+    return DigestCache().digest(Path(path))
+
+
+_REFERENCES: dict[str, str | None] = {}
+"""Where references to registries were pulled to, once per process; None for one that cannot be."""
+
+_KNOWN: dict[str, IndexedBundle] = {}
+"""Every bundle that this process has seen, by folder."""
+
+
+def _list_place(place: str) -> list[IndexedBundle]:
+    folder = os.path.expanduser(place)
+    if "://" in place:
+        if place not in _REFERENCES:
+            _REFERENCES[place] = _pull(place)
+        found = _REFERENCES[place]
+        if found is None:
+            return []
+        folder = found
+    try:
+        return _list_folder(os.path.realpath(folder))
+    except OSError as error:
+        log_line("warning", "no bundles in %s: %s", place, error.strerror)
+        return []
+
+
+def _pull(reference: str) -> str | None:
+    from ortprep.errors import PipelineError
+    from ortprep.runtime.loading.sources import locate
+
+    try:
+        return str(locate(reference))
+    except PipelineError as error:
+        log_line("warning", "cannot use %s: %s", reference, error)
+        return None
+
+
+def _list_folder(folder: str) -> list[IndexedBundle]:
+    stamps = {name: stamp for name in _subfolders(folder) if (stamp := _read_stamp(folder, name)) is not None}
+    if any(_known(folder, name, stamp) is None for name, stamp in stamps.items()):
+        _recall(folder)
+        unread = [name for name, stamp in stamps.items() if _known(folder, name, stamp) is None]
+        if unread:
+            for name in unread:
+                _read(folder, name, stamps[name])
+            _remember(folder, stamps)
+    found = (_known(folder, name, stamp) for name, stamp in stamps.items())
+    return [bundle for bundle in found if bundle is not None]
+
+
+def _subfolders(folder: str) -> list[str]:
+    """Returns the names of what may be bundles: the folder itself if it is one."""
+    if os.path.isfile(f"{folder}/{LOADER_FILE}"):
+        return ["."]
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
+def _read_stamp(folder: str, name: str) -> Stamp | None:
+    try:
+        return read_stamp(f"{folder}/{name}/{LOADER_FILE}")
+    except OSError:
+        return None
+
+
+def _known(folder: str, name: str, loader: Stamp) -> IndexedBundle | None:
+    bundle = _KNOWN.get(f"{folder}/{name}")
+    return bundle if bundle is not None and bundle.loader == loader else None
+
+
+def _read(folder: str, name: str, loader: Stamp) -> None:
+    from pathlib import Path
+
+    from ortprep.bundle.loader_config import read_loader_config
+    from ortprep.errors import PipelineError
+
+    path = f"{folder}/{name}"
+    try:
+        config = read_loader_config(Path(path))
+    except PipelineError as error:
+        log_line("warning", "no bundle: %s", error)
+        return
+    source = tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in config.source)
+    _KNOWN[path] = IndexedBundle(path, loader, source)
+
+
+def _recall(folder: str) -> None:
+    """Has this process know what others read, without what it knows already."""
+    content = read_entry(_index_path(folder), max_bytes=_MAX_INDEX_BYTES) or b""
+    try:
+        for line in content.decode().split("\n"):
+            name, *fields = line.split("\t")
+            device, inode, size, modified, changed = map(int, fields[:5])
+            files = zip(fields[5::3], map(int, fields[6::3]), fields[7::3], strict=True)
+            path = f"{folder}/{name}"
+            loader = device, inode, size, modified, changed
+            _KNOWN.setdefault(path, IndexedBundle(path, loader, tuple(SourceFile(*file) for file in files)))
+    except ValueError:
+        return
+
+
+def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
+    found = (_known(folder, name, stamp) for name, stamp in stamps.items())
+    lines = [_format(folder, bundle) for bundle in found if bundle is not None and is_settled(bundle.loader)]
+    content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
+    try:
+        if len(content) <= _MAX_INDEX_BYTES:
+            write_entry(_index_path(folder), content)
+    except OSError as error:
+        log_line("debug", "cannot remember which bundles there are: %s", error)
+
+
+def _format(folder: str, bundle: IndexedBundle) -> str:
+    fields: Iterable[object] = (value for file in bundle.source for value in file)
+    name = bundle.folder[len(folder) + 1 :]
+    return "\t".join(map(str, (name, *bundle.loader, *fields)))
+
+
+def _index_path(folder: str) -> str:
+    return entry_path(f"{cache_folder()}/sources", read_stamp(folder))

@@ -1,0 +1,78 @@
+"""`ortprep run` gives a program bundles, and is otherwise not there."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.dropin.builders import run_program, write_bundle_of, write_source
+
+ORTPREP = [sys.executable, "-m", "ortprep", "run"]
+SESSION = (
+    "import sys, onnxruntime\n"
+    "s = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+    "from tests.runtime.dropin.builders import is_of_bundle; print(is_of_bundle(s))"
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    write_bundle_of(write_source(folder / "net.onnx"), folder / "artifacts/net")
+    return folder
+
+
+def run(project: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return run_program([*ORTPREP, *arguments], {}, stdin=stdin, cwd=project)
+
+
+@pytest.mark.parametrize("bundles", [[], ["--bundles", "artifacts"], ["--bundles=artifacts/net"]])
+def test_sessions_of_the_program_are_of_bundles(project: Path, bundles: list[str]) -> None:
+    done = run(project, *bundles, "--", sys.executable, "-c", SESSION, "net.onnx")
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+
+
+def test_verbose_says_what_each_session_is_of(project: Path) -> None:
+    done = run(project, "--verbose", sys.executable, "-c", SESSION, "net.onnx")
+    assert done.stdout == "True\n"
+    assert f"ortprep: session of net.onnx: {project}/artifacts/net" in done.stderr
+
+
+def test_the_programs_own_options_streams_and_exit_code_are_its_own(project: Path) -> None:
+    code = "import sys; print(sys.argv[1:], sys.stdin.read()); sys.stderr.write('talk'); sys.exit(7)"
+    done = run(project, sys.executable, "-c", code, "--verbose", "-x", stdin="words")
+    assert (done.stdout, done.stderr, done.returncode) == ("['--verbose', '-x'] words\n", "talk", 7)
+
+
+def test_a_program_that_a_signal_ends_is_seen_to_be(project: Path) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert run(project, "--", sys.executable, "-c", code).returncode == -signal.SIGTERM
+
+
+def test_a_program_that_there_is_not_is_told_as_a_shell_does(project: Path) -> None:
+    done = run(project, "--", "no-such-program")
+    assert done.returncode == 127
+    assert "cannot run no-such-program" in done.stderr
+    done = run(project, "--", "./net.onnx")
+    assert done.returncode == 126
+    assert "ermission denied" in done.stderr
+
+
+def test_no_program_and_no_bundles_are_errors_of_use(project: Path, tmp_path: Path) -> None:
+    assert run(project).returncode == 2
+    done = run(project, "--bundles", "nowhere", "--", "true")
+    assert done.returncode == 2
+    assert "no folder of bundles: nowhere" in done.stderr
+    assert run(tmp_path, "--", "true").returncode == 2
+
+
+def test_the_environment_alone_does_the_same(project: Path) -> None:
+    shown = run(project, "--print-environment").stdout
+    variables = dict(line.split("=", 1) for line in shown.splitlines())
+    assert variables["ORTPREP_BUNDLES"] == str(project / "artifacts")
+    done = run_program([sys.executable, "-c", SESSION, str(project / "net.onnx")], variables)
+    assert done.stdout == "True\n", done.stderr

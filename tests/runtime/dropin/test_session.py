@@ -1,0 +1,269 @@
+"""`session` makes a bundle's session where that is the same model, and a plain one wherever it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ortprep
+from ortprep.bundle.loader_config import Requirements, read_loader_config, write_loader_config
+from tests.runtime.builders import (
+    BUCKETED,
+    CUDA_NEEDED,
+    UNMET,
+    add_model,
+    operator_model,
+    sample,
+    write_bundle,
+    write_converted,
+    write_record,
+)
+from tests.runtime.dropin.builders import is_of_bundle, write_bundle_of, write_source
+
+pytestmark = pytest.mark.runtime
+
+CPU = ["CPUExecutionProvider"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "application/linear.onnx")
+
+
+@pytest.fixture
+def bundle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "bundles"))
+    return write_bundle_of(model, tmp_path / "bundles/linear")
+
+
+@pytest.fixture(autouse=True)
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="ortprep")
+    return caplog
+
+
+def reasons(said: pytest.LogCaptureFixture) -> list[str]:
+    """Returns why sessions were plain."""
+    return [record.getMessage() for record in said.records if "plain session of" in record.getMessage()]
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize("named", [str, Path, os.fspath])
+def test_a_path_of_the_same_model_gives_the_bundles_session(
+    model: Path, named: Callable[[Path], Any], said: pytest.LogCaptureFixture
+) -> None:
+    session = ortprep.session(named(model), providers=CPU)
+    assert is_of_bundle(session)
+    assert isinstance(session, onnxruntime.InferenceSession)
+    assert reasons(said) == []
+
+
+def test_the_bytes_of_the_same_model_give_the_bundles_session(tmp_path: Path, bundle: Path) -> None:
+    model = tmp_path / "inline.onnx"
+    model.write_bytes(add_model())
+    write_bundle_of(model, tmp_path / "bundles/inline", inline=True)
+    session = ortprep.session(model.read_bytes(), None, CPU)
+    assert is_of_bundle(session)
+    other = operator_model({"y": ("Mul", ("x", "x"))}, {"x": (2,)}, {"y": (2,)})
+    assert len(other) == len(add_model())
+    (answer,) = ortprep.session(other, None, CPU).run(None, {"x": np.full(2, 3, np.float32)})
+    assert answer.tolist() == [9, 9]
+
+
+def test_a_bundle_may_be_named_itself_and_beside_others(
+    model: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "none", write_bundle(tmp_path / "of-nothing"), bundle]
+    monkeypatch.setenv("ORTPREP_BUNDLES", os.pathsep.join(map(str, places)))
+    assert is_of_bundle(ortprep.session(model, providers=CPU))
+
+
+def test_bundles_that_come_and_go_are_noticed(model: Path, tmp_path: Path, bundle: Path) -> None:
+    assert is_of_bundle(ortprep.session(model))
+    shutil.rmtree(bundle)
+    assert not is_of_bundle(ortprep.session(model))
+    write_bundle_of(model, tmp_path / "bundles/another")
+    assert is_of_bundle(ortprep.session(model))
+
+
+@pytest.mark.usefixtures("bundle")
+def test_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest.LogCaptureFixture) -> None:
+    assert is_of_bundle(ortprep.session(model))
+    data = bytearray(model.read_bytes())
+    data[data.index(b"graph")] ^= 1  # the graph's name: the same size, the same answers
+    model.write_bytes(data)
+    assert not is_of_bundle(ortprep.session(model))
+    (reason,) = reasons(said)
+    assert "no bundle of these bytes" in reason
+
+
+@pytest.mark.usefixtures("bundle")
+def test_other_weights_beside_the_same_graph_are_served_plainly(model: Path) -> None:
+    write_source(model.with_name("other.onnx"), seed=1)
+    weights = model.with_name(model.name + ".data")
+    array = np.frombuffer(weights.read_bytes(), np.float32).copy()
+    array[0] += 100
+    weights.write_bytes(array.tobytes())
+    (answer,) = ortprep.session(model).run(None, {"x": sample()})
+    assert answer[0, 0] == pytest.approx((sample() @ array.reshape(8, 4))[0, 0], rel=1e-4)
+
+
+@pytest.mark.parametrize("places", [None, "", "/no/such/folder"])
+def test_without_bundles_a_session_is_plain(
+    model: Path, monkeypatch: pytest.MonkeyPatch, places: str | None, said: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("ORTPREP_BUNDLES", raising=False)
+    if places is not None:
+        monkeypatch.setenv("ORTPREP_BUNDLES", places)
+    assert not is_of_bundle(ortprep.session(model))
+    assert len(reasons(said)) == 1
+
+
+def test_a_bundle_without_its_source_is_never_used(
+    model: Path, bundle: Path, said: pytest.LogCaptureFixture
+) -> None:
+    write_bundle(bundle)  # as a version before 1.4 wrote it
+    assert not is_of_bundle(ortprep.session(model))
+    assert len(reasons(said)) == 1
+
+
+@pytest.mark.usefixtures("bundle")
+def test_the_application_keeps_its_own_session_options(model: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.enable_cpu_mem_arena, options.logid = 3, False, "mine"
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for _ in range(2):
+        session = ortprep.session(model, options, CPU)
+        assert is_of_bundle(session)
+        used = session.get_session_options()
+        assert (used.intra_op_num_threads, used.enable_cpu_mem_arena, used.logid) == (3, False, "mine")
+        assert used.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def set_level(options: Any) -> None:
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def set_weights(options: Any) -> None:
+    weights = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((8, 4), np.float32))
+    options.add_initializer("w", weights)
+    KEPT.append(weights)
+
+
+KEPT: list[Any] = []
+"""ONNX Runtime does not keep what is added as initializer."""
+
+OBSTACLES: dict[str, Callable[[Any], None]] = {
+    "ORT_DISABLE_ALL": set_level,
+    "add_initializer": set_weights,
+    "add_free_dimension_override_by_name": lambda o: o.add_free_dimension_override_by_name("batch", 2),
+    "saved": lambda o: setattr(o, "optimized_model_filepath", os.devnull),
+    "optimization.disable_specified_optimizers": lambda o: o.add_session_config_entry(
+        "optimization.disable_specified_optimizers", "ConstantFolding"
+    ),
+}
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(
+    model: Path, name: str, said: pytest.LogCaptureFixture
+) -> None:
+    options = onnxruntime.SessionOptions()
+    OBSTACLES[name](options)
+    (answer,) = ortprep.session(model, options, CPU).run(None, {"x": sample()})
+    (expected,) = onnxruntime.InferenceSession(model, options, CPU).run(None, {"x": sample()})
+    assert np.array_equal(answer, expected)
+    (reason,) = reasons(said)
+    assert name in reason
+
+
+@pytest.mark.usefixtures("bundle")
+def test_arguments_beyond_those_of_a_session_make_it_plain(model: Path) -> None:
+    assert not is_of_bundle(ortprep.session(model, disabled_optimizers=["ConstantFolding"]))
+    assert is_of_bundle(ortprep.session(model, enable_fallback=0))
+
+
+@pytest.mark.usefixtures("bundle")
+def test_errors_of_the_application_are_onnxruntimes_own(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="either strings or"):
+        ortprep.session(model, providers=[5], enable_fallback=0)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="Unable to load"):
+        ortprep.session(5)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match=r"no\.onnx") as missing:
+        ortprep.session(tmp_path / "no.onnx", providers=CPU)
+    assert type(missing.value).__module__.startswith("onnxruntime")
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize(
+    "providers",
+    [None, [], CPU, ("CPUExecutionProvider",), [("CPUExecutionProvider", {"arena_extend_strategy": "x"})]],
+)
+def test_a_bundle_for_the_cpu_serves_whoever_would_get_the_cpu(model: Path, providers: Any) -> None:
+    session = ortprep.session(model, providers=providers)
+    assert is_of_bundle(session)
+    assert session.get_providers() == CPU
+
+
+@pytest.mark.parametrize("requirements", [{"cpu": UNMET}, {"cuda": CUDA_NEEDED}])
+def test_a_bundle_for_other_machines_makes_a_plain_session_without_a_warning(
+    model: Path, bundle: Path, requirements: dict[str, Requirements], said: pytest.LogCaptureFixture
+) -> None:
+    source = read_loader_config(bundle).source
+    write_bundle(bundle, requirements=requirements)
+    write_loader_config(bundle, dataclasses.replace(read_loader_config(bundle), source=source))
+    assert not is_of_bundle(ortprep.session(model, providers=CPU))
+    assert len(reasons(said)) == 1
+    assert {record.levelno for record in said.records} == {logging.INFO}
+
+
+def test_a_variant_of_fixed_sizes_never_stands_for_its_source(
+    model: Path, tmp_path: Path, bundle: Path
+) -> None:
+    source = read_loader_config(bundle).source
+    write_converted(bundle, [dataclasses.replace(BUCKETED[2], name="cpu")])
+    config = read_loader_config(bundle)
+    variants = tuple(dataclasses.replace(variant, bucket=False) for variant in config.variants)
+    write_loader_config(bundle, dataclasses.replace(config, source=source, variants=variants))
+    write_record(bundle)
+    assert not is_of_bundle(ortprep.session(model, providers=CPU))
+
+
+def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
+    model: Path, bundle: Path, said: pytest.LogCaptureFixture
+) -> None:
+    weights = bundle / "cpu/linear_optimized.onnx.data"
+    weights.write_bytes(bytes(len(weights.read_bytes())))
+    assert not is_of_bundle(ortprep.session(model, providers=CPU))
+    assert any(record.levelno == logging.WARNING for record in said.records)
+
+
+@pytest.mark.usefixtures("bundle")
+def test_other_providers_later_are_those_of_the_source(model: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    session = ortprep.session(model, options, CPU)
+    assert is_of_bundle(session)
+    session.set_providers(CPU)
+    assert not is_of_bundle(session)
+
+
+@pytest.mark.usefixtures("bundle")
+def test_bound_runs_work(model: Path) -> None:
+    session = ortprep.session(model, providers=CPU)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", sample())
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    (expected,) = session.run(None, {"x": sample()})
+    assert np.array_equal(binding.copy_outputs_to_cpu()[0], expected)

@@ -1,0 +1,72 @@
+"""Bundles are found by what they were prepared from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortprep.runtime.dropin.source_index import is_source, list_bundles, split_places
+from tests.runtime.dropin.builders import run_python, write_bundle_of, write_source
+
+pytestmark = pytest.mark.runtime
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ("", []),
+        ("/opt/bundles", ["/opt/bundles"]),
+        ("/a:b:./c:", ["/a", "b", "./c"]),
+        ("registry://net@v1", ["registry://net@v1"]),
+        ("registry://net@v1:/a", ["registry://net@v1", "/a"]),
+        ("/a:oci://host:5000/x/net@v1:~/b", ["/a", "oci://host:5000/x/net@v1", "~/b"]),
+        ("s3://x/net@v1:file:///srv/net@v2:", ["s3://x/net@v1", "file:///srv/net@v2"]),
+    ],
+)
+def test_places_are_folders_and_references(places: str, expected: list[str]) -> None:
+    assert split_places(places) == expected
+
+
+def test_every_file_of_the_source_counts(tmp_path: Path) -> None:
+    model = write_source(tmp_path / "model/net.onnx")
+    write_bundle_of(model, tmp_path / "bundles/net")
+    (bundle,) = list_bundles(str(tmp_path / "bundles"))
+    assert is_source(bundle, str(model))
+    weights = model.with_name("net.onnx.data")
+    content = weights.read_bytes()
+    for other in (content[:-1], content[:-1] + b"\1"):
+        weights.write_bytes(other)
+        assert not is_source(bundle, str(model))
+    weights.unlink()
+    with pytest.raises(FileNotFoundError):
+        is_source(bundle, str(model))
+
+
+def test_what_one_process_read_no_other_reads_again(tmp_path: Path, own_cache: Path) -> None:
+    bundles = tmp_path / "bundles"
+    for name in ("one", "two\ttabs"):
+        write_bundle_of(write_source(tmp_path / "net.onnx"), bundles / name)
+    code = (
+        "import sys; from ortprep.runtime.dropin.source_index import list_bundles\n"
+        "print(len(list_bundles(sys.argv[1])), 'ortprep.bundle.loader_config' in sys.modules)"
+    )
+
+    def run() -> str:
+        return run_python(code, bundles).stdout.strip()
+
+    assert [run(), run()] == ["2 True", "2 True"]  # the second, since one name cannot be remembered
+    (bundles / "two\ttabs").rename(bundles / "two")
+    assert [run(), run()] == ["2 True", "2 False"]
+    (index,) = (own_cache / "sources").rglob("*-*")
+    index.write_bytes(b"one\tnonsense")
+    assert run() == "2 True"
+
+
+def test_what_is_no_bundle_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/loader.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").touch()
+    assert list_bundles(str(tmp_path)) == []
+    assert "no bundle" in caplog.text
