@@ -1,4 +1,4 @@
-"""Versions of ONNX Runtime: the installed one, and their order by number."""
+"""Versions of ONNX Runtime, and the commands that install it and ortprep."""
 
 from __future__ import annotations
 
@@ -56,14 +56,56 @@ def hint_to_install(*extras: str) -> str:
     """
     wheels = _installed()
     if not wheels:
-        return _pip(*(extras if "cuda" in extras else (*extras, "gpu")))
+        return install_command(*(extras if "cuda" in extras else (*extras, "gpu")))
     if len(wheels) > 1 or ("cuda" in extras and _GPU_WHEEL not in wheels):
-        return f"pip uninstall -y {' '.join(wheels)} && {_pip(*extras or ('gpu',))}"
+        return f"pip uninstall -y {' '.join(wheels)} && {install_command(*extras or ('gpu',))}"
     if extras:
-        return _pip(*extras)
+        return install_command(*extras)
     ((name, version),) = wheels.items()
     return f"pip install --force-reinstall --no-deps {name}=={version}"
 
 
-def _pip(*extras: str) -> str:
-    return f'pip install "ortprep[{",".join(extras)}]"'
+def install_command(*extras: str) -> str:
+    """Returns the command that installs extras of ortprep from where the running ortprep came from.
+
+    That is its checkout, or the wheel or repository that pip recorded when it installed ortprep. By its name
+    alone pip finds only what a package index has.
+    """
+    import shlex
+
+    wanted = f"[{','.join(extras)}]" if extras else ""
+    checkout = _find_checkout()
+    if checkout is not None:
+        return shlex.join(("pip", "install", "-e", f"{checkout}{wanted}"))
+    origin = _find_origin()
+    return shlex.join(("pip", "install", f"ortprep{wanted} @ {origin}" if origin else f"ortprep{wanted}"))
+
+
+def upgrade_command() -> str:
+    """Returns the command that installs a newer ortprep, from where the running ortprep came from."""
+    import shlex
+
+    checkout = _find_checkout()
+    if checkout is not None:
+        return shlex.join(("git", "-C", checkout, "pull"))
+    return "pip install ortprep-NEWER.whl" if _find_origin() else "pip install --upgrade ortprep"
+
+
+def _find_checkout() -> str | None:
+    """Returns the checkout that this module lies in, None if it is installed."""
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parent.parent
+    return str(root) if (root / "pyproject.toml").is_file() else None
+
+
+def _find_origin() -> str | None:
+    """Returns the URL that pip recorded (PEP 610), None for a package that an index had."""
+    import json
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError):
+        record = json.loads(metadata.distribution("ortprep").read_text("direct_url.json") or "")
+        vcs = record.get("vcs_info")
+        return f"{vcs['vcs']}+{record['url']}@{vcs['commit_id']}" if vcs else str(record["url"])
+    return None

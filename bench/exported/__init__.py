@@ -3,5 +3,5 @@
     python -m bench.exported --out FOLDER [NAME…]
 
 writes `FOLDER/NAME.onnx` and `FOLDER/configs/NAME.yaml`. The architectures have seeded weights and are
-generated offline; the interpreter needs torch, onnxscript and transformers (`pip install ortprep[bench]`).
+generated offline; the interpreter needs torch, onnxscript and transformers (`pip install -e '.[bench]'`).
 """

@@ -12,6 +12,7 @@ from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import check_json_values, decode, encode, format_json, read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.versions import upgrade_command
 
 T = TypeVar("T")
 
@@ -48,10 +49,7 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) ->
         IntegrityError: It was changed.
     """
     if not os.path.lexists(path):
-        raise BundleError(
-            f"no bundle there: {path.parent}\n  expected {path.name} in it, got no such file",
-            hint="ortprep prepare   (writes bundles below artifacts/)",
-        )
+        raise _no_bundle(path.parent, path.name)
     data = read_json(path, max_bytes=max_bytes)
     _check_schema_version(data, supported=supported, path=path)
     _check_self_digest(data, path=path)
@@ -59,6 +57,23 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) ->
         return decode(kind, data)
     except BundleError as error:
         raise BundleError(f"bad field in {path}\n  {error.message}") from error
+
+
+def _no_bundle(folder: Path, record: str) -> BundleError:
+    """Returns the error for a folder without a record, with the next step: a name is no path, for example."""
+    import shlex
+
+    got, name = ("a file" if folder.is_file() else "no such file"), folder.name.removesuffix(".onnx")
+    prepared = Path("artifacts") / name
+    if (prepared / record).is_file():
+        hint = f'load("{prepared}")   (ortprep\'s commands take the name {name})'
+    elif folder.is_file() and folder.suffix == ".onnx":
+        hint = f'ortprep prepare {shlex.quote(str(folder))}   then load("{prepared}")'
+    elif (folder.parent / record).is_file():
+        hint = f'load("{folder.parent}")'
+    else:
+        hint = f'ortprep prepare {shlex.quote(name)}   then load("{prepared}")'
+    return BundleError(f"no bundle there: {folder}\n  expected a folder with {record}, got {got}", hint=hint)
 
 
 def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path) -> None:
@@ -70,7 +85,7 @@ def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path
     if int(found[1]) > int(supported.partition(".")[0]):
         raise UnsupportedVersionError(
             f"bundle format too new: {path}\n  expected schema_version up to {supported}, got {version}",
-            hint="pip install --upgrade ortprep",
+            hint=upgrade_command(),
         )
 
 

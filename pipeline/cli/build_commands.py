@@ -23,7 +23,7 @@ from ortprep.cli.command import (
     command,
     exit_code_of,
 )
-from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table
+from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table, write_text
 from ortprep.errors import SpecError
 from ortprep.graph.engine import BuildRequest, Engine
 
@@ -223,7 +223,7 @@ def tune(
     for name, record in searches.items():
         write_table(build_trials_table(record, title=name))
         for line in describe_search(record):
-            write_line(line)
+            write_text(line)
 
 
 @command
@@ -238,7 +238,7 @@ def trial(
     json: AsJson = False,
 ) -> None:
     """Measure one trial of a model's search again, beside default ONNX Runtime."""
-    from ortprep.cli.tables import build_again_table
+    from ortprep.cli.tables import LEGEND, build_again_table
     from ortprep.graph.build import plan_builds
     from ortprep.graph.search_results import find_search, measure_trial_again, read_search, tune_tasks
 
@@ -249,6 +249,7 @@ def trial(
         return
     record = read_search(task)
     write_table(build_again_table(record.trials[number], again, title=f"{name}/{task.id.variant}"))
+    write_line(LEGEND)
 
 
 @command

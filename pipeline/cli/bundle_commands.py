@@ -8,46 +8,62 @@ from typing import Annotated
 import typer
 
 from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
-from ortprep.cli.console import echo, write_json, write_line, write_table
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
+from ortprep.cli.console import echo, write_json, write_line, write_table, write_text
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
-from ortprep.cli.tables import build_figures_table, build_variants_table, describe_bundle
+from ortprep.cli.tables import (
+    build_accuracy_table,
+    build_figures_table,
+    build_variants_table,
+    describe_bundle,
+    describe_figures,
+    describe_interface,
+)
 from ortprep.runtime.verification.variant_check import check_variants
 
 
 @command
 def show(
-    name: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    name: Bundle,
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
     """Show what a bundle is and what it achieves."""
-    manifest = read_manifest(find_bundle(name, artifacts))
+    folder = find_bundle(name, artifacts)
+    manifest = read_manifest(folder)
     if json:
         write_json(encode(manifest))
         return
-    for line in describe_bundle(manifest):
-        write_line(line)
+    for line in (*describe_bundle(manifest), *describe_interface(read_loader_config(folder))):
+        write_text(line)
     write_table(build_variants_table(manifest))
+    accuracy = build_accuracy_table(manifest)
+    if accuracy is not None:
+        write_table(accuracy)
     for variant in manifest.variants:
         for measurement in variant.measurements:
             write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
+    for line in describe_figures(manifest):
+        write_text(line)
 
 
 @command
 def check(
-    bundle: Annotated[Path, typer.Argument(help="Path of a bundle.")],
+    bundle: Bundle,
+    artifacts: Artifacts = ARTIFACTS,
     golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
 ) -> None:
     """Check a bundle: every byte against its record, and the golden sample's answers with every variant."""
-    check_bundle(bundle)
-    echo(f"{bundle}: every file is as it was written")
+    folder = find_bundle(bundle, artifacts)
+    check_bundle(folder)
+    echo(f"{folder}: every file is as it was written")
     if golden:
-        for checked in check_variants(bundle):
-            echo(f"{bundle}: {checked}")
+        for checked in check_variants(folder):
+            echo(f"{folder}: {checked}")
 
 
 @command

@@ -14,6 +14,7 @@ import typer
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.cli.console import INTERRUPTED, echo, echo_error
 from ortprep.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
+from ortprep.versions import install_command
 
 P = ParamSpec("P")
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all if none is named.")]
+Bundle = Annotated[str, typer.Argument(help="Model, or path of a bundle.")]
 Configs = Annotated[Path, typer.Option(help="Folder of specs.")]
 Artifacts = Annotated[Path, typer.Option(help="Folder of bundles.")]
 Target = Annotated[str | None, typer.Option(metavar="T", help="Build this target alone: cpu or cuda.")]
@@ -71,7 +73,7 @@ def command(
             if extra is None:
                 raise
             problem = f"this command needs {error.name}, which is not installed"
-            echo_error(MissingExtraError(problem, hint=f"pip install 'ortprep[{extra}]'"))
+            echo_error(MissingExtraError(problem, hint=install_command(extra)))
             raise typer.Exit(MissingExtraError.exit_code) from None
         except OSError as error:
             if error.errno not in DISK_ERRORS:
@@ -100,12 +102,18 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     Raises:
         BundleError: There is neither.
     """
-    for path in (Path(name), artifacts / name):
-        if (path / MANIFEST_FILE).is_file():
-            return path
-    models = [Path(name).name] if Path(name).name else []
+    found = locate_bundle(name, artifacts)
+    if found is not None:
+        return found
+    model = name if Path(name).is_file() else Path(name).name
     raise BundleError(
         f"no such bundle: {shlex.quote(name)}\n"
         f"  expected {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got neither",
-        hint=shlex.join(["ortprep", "prepare", *models]),
+        hint=shlex.join(["ortprep", "prepare", *([model] if model else [])]),
     )
+
+
+def locate_bundle(name: str, artifacts: Path) -> Path | None:
+    """Returns the bundle's folder that a user names, by its path or by its name below `artifacts`."""
+    paths = (Path(name), artifacts / name)
+    return next((path for path in paths if (path / MANIFEST_FILE).is_file()), None)

@@ -15,7 +15,7 @@ from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
 from ortprep.cli.console import build_table, echo, printable, write_json, write_line, write_table
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
-from ortprep.cli.tables import format_summary
+from ortprep.cli.tables import LEGEND, format_summary
 from ortprep.errors import PipelineError
 from ortprep.measuring.regression.change import Change, Verdict, format_value
 from ortprep.measuring.regression.comparison import Comparison, VariantComparison
@@ -92,6 +92,8 @@ def _write_tables(comparison: Comparison, *, title: str) -> None:
             write_table(_build_changes_table(variant, title=f"{name}, {title}"))
         if differences := _list_differences_of(variant):
             write_table(_build_differences_table(differences, title=name))
+    if any(variant.changes for variant in comparison.variants):
+        write_line(LEGEND)
     if comparison.differences:
         write_table(_build_differences_table(comparison.differences, title=comparison.model))
 
@@ -126,7 +128,7 @@ def _build_changes_table(variant: VariantComparison, *, title: str) -> Table:
 
 def _build_differences_table(differences: Sequence[Difference], *, title: str) -> Table:
     """Returns one row per thing that is not as it was."""
-    return build_table(title, _WHAT_HEADINGS, map(_differences_row, differences))
+    return build_table(title, _WHAT_HEADINGS, map(_differences_row, differences), fold=_WHAT_HEADINGS)
 
 
 def _title_of(comparison: Comparison, variant: VariantComparison) -> str:

@@ -9,13 +9,17 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rich import box
 from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
@@ -29,6 +33,7 @@ from ortprep.errors import PipelineError
 from ortprep.registry.progress import Progress
 
 _STDOUT, _STDERR = 1, 2
+_PIPE_WIDTH = 100
 _NOT_SHOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -65,6 +70,18 @@ def write_line(text: str) -> None:
     """Writes one line of data to stdout."""
     with _while_read():
         sys.stdout.write(printable(text, lines=False) + "\n")
+
+
+def write_text(text: str) -> None:
+    """Writes a line of text to stdout, wrapped to the terminal's width, or to 100 characters in a pipe."""
+    shown = printable(text, lines=False)
+    indent = " " * (len(shown) - len(shown.lstrip()) + 2)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    lines = textwrap.wrap(
+        shown, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    with _while_read():
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 def write_json(data: Any) -> None:
@@ -123,13 +140,14 @@ def build_table(
         rows: One text per column.
         fold: Headings of the columns whose long texts are wrapped instead of cut off.
     """
-    table = Table(title=title)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in headings:
         name = heading.removeprefix(">")
         table.add_column(
             name,
             justify="left" if name == heading else "right",
             overflow="fold" if name in fold else "ellipsis",
+            no_wrap=name != heading,
         )
     for row in rows:
         table.add_row(*row)
@@ -137,8 +155,8 @@ def build_table(
 
 
 def write_table(table: Table) -> None:
-    """Writes a table to stdout: as wide as the terminal, or as wide as it likes in a pipe."""
-    console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    """Writes a table to stdout: at most as wide as the terminal, or as 100 characters in a pipe."""
+    console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     with console.capture() as capture:
         console.print(table)
     with _while_read():
@@ -214,34 +232,77 @@ def _lead_nowhere(descriptor: int) -> None:
     os.close(nowhere)
 
 
+@dataclass
+class _RunningTask:
+    """A task at work.
+
+    Attributes:
+        started_s: When it began, by `time.monotonic`.
+        fraction: How much of it is done; None as long as that is not known.
+        end_s: When it will be done, if it goes on as until now; None as `fraction`.
+    """
+
+    started_s: float
+    fraction: float | None = None
+    end_s: float | None = None
+
+    def progress(self, fraction: float, now_s: float) -> None:
+        """Takes how much is done."""
+        self.fraction = fraction
+        self.end_s = now_s + (now_s - self.started_s) * (1 - fraction) / fraction if fraction > 0 else None
+
+    def describe(self, name: str, now_s: float) -> str:
+        """Returns `measure:net/cpu 0:12, 40 %, 0:18 left`, as far as that is known."""
+        parts = [f"{name} {_clock(now_s - self.started_s)}"]
+        if self.fraction is not None and self.end_s is not None:
+            parts += [f"{self.fraction:.0%}", f"{_clock(max(self.end_s - now_s, 0.0))} left"]
+        return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
 class BuildObserver:
-    """Shows how a build goes: a line per finished task, and on a terminal what is running now."""
+    """Shows how a build goes: a line per finished task, and on a terminal what is running now.
+
+    A running task is shown with the time it has taken, how much of it is done and how long that will take.
+    """
 
     def __init__(self) -> None:
         # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
         # in the place of that: the stream is taken before, and rich is told to leave it alone.
         self._stream = sys.stderr
         self._pid = os.getpid()
-        self._running: dict[str, float] = {}
+        self._running: dict[str, _RunningTask] = {}
         self._current = 0
         self._done = 0
         self._failed = 0
         self._skipped = 0
         self._live: Live | None = None
+        self._spinner = Spinner("dots")
 
     def started(self, task: str) -> None:
         """Shows a task as running."""
-        self._running[task] = time.monotonic()
+        self._running[task] = _RunningTask(time.monotonic())
         self._show()
 
     def said(self, task: str, line: str) -> None:
         """Writes a line of a running task."""
         self._line(f"  {task}: {line}")
 
+    def progressed(self, task: str, fraction: float) -> None:
+        """Takes how much of a running task is done, for what is shown of it."""
+        running = self._running.get(task)
+        if running is not None:
+            running.progress(fraction, time.monotonic())
+
     def finished(self, task: str) -> None:
         """Writes that a task is done."""
         self._done += 1
-        elapsed_s = time.monotonic() - self._running.pop(task, time.monotonic())
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._running.pop(task, _RunningTask(now_s)).started_s
         self._line(f"done {task} ({elapsed_s:.1f} s)")
         self._show()
 
@@ -285,12 +346,23 @@ class BuildObserver:
                 self._live.stop()
                 self._live = None
             return
-        spinner = Spinner("dots", text=Text(printable(", ".join(self._running), lines=False)))
         if self._live is None:
-            console = Console(file=self._stream)
-            self._live = Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live = Live(
+                console=Console(file=self._stream),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                get_renderable=self._describe_running,
+            )
             self._live.start()
-        self._live.update(spinner)
+        self._live.refresh()
+
+    def _describe_running(self) -> Spinner:
+        """Returns what is shown; called by rich's thread, four times a second."""
+        now_s = time.monotonic()
+        texts = [task.describe(name, now_s) for name, task in tuple(self._running.items())]
+        self._spinner.update(text=Text(printable("; ".join(texts), lines=False)))
+        return self._spinner
 
 
 class TransferBar:

@@ -66,7 +66,10 @@ def doctor(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where `profile` keeps its trace; else MODEL.trace.json."),
+        typer.Option(
+            metavar="FILE",
+            help="Where `profile` keeps its trace; else MODEL.trace.json, and for `all` nowhere.",
+        ),
     ] = None,
     expect: Annotated[
         list[str] | None,
@@ -245,8 +248,10 @@ def _profile(request: DoctorRequest) -> Diagnosis:
     from ortprep.diagnose.profiling.check import diagnose_profile
 
     subject = request.subjects[0]
-    trace = request.trace or Path(f"{Path(subject.name).name}.trace.json")
-    if subject.source is not None and trace.exists() and trace.samefile(subject.source):
+    trace = request.trace
+    if trace is None and not request.is_suite:
+        trace = Path(f"{Path(subject.name).name}.trace.json")
+    if trace is not None and subject.source is not None and trace.exists() and trace.samefile(subject.source):
         raise SpecError(f"--trace would replace the model\n  expected another file, got {trace}")
     return diagnose_profile(subject, device=request.devices[0], trace=trace)
 

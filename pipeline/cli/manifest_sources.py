@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
+from ortprep.cli.command import locate_bundle
 from ortprep.errors import BundleError
 from ortprep.report.report_subjects import read_manifest_file
 from ortprep.spec.redaction import redact_url
@@ -31,9 +32,9 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
         return _read_version(text, registry)
     if Path(text).is_file():
         return (read_manifest_file(Path(text)),)
-    for folder in (Path(text), artifacts / text):
-        if (folder / MANIFEST_FILE).is_file():
-            return (read_manifest(folder),)
+    folder = locate_bundle(text, artifacts)
+    if folder is not None:
+        return (read_manifest(folder),)
     if "@" in text and "/" not in text:
         return _read_version(f"registry://{text}", registry)
     raise BundleError(

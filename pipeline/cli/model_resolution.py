@@ -9,6 +9,7 @@ from pathlib import Path
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
+from ortprep.cli.command import locate_bundle
 from ortprep.cli.console import BuildObserver, echo
 from ortprep.diagnose.doctor_model import DoctorModel
 from ortprep.diagnose.sampling import examine_bundle, examine_source
@@ -57,7 +58,7 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
             return examine_source(path, locations.folder, shapes=shapes)
-    found = next((one for one in (path, bundle) if (one / MANIFEST_FILE).is_file()), None)
+    found = locate_bundle(name, locations.artifacts)
     if found is not None and not (found == bundle and _is_spec(name, locations.configs)):
         with working():
             return examine_bundle(found, locations.folder)

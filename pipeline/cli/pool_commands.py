@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Devices, Precision, command, find_bundle
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Devices, Precision, command, find_bundle
 from ortprep.cli.console import echo, write_json, write_line, write_table, write_yaml
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import check_choice
@@ -46,7 +46,7 @@ def place(
 
 @command
 def serve_check(
-    bundle: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    bundle: Bundle,
     artifacts: Artifacts = ARTIFACTS,
     devices: Devices = None,
     workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes on each.")] = 1,

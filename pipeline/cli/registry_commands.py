@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command, find_bundle
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
 from ortprep.cli.console import TransferBar, echo, write_json, write_line, write_table
 from ortprep.errors import RegistryError
 
@@ -55,7 +55,7 @@ def _registry(url: str | None) -> str:
 
 @command
 def publish(
-    bundle: Annotated[str, typer.Argument(help="Model, or path of a bundle.")],
+    bundle: Bundle,
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     label: Annotated[
@@ -166,8 +166,11 @@ def pull(
 
 @command
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="A bundle that was pulled.")],
+    bundle: Annotated[
+        str, typer.Argument(help="Path of a bundle that was pulled, or its name in artifacts.")
+    ],
     key: Annotated[str, typer.Option(help="A public key's file, or KIND:option=value,… of model-signing.")],
+    artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
     """Check every byte of a pulled bundle against the signatures it was published with."""
@@ -175,7 +178,7 @@ def verify(
     from ortprep.registry.signature_methods import describe_method, parse_verifier
 
     method = parse_verifier(key)
-    receipt = verify_bundle(bundle, method)
+    receipt = verify_bundle(find_bundle(bundle, artifacts), method)
     if json:
         write_json(encode(receipt))
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import (
     Manifest,
     MeasurementRecord,
@@ -15,10 +16,12 @@ from ortprep.bundle.manifest import (
     VariantRecord,
     VerificationRecord,
 )
+from ortprep.bundle.requirements_file import pin_onnxruntime
 from ortprep.bundle.tuning_record import FirstPhaseRecord, Summary, TrialFigures, TrialRecord, TuningRecord
 from ortprep.cli.console import build_table
 from ortprep.measuring.shipped import shipped_figures
 from ortprep.report.formatting import count_of, format_ratio
+from ortprep.report.measurement_sections import MEANINGS
 from ortprep.report.trials import describe_choice, figures_of, find_remarks, rank_trial
 
 if TYPE_CHECKING:
@@ -28,28 +31,43 @@ if TYPE_CHECKING:
     from ortprep.stages.tune.remeasurement import Remeasurement
 
 
+LEGEND = "a ± b: the median, and half the distance between the quartiles"
+"""What the figures of every table are."""
+
+_ROWS: tuple[tuple[str, Callable[[PlanFigures], Summary | None]], ...] = (
+    ("ready ms", lambda plan: plan.ready_ms),
+    ("init ms", lambda plan: plan.init_ms),
+    ("first run ms", lambda plan: plan.first_ms),
+    ("steady ms", lambda plan: plan.steady_ms),
+    ("private MB", lambda plan: plan.private_mb),
+    ("peak MB", lambda plan: plan.peak_mb),
+    ("GPU MB", lambda plan: plan.gpu_mb),
+)
+
+
 def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
-    """Returns one row per plan: medians, the distance between quartiles, and ratios to the default plan."""
-    figures = (">ready ms", ">init ms", ">first run ms", ">steady ms", ">private MB", ">peak MB", ">GPU MB")
-    default = next((plan for plan in measurement.plans if plan.plan == "default"), None)
-    rows = [_figures_row(plan, default) for plan in measurement.plans]
-    return build_table(
-        f"{title}, {measurement.cache} cache, {measurement.shapes}", ("plan", *figures, ">sooner"), rows
-    )
+    """Returns a column per plan: medians, the distance between quartiles, and ratios to the default plan."""
+    plans = measurement.plans
+    default = next((plan for plan in plans if plan.plan == "default"), None)
+    rows = [(name, *(format_summary(figure(plan)) for plan in plans)) for name, figure in _ROWS]
+    if default is not None:
+        rows.append(
+            ("sooner", *(format_ratio(default.ready_ms.median / plan.ready_ms.median) for plan in plans))
+        )
+    headings = ("", *(f">{plan.plan}" for plan in plans))
+    return build_table(f"{title}, {measurement.cache} cache, {measurement.shapes}", headings, rows)
 
 
-def _figures_row(plan: PlanFigures, default: PlanFigures | None) -> tuple[str, ...]:
-    sooner = format_ratio(default.ready_ms.median / plan.ready_ms.median) if default else ""
-    summaries = (
-        plan.ready_ms,
-        plan.init_ms,
-        plan.first_ms,
-        plan.steady_ms,
-        plan.private_mb,
-        plan.peak_mb,
-        plan.gpu_mb,
-    )
-    return (plan.plan, *(format_summary(summary) for summary in summaries), sooner)
+def describe_figures(manifest: Manifest) -> Iterator[str]:
+    """Yields the lines that explain the figures of a bundle: what each is, and what each plan is."""
+    measured = [one for variant in manifest.variants for one in variant.measurements]
+    if not measured:
+        return
+    yield LEGEND
+    yield "ready: from the start of a job's process to its first result; steady: a later run"
+    for plan in dict.fromkeys(plan.plan for one in measured for plan in one.plans):
+        if plan in MEANINGS:
+            yield f"{plan}: {MEANINGS[plan]}"
 
 
 def format_summary(summary: Summary | None) -> str:
@@ -75,19 +93,16 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
 
 
 def build_variants_table(manifest: Manifest) -> Table:
-    """Returns one row per variant: size, accuracy and cost of what is shipped, side by side."""
-    headings = ("variant", "precision", "for", ">size MB", ">SNR dB", ">cosine", ">top-1")
-    costs = (">ready ms", ">init ms", ">steady ms", ">private MB")
+    """Returns one row per variant: the size and cost of what is shipped, side by side."""
+    headings = ("variant", "for", ">size MB", ">ready ms", ">init ms", ">steady ms", ">private MB")
     rows = [_variant_row(manifest, variant) for variant in manifest.variants]
-    return build_table(f"{manifest.name}: variants", (*headings, *costs), rows)
+    return build_table(f"{manifest.name}: variants", headings, rows, fold=("variant", "for"))
 
 
 def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
     figures = shipped_figures(variant)
     sizes = [entry.size_bytes for entry in manifest.files if entry.path.startswith(f"{variant.name}/")]
-    conversion, accuracy = variant.conversion, variant.accuracy
-    binding = {} if conversion is None else conversion.binding
-    top1 = [one.top1 for one in accuracy if one.top1 is not None]
+    binding = {} if variant.conversion is None else variant.conversion.binding
     costs = (
         (None, None, None, None)
         if figures is None
@@ -95,13 +110,31 @@ def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
     )
     return (
         variant.name,
-        _show_precision(conversion),
         " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes",
         _figure(sum(sizes) / 2**20) if sizes else "–",
-        f"{min(one.snr_db for one in accuracy):.1f}" if accuracy else "–",
-        f"{min(one.cosine for one in accuracy):.5f}" if accuracy else "–",
-        f"{min(top1):.3f}" if top1 else "–",
         *map(format_summary, costs),
+    )
+
+
+def build_accuracy_table(manifest: Manifest) -> Table | None:
+    """Returns one row per converted variant: how near its answers are to the source's; None without any."""
+    converted = [variant for variant in manifest.variants if variant.accuracy]
+    if not converted:
+        return None
+    headings = ("variant", "precision", ">SNR dB", ">cosine", ">top-1")
+    title = f"{manifest.name}: the worst output of each converted variant, against the source"
+    return build_table(title, headings, map(_accuracy_row, converted), fold=("variant",))
+
+
+def _accuracy_row(variant: VariantRecord) -> tuple[str, ...]:
+    accuracy = variant.accuracy
+    top1 = [one.top1 for one in accuracy if one.top1 is not None]
+    return (
+        variant.name,
+        _show_precision(variant.conversion),
+        f"{min(one.snr_db for one in accuracy):.1f}",
+        f"{min(one.cosine for one in accuracy):.5f}",
+        f"{min(top1):.3f}" if top1 else "–",
     )
 
 
@@ -162,11 +195,10 @@ def _describe_verification(verification: VerificationRecord) -> str:
 
 def describe_bundle(manifest: Manifest) -> list[str]:
     """Returns the lines above the tables."""
-    runtime = manifest.environment.get("onnxruntime", "?")
     size_mb = sum(entry.size_bytes for entry in manifest.files) / 2**20
     lines = [
         f"{manifest.name}: {size_mb:.1f} MB in {len(manifest.files)} files, made {manifest.created_at} "
-        f"by ortprep {manifest.pipeline_version} with ONNX Runtime {runtime}",
+        f"by ortprep {manifest.pipeline_version} with {pin_onnxruntime(manifest.environment)}",
         f"source: {manifest.source.kind} {manifest.source.location} ({manifest.source.sha256})",
     ]
     lines += [f"missing target {target.target}: {target.reason}" for target in manifest.missing_targets]
@@ -178,7 +210,19 @@ def describe_bundle(manifest: Manifest) -> list[str]:
     return lines
 
 
-_FIGURES = (">ready ms", ">init ms", ">steady ms", ">private MB", ">cost of default's")
+def describe_interface(config: LoaderConfig) -> Iterator[str]:
+    """Yields the lines that say which arrays a model takes and gives."""
+    for what, tensors in (("input", config.inputs), ("output", config.outputs)):
+        for tensor in tensors:
+            sizes = "of any rank" if tensor.shape is None else f"[{', '.join(map(_size, tensor.shape))}]"
+            yield f"{what} {tensor.name}: {tensor.dtype} {sizes}"
+
+
+def _size(size: int | str | None) -> str:
+    return "?" if size is None else str(size)
+
+
+_FIGURES = (">ready ms", ">init ms", ">steady ms", ">private MB", ">cost")
 
 
 def build_trials_table(record: TuningRecord, *, title: str) -> Table:
@@ -186,17 +230,16 @@ def build_trials_table(record: TuningRecord, *, title: str) -> Table:
     rows = [
         (
             str(trial.number),
-            describe_choice(record, trial),
+            "; ".join((describe_choice(record, trial), *find_remarks(record, trial))),
             *_cells(figures_of(trial)),
-            ", ".join(find_remarks(record, trial)),
         )
         for trial in sorted(record.trials, key=rank_trial)
     ]
     return build_table(
-        f"{title}, cost at {record.runs_per_load} runs per load",
-        (">trial", "plan", *_FIGURES, ""),
+        f"{title}, cost at {record.runs_per_load} runs per load, relative to default ONNX Runtime",
+        (">trial", "plan", *_FIGURES),
         rows,
-        fold=("plan", ""),
+        fold=("plan",),
     )
 
 
@@ -210,6 +253,7 @@ def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
 def describe_search(record: TuningRecord) -> list[str]:
     """Returns the lines that say what a search came to."""
     lines = [
+        LEGEND,
         f"{count_of(len(record.trials), 'plan')} of {record.combinations} combinations tried in "
         f"{record.elapsed_s:.0f} s, until {record.ended}; noise {record.noise:.1%}",
         f"chosen: trial {record.chosen}: {record.reason}",
@@ -287,6 +331,7 @@ def describe_load_test(result: LoadTestResult) -> Iterator[str]:
         f"{result.requests} requests in {result.elapsed_s:.2f} s: {result.per_second:.0f} a second, "
         f"{result.wrong} answered wrongly, {result.failed} failed"
     )
+    yield "p50 and p99 ms: from a request's call to its answer, with the wait for a free worker"
     for problem in result.problems:
         yield f"  {problem}"
 

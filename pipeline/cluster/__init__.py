@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ortprep.errors import MissingExtraError
+from ortprep.versions import install_command
 
 if TYPE_CHECKING:
     from ortprep.cluster.data.predictor import OnnxPredictor, PredictorConfig
@@ -42,7 +43,7 @@ def __getattr__(name: str) -> object:
         if error.name != "ray":
             raise
         raise MissingExtraError(
-            f"Ray is not installed\n  expected it for {name}", hint="pip install 'ortprep[ray]'"
+            f"Ray is not installed\n  expected it for {name}", hint=install_command("ray")
         ) from error
     value = getattr(module, name)
     globals()[name] = value

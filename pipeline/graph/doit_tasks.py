@@ -154,8 +154,8 @@ class _Removal:
 def _act(
     task: Task, name: str, observer: Observer, cache: DigestCache, errors: Errors | None
 ) -> TaskFailed | None:
-    say = functools.partial(observer.said, name)
-    return _attempt(lambda: run_on_device(task, cache=cache, say=say), errors)
+    say, progress = functools.partial(observer.said, name), functools.partial(observer.progressed, name)
+    return _attempt(lambda: run_on_device(task, cache=cache, say=say, progress=progress), errors)
 
 
 def _attempt(work: Callable[[], object], errors: Errors | None) -> TaskFailed | None:

@@ -18,6 +18,9 @@ class Observer(Protocol):
     def said(self, task: str, line: str) -> None:
         """A running task has something to say; may be called in another process than the other events."""
 
+    def progressed(self, task: str, fraction: float) -> None:
+        """A running task has done a fraction of its work, from 0 to 1; not every task or engine says so."""
+
     def finished(self, task: str) -> None:
         """A task was done."""
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,23 @@ from ortprep.graph.receipts import (
     write_receipt,
 )
 from ortprep.measuring.device_lock import working
-from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, Stage, TaskId, Upstream
+from ortprep.stages.core.contract import (
+    LEFT_OUT,
+    Context,
+    Plan,
+    Progress,
+    Stage,
+    TaskId,
+    Upstream,
+    ignore_progress,
+)
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
+
+NEVER_DONE = "never done"
+"""Reason of a task without a receipt."""
 
 MEASURING = ("tune", "measure")
 """Stages that lock their device themselves; all other work shares the machine."""
@@ -117,7 +129,7 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
     with _bordered(task):
         receipt = read_receipt(task.receipt)
         if receipt is None:
-            return ("never done",)
+            return (NEVER_DONE,)
         return _why_other(task, receipt) or changed_files(task.folder, receipt, cache.digest)
 
 
@@ -129,7 +141,7 @@ def why_other(task: Task) -> tuple[str, ...]:
     """
     with _bordered(task):
         receipt = read_receipt(task.receipt)
-        return ("never done",) if receipt is None else _why_other(task, receipt)
+        return (NEVER_DONE,) if receipt is None else _why_other(task, receipt)
 
 
 def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
@@ -139,12 +151,20 @@ def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
     return tuple(differences(receipt.key, _full_key(task)))
 
 
-def run_on_device(task: Task, *, cache: DigestCache, say: Say) -> bool:
+def run_on_device(task: Task, *, cache: DigestCache, say: Say, progress: Progress = ignore_progress) -> bool:
     """Runs a task as `run_task` does; stages other than measurements share the CPU."""
-    return run_task(task, cache=cache, say=say, shared=nullcontext if task.id.stage in MEASURING else working)
+    shared = nullcontext if task.id.stage in MEASURING else working
+    return run_task(task, cache=cache, say=say, progress=progress, shared=shared)
 
 
-def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], Any] = nullcontext) -> bool:
+def run_task(
+    task: Task,
+    *,
+    cache: DigestCache,
+    say: Say,
+    progress: Progress = ignore_progress,
+    shared: Callable[[], Any] = nullcontext,
+) -> bool:
     """Runs a task unless it is up to date, and returns whether it did.
 
     One process at a time works on a task; a second one waits and then finds it done. The files appear in one
@@ -165,7 +185,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, shared: Callable[[], A
         _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:
             with shared():
-                result = _run_stage(task, folder, kept, say)
+                result = _run_stage(replace(open_context(task, folder, kept, say), progress=progress), task)
             entries = describe_files(folder, cache.digest)
         receipt = TaskReceipt(
             schema_version=RECEIPT_VERSION,
@@ -210,8 +230,7 @@ def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
     )
 
 
-def _run_stage(task: Task, folder: Path, kept: Path, say: Say) -> Mapping[str, Any]:
-    context = open_context(task, folder, kept, say)
+def _run_stage(context: Context, task: Task) -> Mapping[str, Any]:
     reason = _why_left_out(context)
     if reason is not None:
         return {LEFT_OUT: reason}

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
-from ortprep.graph.execution import Task, why_stale
+from ortprep.graph.execution import NEVER_DONE, Task, why_stale
 from ortprep.graph.receipts import read_receipt, receipt_path
 from ortprep.stages.core.contract import TaskId
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one task would run; no reasons means it would not."""
+    """Why one task would run.
+
+    Attributes:
+        model: Name of its model.
+        reasons: Why it would run; none means that it would not.
+        is_new: Whether it was never done, and nothing else is known of it yet.
+    """
 
     model: str
     task: TaskId
     reasons: tuple[str, ...]
+    is_new: bool = False
 
 
 def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explanation, ...]:
@@ -30,7 +39,8 @@ def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explana
         reasons = waiting if _is_new(task) else (*waiting, *_reasons(task, cache))
         if reasons:
             stale.add(task.id)
-        explanations.append(Explanation(task.model, task.id, reasons))
+        is_new = set(reasons) - set(waiting) <= {NEVER_DONE} and read_receipt(task.receipt) is None
+        explanations.append(Explanation(task.model, task.id, reasons, is_new))
     return tuple(explanations)
 
 
@@ -47,8 +57,27 @@ def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
 
 
 def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
-    """Yields explanations as lines for a person."""
-    for explanation in explanations:
-        head = f"{explanation.model}: {explanation.task}"
-        yield f"{head}: runs, because" if explanation.reasons else f"{head}: up to date"
+    """Yields explanations as lines for a person; a model that is all new or all up to date takes one."""
+    for model, group in groupby(explanations, lambda one: one.model):
+        tasks = tuple(group)
+        stale = [one for one in tasks if one.reasons]
+        if not stale:
+            yield f"{model}: up to date, {_count_stages(tasks)}"
+        elif all(one.is_new for one in tasks):
+            yield f"{model}: never done; runs {_count_stages(tasks)}"
+        else:
+            yield from _format_stale(stale)
+            if len(stale) < len(tasks):
+                yield f"{model}: {len(tasks) - len(stale)} other tasks up to date"
+
+
+def _format_stale(stale: Iterable[Explanation]) -> Iterator[str]:
+    for explanation in stale:
+        yield f"{explanation.model}: {explanation.task}: runs, because"
         yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))
+
+
+def _count_stages(tasks: Iterable[Explanation]) -> str:
+    """Returns the stages in order, each with its number of tasks where that is more than one."""
+    counts = Counter(one.task.stage for one in tasks)
+    return ", ".join(f"{stage} ({count})" if count > 1 else stage for stage, count in counts.items())

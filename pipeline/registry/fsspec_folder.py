@@ -32,6 +32,7 @@ from ortprep.registry.backend import BLOCK_BYTES, Block, Report
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
 from ortprep.spec.redaction import redact_url
+from ortprep.versions import install_command
 
 T = TypeVar("T")
 
@@ -273,7 +274,7 @@ def _resolve(url: str) -> tuple[Any, str]:
         filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
         raise MissingExtraError(
-            f"no filesystem for {name}\n  {error}", hint="pip install 'ortprep[registry]'"
+            f"no filesystem for {name}\n  {error}", hint=install_command("registry")
         ) from error
     except ValueError as error:
         raise RegistryError(

@@ -11,6 +11,7 @@ from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import MissingExtraError, RegistryError
 from ortprep.registry.backend import Backend
 from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.versions import install_command
 
 REGISTRY_VARIABLE = "ORTPREP_REGISTRY"
 """Environment variable with the default registry."""
@@ -105,6 +106,6 @@ def open_registry(url: str) -> Backend:
     except ImportError as error:
         raise MissingExtraError(
             f"cannot use the registry: {url[:80]}\n  expected its client to be installed, got: {error}",
-            hint=f"pip install 'ortprep[{kind if kind in ('oci', 'mlflow') else 'registry'}]'",
+            hint=install_command(kind if kind in ("oci", "mlflow") else "registry"),
         ) from error
     return DirectoryBackend(url if scheme else str(Path(url).expanduser().absolute()))

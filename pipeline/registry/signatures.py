@@ -30,6 +30,7 @@ from ortprep.registry.signature_methods import (
     SignatureMethod,
     describe_method,
 )
+from ortprep.versions import install_command
 
 PART_FILE = f"{RECEIPT_FOLDER}/part.json"
 """Where a pulled bundle keeps the document of its part."""
@@ -220,7 +221,7 @@ def _import_model_signing() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "model-signing is not installed\n  expected it to sign and verify",
-            hint="pip install 'ortprep[sign]'",
+            hint=install_command("sign"),
         ) from error
     return model_signing
 

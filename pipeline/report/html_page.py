@@ -12,6 +12,7 @@ from typing import Any
 from ortprep.errors import MissingExtraError
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report
+from ortprep.versions import install_command
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,7 +36,7 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
         from markupsafe import Markup, escape
     except ImportError as error:
         raise MissingExtraError(
-            "reports need jinja2, which is not installed", hint="pip install 'ortprep[report]'"
+            "reports need jinja2, which is not installed", hint=install_command("report")
         ) from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),

@@ -7,6 +7,7 @@ from typing import Any
 
 from ortprep.errors import MissingExtraError
 from ortprep.runtime.probing.child import run_child
+from ortprep.versions import install_command
 
 _TIMEOUT_S = 120
 
@@ -21,7 +22,7 @@ def bundle_vega(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 -
         import vl_convert
     except ImportError as error:
         raise MissingExtraError(
-            "charts need vl-convert-python, which is not installed", hint="pip install 'ortprep[report]'"
+            "charts need vl-convert-python, which is not installed", hint=install_command("report")
         ) from error
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # A script element ends at the first `</script`, wherever in a text that is.

@@ -66,10 +66,14 @@ class InputSpec(SpecSection):
 
     shapes: tuple[Shape, ...] = Field(
         default=(),
-        description="Shapes to verify and measure; the first is the primary one. Static models need none.",
+        description="Shapes to verify and measure; the first is the primary one; [] is a scalar. Static "
+        "models need none. The element type is the model's own and is never written here.",
     )
     range: tuple[Number, Number] | None = Field(
-        default=None, description="Lowest and highest value of seeded inputs."
+        default=None,
+        description="Lowest and highest value of seeded inputs, both included. Without range and values: "
+        "floats are standard normal, booleans either, integers that index a table of the model any of its "
+        "rows, integers of 8 bits any value, other integers 0 or 1.",
     )
     values: tuple[ScalarOption, ...] | None = Field(
         default=None,

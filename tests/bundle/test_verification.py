@@ -26,6 +26,7 @@ from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.bundle.session_record import ProviderRecord
 from ortprep.bundle.verification import check_bundle, compare_bundle, raise_differences
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.versions import upgrade_command
 from tests.bundle.builders import CONTENT, write_bundle
 
 SUPPRESSED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
@@ -109,7 +110,7 @@ def test_f5_a_newer_major_version_is_refused_with_what_to_do(bundle: Path) -> No
     rewrite(bundle / "loader.json", schema_version="2.0")
     with pytest.raises(UnsupportedVersionError, match="too new") as caught:
         read_loader_config(bundle)
-    assert caught.value.hint == "pip install --upgrade ortprep"
+    assert caught.value.hint == upgrade_command()
 
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json"])

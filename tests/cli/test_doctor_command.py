@@ -126,8 +126,8 @@ def test_a_model_s_names_are_no_orders_to_a_terminal(project: Project) -> None:
 @pytest.mark.slow
 def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back(project: Project) -> None:
     write_model(conv_net(), project.root / "net.onnx")
-    (project.root / "net.trace.json").mkdir()  # where the profile would keep its trace
-    found = ask(project, "all", "net.onnx", "--rounds", "1")
+    (project.root / ".tmp-net.json").mkdir()  # where the profile writes its trace before it is whole
+    found = ask(project, "all", "net.onnx", "--rounds", "1", "--trace", "net.json")
     assert list(found) == ["env", "gil", "init", "options", "parallel", "concurrent", "profile", "all"]
     assert {one["code"] for one in found["profile"]["findings"]} == {"check-failed"}
     assert all(found[check]["figures"] for check in ("gil", "init", "options", "parallel", "concurrent"))

@@ -32,7 +32,7 @@ def test_a_command_without_its_dependency_names_the_extra(
     ended = Project(tmp_path).python("-c", WITHOUT.format(module=module, arguments=arguments))
     assert ended.code == 1
     assert ended.err.startswith("error: ")
-    assert f"pip install 'ortprep[{extra}]'" in ended.err
+    assert f"pip install -e '{REPOSITORY}[{extra}]'" in ended.err
 
 
 def test_the_doctor_needs_none_of_the_build_s(tmp_path: Path) -> None:

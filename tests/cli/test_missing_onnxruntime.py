@@ -25,16 +25,16 @@ CUDA = (
 )
 
 HINTS = {
-    ("a command", ()): 'pip install "ortprep[build,gpu]"',
-    ("a command", (CPU,)): 'pip install "ortprep[build]"',
-    ("a command", (GPU,)): 'pip install "ortprep[build]"',
-    ("the import", ()): 'pip install "ortprep[gpu]"',
+    ("a command", ()): "pip install -e 'ROOT[build,gpu]'",
+    ("a command", (CPU,)): "pip install -e 'ROOT[build]'",
+    ("a command", (GPU,)): "pip install -e 'ROOT[build]'",
+    ("the import", ()): "pip install -e 'ROOT[gpu]'",
     ("the import", (CPU,)): f"pip install --force-reinstall --no-deps {CPU}==VERSION",
     ("the import", (GPU,)): f"pip install --force-reinstall --no-deps {GPU}==VERSION",
-    ("the import", (GPU, CPU)): f'pip uninstall -y {GPU} {CPU} && pip install "ortprep[gpu]"',
-    ("CUDA", ()): 'pip install "ortprep[cuda]"',
-    ("CUDA", (CPU,)): f'pip uninstall -y {CPU} && pip install "ortprep[cuda]"',
-    ("CUDA", (GPU,)): 'pip install "ortprep[cuda]"',
+    ("the import", (GPU, CPU)): f"pip uninstall -y {GPU} {CPU} && pip install -e 'ROOT[gpu]'",
+    ("CUDA", ()): "pip install -e 'ROOT[cuda]'",
+    ("CUDA", (CPU,)): f"pip uninstall -y {CPU} && pip install -e 'ROOT[cuda]'",
+    ("CUDA", (GPU,)): "pip install -e 'ROOT[cuda]'",
 }
 SCRIPTS = {"a command": COMMAND, "the import": IMPORT, "CUDA": CUDA}
 
@@ -62,4 +62,7 @@ def test_the_hint_fits_the_wheel_that_is_installed(
         text=True,
         timeout=600,
     )
-    assert ended.stderr.splitlines()[-1] == f"hint: {hint.replace('VERSION', version)}"
+    assert (
+        ended.stderr.splitlines()[-1]
+        == f"hint: {hint.replace('VERSION', version).replace('ROOT', str(REPOSITORY))}"
+    )

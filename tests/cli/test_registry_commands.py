@@ -13,6 +13,7 @@ import pytest
 
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
+from ortprep.versions import install_command
 from tests.prepare.builders import SHAPES, Project, folding_net, is_intact
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
@@ -249,7 +250,7 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: none)
     with pytest.raises(MissingExtraError, match="registries are not installed") as raised:
         locate("registry://net@production")
-    assert raised.value.hint == "pip install 'ortprep[registry]'"
+    assert raised.value.hint == install_command("registry")
     assert locate(project.root) == project.root
 
 

@@ -29,6 +29,7 @@ from ortprep.export.triton.repository import TritonRequest, export_triton
 from ortprep.export.variant_selection import ExportOptions, Server
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array, find_element_type
+from ortprep.versions import install_command
 from tests.builders import if_net, write_external_model
 from tests.export.fakes import read_config, warm_up
 from tests.runtime.builders import (
@@ -335,7 +336,7 @@ def test_without_triton_s_messages_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
     with pytest.raises(MissingExtraError) as raised:
         export_one(bundle, tmp_path / "repository")
-    assert raised.value.hint == "pip install 'ortprep[triton]'"
+    assert raised.value.hint == install_command("triton")
 
 
 def test_a_server_of_another_version_gets_no_variant_that_needs_its_own(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import jsonschema
@@ -195,6 +196,80 @@ def test_an_argument_that_does_not_exist_is_wrong_use(first_build: Built, argume
     outcome = first_build[0].run(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert "Usage:" in outcome.err
+
+
+def test_check_finds_a_bundle_by_its_name_as_show_does(first_build: Built) -> None:
+    by_name, by_path = (
+        first_build[0].call("check", name, "--no-golden") for name in ("net", "artifacts/net")
+    )
+    assert by_name == by_path
+    assert (by_name.code, by_name.err) == (0, "artifacts/net: every file is as it was written\n")
+
+
+LOAD = "import sys; from ortprep.runtime import load; load(sys.argv[1])"
+
+
+@pytest.mark.parametrize(
+    ("path", "got", "hint"),
+    [
+        ("net", "no such file", 'load("artifacts/net")   (ortprep\'s commands take the name net)'),
+        ("models/net.onnx", "a file", 'load("artifacts/net")   (ortprep\'s commands take the name net)'),
+        (
+            "models/other.onnx",
+            "a file",
+            'ortprep prepare {root}/models/other.onnx   then load("artifacts/other")',
+        ),
+        ("artifacts/net/loader.json", "a file", 'load("{root}/artifacts/net")'),
+        ("other", "no such file", 'ortprep prepare other   then load("artifacts/other")'),
+    ],
+)
+def test_a_load_of_what_is_no_bundle_says_what_to_load(
+    built: Project, path: str, got: str, hint: str
+) -> None:
+    (built.models / "other.onnx").write_bytes(b"a model")
+    ended = built.python("-c", LOAD, path)
+    assert f"BundleError: no bundle there: {built.root / path}\n" in ended.err
+    assert f"  expected a folder with loader.json, got {got}\n" in ended.err
+    assert ended.err.splitlines()[-1] == f"hint: {hint.format(root=built.root)}"
+
+
+def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build: Built) -> None:
+    project, outcome = first_build
+    name = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _version_of(name))
+    pin = f"{name}=={_version_of(name)}"
+    assert f"  package:net: jobs need {pin}, as in its requirements.txt\n" in outcome.err
+    lines = (project.bundle() / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [pin]
+    assert "requirements.txt" in {entry.path for entry in read_manifest(project.bundle()).files}
+    assert f"with {pin}\n" in project.call("show", "net").out
+
+
+def _version_of(distribution: str) -> str | None:
+    found = next(iter(metadata.distributions(name=distribution)), None)
+    return None if found is None else found.version
+
+
+def test_a_bundle_whose_pin_was_changed_is_not_as_it_was_written(built: Project) -> None:
+    (built.bundle() / "requirements.txt").write_text("--index-url https://example.org/evil\n")
+    ended = built.call("check", "net")
+    assert ended.code == 3
+    assert "requirements.txt: size: " in ended.err
+
+
+def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build: Built) -> None:
+    lines = first_build[0].run("show", "net").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "a ± b: the median, and half the distance between the quartiles" in lines
+    assert "recipe: the graph optimised once, weights inside one file, optimisation off" in lines
+    assert "input x: float32 [batch, 64]" in lines
+
+
+def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(
+    first_build: Built, project: Project
+) -> None:
+    new, done = project.call("explain"), first_build[0].call("explain")
+    assert new.out == "net: never done; runs fetch, optimize (2), verify (2), measure, package\n"
+    assert done.out == "net: up to date, fetch, optimize (2), verify (2), measure, package\n"
 
 
 @pytest.mark.parametrize("arguments", [("show", "none"), ("check", "artifacts/none")])

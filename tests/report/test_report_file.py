@@ -15,6 +15,7 @@ from ortprep.errors import BundleError, IntegrityError
 from ortprep.graph.execution import run_task
 from ortprep.graph.report_file import is_report_current, read_history, write_report
 from ortprep.report.report_subjects import find_manifests, read_subjects
+from ortprep.versions import install_command
 from tests.graph.fakes import Count, Shout, tasks
 from tests.prepare.builders import REPOSITORY, Project, finish, new_project
 from tests.registry.builders import Build, write_bundle
@@ -172,6 +173,7 @@ for module in {modules!r}:
     sys.modules[module] = None  # importing it fails as where it is not installed
 sys.argv = ["ortprep", "report"]
 from ortprep.cli import main
+from ortprep.versions import install_command
 main()
 """
 
@@ -194,7 +196,7 @@ def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Pro
         )
     )
     assert outcome.code == 1
-    assert "pip install 'ortprep[report]'" in outcome.err
+    assert install_command("report") in outcome.err
     assert not (project.artifacts / "report.html").exists()
 
 

@@ -18,6 +18,7 @@ from ortprep.cluster.building.job import BuildJob, Event, JobResult
 from ortprep.cluster.building.remote import Mailbox, run_job
 from ortprep.cluster.nodes import ClusterNode, parse_nodes
 from ortprep.errors import ClusterError, MissingExtraError, SpecError
+from ortprep.versions import install_command
 
 _CONNECT_S = 10.0
 
@@ -104,7 +105,7 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtraError("Ray is not installed", hint="pip install 'ortprep[build,ray]'") from error
+        raise MissingExtraError("Ray is not installed", hint=install_command("build", "ray")) from error
     is_ours = not ray.is_initialized()
     if is_ours:
         _check_reachable(address)

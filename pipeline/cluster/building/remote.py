@@ -22,6 +22,7 @@ from ortprep.cluster.building.source_fetch import fetch_on_node
 from ortprep.errors import ClusterError, PipelineError, SpecError, StageError, to_dict
 from ortprep.runtime.probing.availability import unavailable_reason
 from ortprep.spec.fleet import ANYWHERE
+from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _run(text: str, version: str, send: EventSink) -> JobResult:
     if version != ortprep.__version__:
         raise ClusterError(
             f"a node has another version of ortprep\n  expected {version}, got {ortprep.__version__}",
-            hint=f"pip install 'ortprep=={version}'   # on every node",
+            hint=f"install the same checkout or wheel on every node; here: {install_command('build', 'ray')}",
         )
     job = decode(BuildJob, json.loads(text))
     if job.kind != ANYWHERE:

@@ -12,6 +12,7 @@ from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import IntegrityError, MissingExtraError
 from ortprep.runtime.loading.sources import locate
+from ortprep.versions import install_command
 
 
 @dataclass(frozen=True)
@@ -112,5 +113,5 @@ def _require_registry() -> None:
     missing = [name for name in ("filelock", "fsspec") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"registries are not installed\n  expected {missing[0]}", hint="pip install 'ortprep[registry]'"
+            f"registries are not installed\n  expected {missing[0]}", hint=install_command("registry")
         )

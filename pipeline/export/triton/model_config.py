@@ -10,6 +10,7 @@ from typing import Any
 from ortprep.errors import ExportError, MissingExtraError
 from ortprep.export.triton.settings import TritonSettings
 from ortprep.export.triton.tensors import TritonTensor, WarmUp
+from ortprep.versions import install_command
 
 BACKEND = "onnxruntime"
 _DISABLED = 2
@@ -61,7 +62,7 @@ def _import_messages() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError(
             f"an export for Triton needs Triton's protobuf messages\n  {error}",
-            hint="pip install 'ortprep[triton]'",
+            hint=install_command("triton"),
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Where a bundle is: a folder, or in a registry, from which it is pulled first.
 
 A runtime job that loads from folders needs neither registries nor what they need. Who handles references is
-therefore looked up by name among the installed packages' entry points, in the group `ortprep.sources`; `pip
-install 'ortprep[registry]'` brings one.
+therefore looked up by name among the installed packages' entry points, in the group `ortprep.sources`; the
+extra `registry` brings one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from ortprep.errors import LoadError, MissingExtraError
+from ortprep.versions import install_command
 
 _GROUP, _NAME = "ortprep.sources", "registry"
 
@@ -42,7 +43,7 @@ def locate(
     if not found:
         raise MissingExtraError(
             "registries are not installed\n  expected them for bundles in one, and for signatures",
-            hint="pip install 'ortprep[registry]'",
+            hint=install_command("registry"),
         )
     open_source = next(iter(found)).load()
     required = None if require_signature is None else os.fspath(require_signature)

@@ -25,6 +25,7 @@ from ortprep.runtime.loading.variant_selection import (
     select_on_this_machine,
     serves,
 )
+from ortprep.versions import upgrade_command
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -127,7 +128,7 @@ def _check_options(root: Path, variant: Variant) -> None:
         lines = "\n".join(f"  {problem}" for problem in invalid)
         raise IntegrityError(
             f"variant {variant.name!r} of {root} sets what no bundle may\n{lines}",
-            hint="prepare it again; or pip install --upgrade ortprep, if a newer version wrote it",
+            hint=f"prepare it again; or {upgrade_command()}, if a newer ortprep wrote it",
         )
     if unlisted := find_unlisted_options(variant):
         _warn_unlisted(variant.name, unlisted)

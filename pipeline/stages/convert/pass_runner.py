@@ -30,7 +30,7 @@ FACTORS = {
 """Largest resident set of each pass whose library holds the whole model, in sizes of its weights: where they
 are in external data, and where they are in the model file.
 
-Measured as docs/convert.md says; passes that are not named stream weights, tensor by tensor.
+Measured as docs/performance.md says; passes that are not named stream weights, tensor by tensor.
 """
 
 _OVERHEAD_BYTES = 300 * 2**20

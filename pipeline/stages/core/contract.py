@@ -154,6 +154,13 @@ def target_of(plan: Plan, variant: str | None) -> str:
     return "cpu" if variant is None else plan.variant_plans[variant].target
 
 
+Progress = Callable[[float], None]
+
+
+def ignore_progress(fraction: float) -> None:
+    """Takes a fraction, and does nothing with it."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Input of a stage.
@@ -163,6 +170,7 @@ class Context:
         folder: Empty folder for this task's files; it becomes visible only if the stage succeeds.
         kept: Folder that a killed run leaves to the next one; it may be missing; it is removed when the task
             is done or its key has changed.
+        progress: Takes the fraction of the work that is done, from 0 to 1, as often as it is known.
     """
 
     plan: Plan
@@ -171,6 +179,7 @@ class Context:
     folder: Path
     say: Callable[[str], None]
     kept: Path
+    progress: Progress = ignore_progress
 
     @property
     def variant_plan(self) -> VariantPlan:

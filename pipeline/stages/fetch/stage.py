@@ -84,7 +84,7 @@ class FetchStage:
         context.say(f"fetching {name}")
         file = _file_name(spec.source)
         model = context.folder / file
-        received = self._fetch_model(spec, model)
+        received = self._fetch_model(context, model)
         _refuse_what_is_no_model(model, name)
         _check_digest(received, spec.source, name)
         inspection = inspect_file(model, name=name)
@@ -108,13 +108,16 @@ class FetchStage:
             if not path.is_file() or path.stat().st_size != entry.size_bytes:
                 raise StageError(f"fetch left no complete {entry.path}\n  expected {entry.size_bytes} bytes")
 
-    def _fetch_model(self, spec: ModelSpec, destination: Path) -> TransferResult:
+    def _fetch_model(self, context: Context, destination: Path) -> TransferResult:
+        spec = context.spec
         if spec.source.demo is not None:
             return write_demo_model(spec.source.demo, destination)
         if spec.source.url is not None and _is_remote(spec.source):
-            return fetch_file(origin_of(spec.source.url), destination, retry=self.retry)
-        path = _local_path(spec)
-        return fetch_file(LocalFile(path, str(path)), destination, retry=self.retry)
+            origin = origin_of(spec.source.url)
+        else:
+            path = _local_path(spec)
+            origin = LocalFile(path, str(path))
+        return fetch_file(origin, destination, retry=self.retry, progress=context.progress)
 
     def _fetch_external(self, context: Context, inspection: Inspection) -> tuple[FileEntry, ...]:
         name = _shown(context.spec)
@@ -130,7 +133,9 @@ class FetchStage:
             if path not in entries:
                 context.say(f"fetching {path}")
                 origin = _external_origin(context.spec, path)
-                received = fetch_file(origin, context.folder / path, retry=self.retry)
+                received = fetch_file(
+                    origin, context.folder / path, retry=self.retry, progress=context.progress
+                )
                 entries[path] = FileEntry(path, received.size_bytes, received.sha256)
             check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
         return tuple(entries.values())

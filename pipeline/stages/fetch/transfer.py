@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,8 +141,20 @@ class _PartialFile:
         return PREFIX + self._hash.hexdigest()
 
 
-def fetch_file(origin: Origin, destination: Path, *, retry: RetryPolicy | None = None) -> TransferResult:
+def fetch_file(
+    origin: Origin,
+    destination: Path,
+    *,
+    retry: RetryPolicy | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> TransferResult:
     """Copies a file, going on where it was cut as long as the origin still has the same file.
+
+    Args:
+        origin: Where it comes from.
+        destination: Where it goes.
+        retry: Limits of the transfer.
+        progress: Takes the fraction that is there, after every block, where the origin says how large it is.
 
     Raises:
         SourceError: It is not there, or could not be had in full.
@@ -160,7 +172,10 @@ def fetch_file(origin: Origin, destination: Path, *, retry: RetryPolicy | None =
             try:
                 with origin.open(partial.size_bytes, version) as download:
                     version = download.version
-                    _receive(origin, download, partial, retry.max_bytes, deadline_s)
+                    blocks = _receive(origin, download, partial, retry.max_bytes, deadline_s)
+                    for _ in blocks:
+                        if download.size_bytes:
+                            progress(min(partial.size_bytes / download.size_bytes, 1.0))
                 break
             except TransferError as error:
                 version = None if error.start_again else version
@@ -180,7 +195,8 @@ def fetch_file(origin: Origin, destination: Path, *, retry: RetryPolicy | None =
 
 def _receive(
     origin: Origin, download: Download, partial: _PartialFile, max_bytes: int, deadline_s: float
-) -> None:
+) -> Iterator[None]:
+    """Appends block after block, and yields after each."""
     if download.start != partial.size_bytes:
         log.debug("starting again: the file changed, or its server cannot continue one")
         partial.restart()
@@ -192,5 +208,6 @@ def _receive(
                 f"  expected at most {max_bytes} bytes within the time limit, got {partial.size_bytes}",
                 hint="download the file by hand and use source: {path: …}",
             )
+        yield
     if download.size_bytes is not None and partial.size_bytes != download.size_bytes:
         raise TransferError(f"expected {download.size_bytes} bytes, got {partial.size_bytes}")

@@ -18,7 +18,7 @@ from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
-from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, Progress, TaskId, target_of
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import MeasureResult
@@ -121,6 +121,21 @@ class _Setup:
     context: Context
     sample: Sample
     staged: StagedBundles
+    steps: _Steps
+
+
+@dataclass
+class _Steps:
+    """Processes of a measurement: how many there will be, and how many are done."""
+
+    planned: int
+    progress: Progress
+    done: int = 0
+
+    def count(self) -> None:
+        """Reports one more that is done."""
+        self.done += 1
+        self.progress(self.done / max(self.planned, self.done))
 
 
 def _set_up(context: Context, folder: Path) -> _Setup:
@@ -128,17 +143,20 @@ def _set_up(context: Context, folder: Path) -> _Setup:
     interface = read_source(context).description.interface
     subject = f"{context.spec.name}/{context.variant}"
     sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
-    return _Setup(context, sample, StagedBundles(folder, interface.inputs, interface.outputs))
+    staged = StagedBundles(folder, interface.inputs, interface.outputs)
+    return _Setup(context, sample, staged, _Steps(0, context.progress))
 
 
 def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
+    spec = setup.context.spec.measure
+    setup.steps.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
     # Fills the page cache and is not counted. What fails in it is not tried again.
     first = _measure_rounds(setup, contenders, rounds=1)
     skipped = {**skipped, **first.failures}
     contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
     warm, decision = _measure_until_sure(setup, contenders)
     outcomes = {"warm": warm}
-    if rounds := setup.context.spec.measure.cold_rounds:
+    if rounds := spec.cold_rounds:
         outcomes["cold"] = _measure_rounds(setup, contenders, rounds=rounds, cold=True)
     records = tuple(
         _record(cache, setup.sample.shapes, outcome=outcome, skipped=skipped)
@@ -174,6 +192,7 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
     if decision.shipped == PREPARED:
         return outcome, decision
     context.say(f"not faster beyond the noise of {rounds} rounds; as many again")
+    setup.steps.planned += len(contenders) * rounds
     more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
     outcome = outcome.followed_by(more)
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
@@ -223,7 +242,10 @@ def _measure_rounds(
             bundle=None if bundle is None else str(bundle),
             io_binding=contender.io_binding,
         )
-        return measure_plan(request, timeout_s=spec.timeout_s)
+        try:
+            return measure_plan(request, timeout_s=spec.timeout_s)
+        finally:
+            setup.steps.count()
 
     outcome = run_interleaved(tuple(by_name), measure, max_rounds=rounds, first=first)
     for name, reason in outcome.failures.items():

@@ -16,6 +16,7 @@ from ortprep.bundle.manifest import (
     VariantRecord,
     write_manifest,
 )
+from ortprep.bundle.requirements_file import REQUIREMENTS_FILE, format_requirements, pin_onnxruntime
 from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.errors import BundleError, ChildError, LoadError, StageError
 from ortprep.runtime.probing.child import run_child
@@ -85,7 +86,13 @@ class PackageStage:
             source=fetched.source.files,
         )
         write_loader_config(context.folder, config)
-        write_manifest(context.folder, _manifest(context, fetched, prepared))
+        environment = run_child(
+            "ortprep.stages.core.provenance:describe_environment", {}, timeout_s=120
+        ).value
+        requirements = context.folder / REQUIREMENTS_FILE
+        requirements.write_text(format_requirements(config.name, environment), encoding="utf-8")
+        write_manifest(context.folder, _manifest(context, fetched, prepared, environment))
+        context.say(f"jobs need {pin_onnxruntime(environment)}, as in its {REQUIREMENTS_FILE}")
         return {"variants": [variant.name for variant in variants]}
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
@@ -113,7 +120,12 @@ def _require_answers(context: Context) -> None:
         raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
 
 
-def _manifest(context: Context, fetched: FetchResult, prepared: tuple[PreparedVariant, ...]) -> Manifest:
+def _manifest(
+    context: Context,
+    fetched: FetchResult,
+    prepared: tuple[PreparedVariant, ...],
+    environment: Mapping[str, Any],
+) -> Manifest:
     return Manifest(
         schema_version=MANIFEST_SCHEMA_VERSION,
         name=context.spec.name,
@@ -121,7 +133,7 @@ def _manifest(context: Context, fetched: FetchResult, prepared: tuple[PreparedVa
         pipeline_version=ortprep.__version__,
         spec_digest=digest_json(resolved_spec(context.spec)),
         source=fetched.source,
-        environment=run_child("ortprep.stages.core.provenance:describe_environment", {}, timeout_s=120).value,
+        environment=environment,
         variants=tuple(_record(variant) for variant in prepared),
         files=describe_files(context.folder, DigestCache().digest),
         missing_targets=tuple(

@@ -131,13 +131,18 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
         with waiting.counted(measuring(device, on_wait=waiting.tell)):
             figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
         starts.append(figures.start_ms)
+        context.progress(min((clock() - began_s) / tune.budget_s, 1.0))
         return figures.with_start(starts[0])
 
+    def clock() -> float:
+        # What others keep the device for is not the search's time.
+        return time.monotonic() - waiting.seconds
+
+    began_s = clock()
     effects = SearchEffects(
         measure=measure,
         suggest=journal.suggest,
-        # What others keep the device for is not the search's time.
-        clock=lambda: time.monotonic() - waiting.seconds,
+        clock=clock,
         record=journal.record,
         known=known,
         say=context.say,

@@ -67,6 +67,9 @@ class Recorder:
     def said(self, task: str, line: str) -> None:
         self._note("said", task, line)
 
+    def progressed(self, task: str, fraction: float) -> None:
+        self._note("progressed", task, str(fraction))
+
     def finished(self, task: str) -> None:
         self._note("finished", task)
 

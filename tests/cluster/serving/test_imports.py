@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ortprep.versions import install_command
+
 BUILD = {"onnx", "doit", "typer", "optuna", "ortprep.stages", "ortprep.graph", "ortprep.tuning"}
 
 
@@ -42,4 +44,4 @@ def test_without_ray_it_is_said_what_to_install() -> None:
     code = "import sys; sys.modules['ray'] = None\nfrom ortprep.cluster import RaySessionPool"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError: Ray is not installed" in done.stderr
-    assert "pip install 'ortprep[ray]'" in done.stderr
+    assert install_command("ray") in done.stderr

@@ -95,7 +95,11 @@ CASES = (
     FactsCase("provider-unusable", "problem", WITHOUT_GPU, (CUDA,)),
     FactsCase("provider-not-in-wheel", "problem", NO_CUDA, (CUDA,)),
     FactsCase("missing-library", "problem", replace(HEALTHY, libraries=(MISSING,))),
-    FactsCase("missing-library", "note", replace(WITHOUT_GPU, libraries=(MISSING,))),
+    FactsCase(
+        "missing-library",
+        "note",
+        replace(HEALTHY, libraries=(replace(MISSING, linked_by=(TENSORRT,), opened_by=()),)),
+    ),
     FactsCase("missing-library", "problem", replace(WITHOUT_GPU, libraries=(MISSING,)), (CUDA,)),
     FactsCase("no-gpu", "problem", WITHOUT_GPU, (CUDA,)),
     FactsCase("gpu-unused", "advice", replace(NO_CUDA, gpus=HEALTHY.gpus, bus_gpus=1)),
@@ -218,6 +222,12 @@ def test_cudnn_is_missed_by_cuda_though_only_tensorrt_links_to_it() -> None:
         one(find(replace(HEALTHY, libraries=(replace(cudnn, opened_by=()),))), "missing-library").severity
         == "note"
     )
+
+
+def test_a_machine_without_a_gpu_is_not_told_to_install_libraries_of_cuda_unless_it_is_asked_for() -> None:
+    facts = replace(WITHOUT_GPU, libraries=(MISSING,))
+    assert "missing-library" not in codes(find(facts))
+    assert one(find(facts, expected=(CUDA,)), "missing-library").severity == "problem"
 
 
 def test_a_missing_driver_is_not_called_a_missing_package() -> None:

@@ -36,6 +36,7 @@ from ortprep.runtime.loading import bundle_loader, load_options, session, varian
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.versions import upgrade_command
 from tests.fakes import wait_for
 from tests.runtime.builders import (
     CPU_ONLY,
@@ -260,7 +261,7 @@ def test_a_newer_schema_is_refused_with_the_way_out(bundle: Path) -> None:
     edit_config(bundle, lambda data: data.update(schema_version="2.0"))
     with pytest.raises(UnsupportedVersionError, match=r"got 2\.0") as caught:
         load(bundle)
-    assert caught.value.hint == "pip install --upgrade ortprep"
+    assert caught.value.hint == upgrade_command()
 
 
 def test_a_newer_minor_schema_is_read(bundle: Path) -> None:

@@ -25,6 +25,7 @@ from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
 from ortprep.stages.fetch.demo import bert, gpt2
 from ortprep.stages.fetch.demo.seeded_weights import write_seeded_model
 from ortprep.stages.fetch.demo.transformer import Width
+from ortprep.versions import install_command
 from tests import builders as models
 
 WIDTH, HEADS = 32, 4
@@ -154,7 +155,7 @@ def test_fusing_nothing_is_an_error_unless_it_is_optional(tmp_path: Path) -> Non
 def test_the_older_package_is_asked_for_by_its_extra(transformers: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(MissingExtraError) as error:
         fuse(transformers["bert"], tmp_path / "model.onnx", "bert", library="onnxruntime-tools")
-    assert error.value.hint == 'pip install "ortprep[onnxruntime-tools]"'
+    assert error.value.hint == install_command("onnxruntime-tools")
 
 
 @pytest.mark.skipif(not WITH_TOOLS, reason="onnxruntime-tools is not installed")

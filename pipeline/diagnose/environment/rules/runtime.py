@@ -77,7 +77,7 @@ def check_providers(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
 
 
 def check_libraries(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
-    """Yields the libraries that are missing, one finding for each package that brings some."""
+    """Yields the libraries that are missed here, one finding for each package that brings some."""
     missing: dict[str, list[Library]] = {}
     for library in facts.libraries:
         if library.error is not None and library.name not in DRIVER_LIBRARIES:
@@ -85,7 +85,9 @@ def check_libraries(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
     for package, libraries in missing.items():
         users = dict.fromkeys(name for library in libraries for name in library.needed_by)
         severities = {_severity(facts, name, expected) for name in users}
-        yield _missing(package, libraries, "problem" if "problem" in severities else "note")
+        # Libraries of CUDA are nothing to install on a machine that has no GPU to use them.
+        if "problem" in severities or _has_gpu(facts):
+            yield _missing(package, libraries, "problem" if "problem" in severities else "note")
 
 
 def _check_several(facts: Facts) -> Iterator[Finding]:

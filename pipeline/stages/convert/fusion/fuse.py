@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.errors import MissingExtraError, StageError
 from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
+from ortprep.versions import install_command
 
 if TYPE_CHECKING:
     import onnx
@@ -95,9 +96,7 @@ def require_sympy() -> None:
     try:
         import sympy  # type: ignore[import-untyped]  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(
-            f"fusion needs sympy\n  {error}", hint='pip install "ortprep[build]"'
-        ) from error
+        raise MissingExtraError(f"fusion needs sympy\n  {error}", hint=install_command("build")) from error
 
 
 def fuse_with(library: FusionLibrary, wanted: FusionRequest) -> FusionReply:

@@ -18,6 +18,7 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.errors import MissingExtraError
 from ortprep.stages.convert.fusion.fuse import FusionLibrary, fuse_with, require_sympy
 from ortprep.stages.convert.pass_requests import FusionRequest
+from ortprep.versions import install_command
 
 if TYPE_CHECKING:
     import onnx
@@ -43,7 +44,7 @@ def fuse_with_tools(request: Mapping[str, Any]) -> dict[str, Any]:
         )
     except ImportError as error:
         raise MissingExtraError(
-            f"cannot import onnxruntime-tools\n  {error}", hint='pip install "ortprep[onnxruntime-tools]"'
+            f"cannot import onnxruntime-tools\n  {error}", hint=install_command("onnxruntime-tools")
         ) from error
 
     def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:

@@ -133,7 +133,8 @@ class PrecisionAttempts:
     def _search(self, precision: str, first: PrecisionTrial, always: frozenset[str]) -> PrecisionStep:
         say, limits = self._context.say, self._convert.search
         say(f"{precision}: {first.failures[0]}; searching for nodes to leave as they are")
-        end = time.monotonic() + limits.budget_s
+        began_s = time.monotonic()
+        end = began_s + limits.budget_s
         latest: dict[frozenset[str], PrecisionTrial] = {}
 
         every = frozenset(first.reply.converted)
@@ -148,6 +149,7 @@ class PrecisionAttempts:
             if isinstance(trial, TrialOutcome):
                 return trial
             latest[kept] = trial
+            self._context.progress(min((time.monotonic() - began_s) / limits.budget_s, 1.0))
             return TrialOutcome(held=not trial.failures, failures=trial.failures)
 
         self._context.kept.mkdir(parents=True, exist_ok=True)
