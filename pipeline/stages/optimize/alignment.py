@@ -75,7 +75,7 @@ def _plan(extents: list[_Extent]) -> dict[_Extent, int]:
     return moves
 
 
-def _move(data: Path, moves: Mapping[_Extent, int]) -> None:
+def _move(data: Path, moves: dict[_Extent, int]) -> None:
     """Moves extents, the last one first and each from its end, and clears what is between them."""
     with data.open("r+b") as file:
         for (old, length), new in reversed(moves.items()):
