@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ortprep.telemetry import disable_telemetry
+
+if TYPE_CHECKING:
+    from tests.prepare.builders import Outcome, Project
 
 disable_telemetry()
 
@@ -64,3 +68,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return scope_of(nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of the tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+
+
+@pytest.fixture(scope="session")
+def first_build(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Outcome]:
+    """A project that the command built once, and how that ended; not to be changed."""
+    from tests.prepare.builders import new_project, prepare_once
+
+    project, outcome = prepare_once(shared_folder / "net", new_project)
+    return project.copy_to(tmp_path_factory.mktemp("built") / "project"), outcome
+
+
+@pytest.fixture
+def built(first_build: tuple[Project, Outcome], tmp_path: Path) -> Project:
+    """A built project of the test's own."""
+    return first_build[0].copy_to(tmp_path / "project")

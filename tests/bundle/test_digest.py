@@ -37,18 +37,18 @@ def poison(cache: DigestCache, path: Path) -> str:
     return wrong
 
 
-def test_an_unchanged_file_is_not_hashed_again(cache: DigestCache, file: Path) -> None:
+def test_an_unchanged_file_is_not_hashed_again(cache: DigestCache, file: Path, tmp_path: Path) -> None:
     wrong = poison(cache, file)
     assert cache.digest(file) == wrong
-    assert DigestCache(Path(cache._folder)).digest(file) == wrong
+    assert DigestCache(tmp_path / "cache").digest(file) == wrong
 
 
 def test_an_entry_of_another_user_is_not_believed(
-    cache: DigestCache, file: Path, monkeypatch: pytest.MonkeyPatch
+    cache: DigestCache, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(cache, file)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    (entry,) = (path for path in Path(cache._folder).rglob("*") if path.is_file())
+    (entry,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     if os.getuid() == 0:
         os.chown(entry, 12345, -1)
     assert cache.digest(file) == digest_bytes(b"content")
@@ -100,9 +100,11 @@ def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache: Dige
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"7 1 1 sha256:short", b"\xff\xfe\xff"])
-def test_a_damaged_cache_costs_time_and_nothing_else(cache: DigestCache, file: Path, junk: bytes) -> None:
+def test_a_damaged_cache_costs_time_and_nothing_else(
+    cache: DigestCache, file: Path, tmp_path: Path, junk: bytes
+) -> None:
     poison(cache, file)
-    (entry,) = (path for path in Path(cache._folder).rglob("*") if path.is_file())
+    (entry,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     entry.write_bytes(junk)
     assert cache.digest(file) == digest_bytes(b"content")
 

@@ -32,6 +32,7 @@ def ask(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_without_arguments_the_machine_is_examined(project: Project) -> None:
     found = ask(project)
     assert set(found) == {"env", "gil"}

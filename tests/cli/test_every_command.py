@@ -1,18 +1,21 @@
-"""Every command in docs/commands.md, run as a user runs it, on one small model with a search of its own."""
+"""Every command, run as a user runs it, on a real model with a search of its own."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
+import typer
 
-from tests.prepare.builders import REPOSITORY, SHAPES, Outcome, Project, folding_net
+from ortprep.cli.app import app
+from ortprep.stages.fetch.demo.catalogue import write_demo_model
+from tests.prepare.builders import REPOSITORY, Outcome, Project, new_squeezenet
 from tests.registry.builders import write_bundle, write_keys
 
 TUNE = {"max_trials": 3, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
@@ -40,33 +43,43 @@ def _json(outcome: Outcome) -> Any:
 
 
 COMMANDS = (
-    Command("ortprep explain net", lambda o, _: "tune" in o.out and "never done" in o.out),
-    Command("ortprep tune net", lambda o, _: "chosen: trial " in o.out and "done tune:net/cpu" in o.err),
-    Command("ortprep tune net --json", lambda o, _: _have_one_start(_json(o)["net/cpu"]["trials"], count=3)),
-    Command("ortprep tune", lambda o, _: "net/cpu, cost at 1000 runs per load" in o.out),
-    Command("ortprep trial net 1 --rounds 1", lambda o, _: "recorded" in o.out and "now" in o.out),
-    Command("doit prepare:net", lambda o, _: "done package:net" in o.err),
+    Command("ortprep explain squeezenet", lambda o, _: "tune" in o.out and "never done" in o.out),
+    Command(
+        "ortprep tune squeezenet",
+        lambda o, _: "chosen: trial " in o.out and "done tune:squeezenet/cpu" in o.err,
+    ),
+    Command(
+        "ortprep tune squeezenet --json",
+        lambda o, _: _have_one_start(_json(o)["squeezenet/cpu"]["trials"], count=3),
+    ),
+    Command("ortprep tune", lambda o, _: "squeezenet/cpu, cost at 1000 runs per load" in o.out),
+    Command("ortprep trial squeezenet 1 --rounds 1", lambda o, _: "recorded" in o.out and "now" in o.out),
+    Command("doit prepare:squeezenet", lambda o, _: "done package:squeezenet" in o.err),
     Command("doit prepare", lambda o, _: o.err.startswith("0 done, ")),
-    Command("ortprep prepare net", lambda o, _: o.err.startswith("0 done, ")),
+    Command("ortprep prepare squeezenet", lambda o, _: o.err.startswith("0 done, ")),
     Command("doit explain", lambda o, _: "up to date" in o.out),
-    Command("ortprep show net", lambda o, _: "tuned: 3 plans tried" in o.out),
-    Command("ortprep show net --json", lambda o, _: _json(o)["name"] == "net"),
-    Command("ortprep check artifacts/net", lambda o, _: "answers the golden sample as recorded" in o.err),
+    Command("ortprep show squeezenet", lambda o, _: "tuned: 3 plans tried" in o.out),
+    Command("ortprep show squeezenet --json", lambda o, _: _json(o)["name"] == "squeezenet"),
     Command(
-        "ortprep serve-check net --devices cpu --requests 5", lambda o, _: ", 0 answered wrongly" in o.out
-    ),
-    Command("ortprep place net --devices cpu", lambda o, _: "net (" in o.out),
-    Command("ortprep serve-config net", lambda o, _: "serving.application:build_app" in o.out),
-    Command(
-        "ortprep publish net --registry registry --label v1 --sign keys/key.pem",
-        lambda o, _: o.out.startswith("net@sha256:"),
-    ),
-    Command("doit publish", lambda o, _: "done publish:net" in o.err),
-    Command(
-        "ortprep promote net@v1 production --registry registry", lambda o, _: "net@production: v1" in o.out
+        "ortprep check artifacts/squeezenet", lambda o, _: "answers the golden sample as recorded" in o.err
     ),
     Command(
-        "ortprep pull net@production --registry registry --out pulled",
+        "ortprep serve-check squeezenet --devices cpu --requests 5",
+        lambda o, _: ", 0 answered wrongly" in o.out,
+    ),
+    Command("ortprep place squeezenet --devices cpu", lambda o, _: "squeezenet (" in o.out),
+    Command("ortprep serve-config squeezenet", lambda o, _: "serving.application:build_app" in o.out),
+    Command(
+        "ortprep publish squeezenet --registry registry --label v1 --sign keys/key.pem",
+        lambda o, _: o.out.startswith("squeezenet@sha256:"),
+    ),
+    Command("doit publish", lambda o, _: "done publish:squeezenet" in o.err),
+    Command(
+        "ortprep promote squeezenet@v1 production --registry registry",
+        lambda o, _: "squeezenet@production: v1" in o.out,
+    ),
+    Command(
+        "ortprep pull squeezenet@production --registry registry --out pulled",
         lambda _, project: (project.root / "pulled/loader.json").is_file(),
     ),
     Command("ortprep verify pulled --key keys/key.pub", lambda o, _: "pulled" in o.out + o.err),
@@ -77,27 +90,34 @@ COMMANDS = (
         for label, _moved in (("o1", lambda o, _: "o1" in o.out), ("o2", lambda o, _: "o2" in o.out))
     ),
     Command("ortprep rollback other live --registry registry", lambda o, _: "other@live: o1" in o.out),
-    Command("ortprep list --registry registry", lambda o, _: "net" in o.out and "other" in o.out),
-    Command("ortprep versions net --registry registry", lambda o, _: "v1" in o.out),
+    Command("ortprep list --registry registry", lambda o, _: "squeezenet" in o.out and "other" in o.out),
+    Command("ortprep versions squeezenet --registry registry", lambda o, _: "v1" in o.out),
     Command("ortprep gc --registry registry", lambda o, _: "nothing was removed" in o.err + o.out),
     Command(
-        "ortprep export triton net --out triton",
-        lambda _, project: (project.root / "triton/net/config.pbtxt").is_file(),
+        "ortprep export triton squeezenet --out triton",
+        lambda _, project: (project.root / "triton/squeezenet/config.pbtxt").is_file(),
     ),
     Command(
-        "ortprep export ort-package net --out package",
+        "ortprep export ort-package squeezenet --out package",
         lambda _, project: (project.root / "package/manifest.json").is_file(),
         "" if hasattr(onnxruntime, "ModelPackage") else "no model packages before ONNX Runtime 1.32",
     ),
-    Command("ortprep report net --out one.html", lambda _, project: _is_page(project.root / "one.html")),
+    Command(
+        "ortprep report squeezenet --out one.html", lambda _, project: _is_page(project.root / "one.html")
+    ),
     Command("doit report", lambda _, project: _is_page(project.artifacts / "report.html")),
-    Command("ortprep compare net artifacts/net", lambda o, _: "within the limit" in o.out + o.err),
+    Command(
+        "ortprep compare squeezenet artifacts/squeezenet", lambda o, _: "within the limit" in o.out + o.err
+    ),
     Command("ortprep options intra_op --json", lambda o, _: "intra_op_num_threads" in o.out),
     Command("ortprep schema", lambda o, _: _json(o)["type"] == "object"),
     Command("ortprep node-labels", lambda o, _: "ortprep" in o.out),
     Command("ortprep doctor gil", lambda o, _: "gil: " in o.out),
-    Command("ortprep doctor options models/net.onnx --shape x=1,64 --rounds 1", lambda o, _: "ms" in o.out),
-    Command("doit clean", lambda _, project: not project.bundle().exists()),
+    Command(
+        "ortprep doctor options models/squeezenet.onnx --shape data_0=1,3,224,224 --rounds 1",
+        lambda o, _: "ms" in o.out,
+    ),
+    Command("doit clean", lambda _, project: not project.bundle("squeezenet").exists()),
 )
 
 
@@ -110,6 +130,21 @@ def _have_one_start(trials: Sequence[Any], *, count: int) -> bool:
 
 def _is_page(path: Path) -> bool:
     return "<html" in path.read_text(encoding="utf-8")
+
+
+def test_commands_of_the_app_are_all_here() -> None:
+    lines = [f"{command.line} " for command in COMMANDS]
+    names = _leaves(typer.main.get_command(app), "ortprep")
+    assert [name for name in names if not any(line.startswith(f"{name} ") for line in lines)] == []
+
+
+def _leaves(command: Any, name: str) -> Iterator[str]:
+    """Yields every command below a group, as a user types it."""
+    below = getattr(command, "commands", {})
+    for word, one in below.items():
+        yield from _leaves(one, f"{name} {word}")
+    if not below:
+        yield name
 
 
 def test_commands_of_the_reference_are_all_here() -> None:
@@ -135,8 +170,10 @@ def _kind(words: Sequence[str]) -> str:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A spec and its model, never built; two bundles of another model, and keys to sign with."""
-    made = Project(tmp_path_factory.mktemp("commands") / "project")
-    made.add(folding_net(), inputs=SHAPES, tune=TUNE, publish={"registry": str(made.root / "registry")})
+    root = tmp_path_factory.mktemp("commands") / "project"
+    made = new_squeezenet(root, tune=TUNE, publish={"registry": str(root / "registry")})
+    made.models.mkdir()
+    write_demo_model("squeezenet", made.models / "squeezenet.onnx")
     write_bundle(made.artifacts / "other", name="other", spec=b"1")
     write_bundle(made.artifacts / "another", name="other", spec=b"2")
     write_keys(made.root / "keys")
@@ -149,6 +186,7 @@ def outcomes(project: Project) -> dict[str, Outcome]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.line for command in COMMANDS])
 def test_a_command_does_what_it_says(
     project: Project, outcomes: dict[str, Outcome], command: Command

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
+from ortprep.registry import retries
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.versions import install_command
 from tests.prepare.builders import SHAPES, Project, folding_net, is_intact
@@ -158,13 +159,19 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_a_message_and_an_exit_code(
-    project: Project, registry: Path, arguments: tuple[str, ...], code: int, message: str
+    project: Project,
+    registry: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
     write_bundle(project.artifacts / "net")
     (project.root / "mine").mkdir()
     (project.root / "mine/file").write_text("mine")
     assert project.call("publish", "net", "--label", "v0").code == 0
-    done = project.run(*arguments)
+    done = project.call(*arguments)
     assert (done.code, done.out) == (code, "")
     assert message in done.err
     assert SECRET not in done.err

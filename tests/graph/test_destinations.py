@@ -10,6 +10,7 @@ import pytest
 from ortprep.errors import SpecError
 from ortprep.graph.build import check_destinations
 from ortprep.spec.models import ModelSpec, SourceSpec
+from tests.registry.builders import read_tree
 from tests.runtime.builders import write_bundle
 
 
@@ -51,7 +52,9 @@ PRECIOUS: dict[str, Callable[[Path], object]] = {
 def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path: Path, put: Callable[[Path], object]) -> None:
     (tmp_path / "net").mkdir()
     put(tmp_path / "net")
+    before = read_tree(tmp_path)
     check_destinations([spec(tmp_path)], tmp_path)
+    assert read_tree(tmp_path) == before, "checking replaces nothing yet"
 
 
 @pytest.mark.parametrize("put", PRECIOUS.values(), ids=PRECIOUS)
@@ -74,6 +77,9 @@ def test_a_source_is_never_in_what_its_own_build_replaces(tmp_path: Path, inside
         check_destinations([spec(tmp_path, path="link/net.onnx")], tmp_path)
 
 
-def test_a_source_may_be_another_models_bundle(tmp_path: Path) -> None:
+def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path: Path) -> None:
     write_bundle(tmp_path / "other")
-    check_destinations([spec(tmp_path, path="other/cpu/linear_optimized.onnx")], tmp_path)
+    source = "other/cpu/linear_optimized.onnx"
+    check_destinations([spec(tmp_path, path=source)], tmp_path)
+    with pytest.raises(SpecError, match="expected its source outside"):
+        check_destinations([spec(tmp_path, path=source, name="other")], tmp_path)

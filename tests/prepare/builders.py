@@ -11,14 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import onnx
+from filelock import FileLock
 from onnx import TensorProto, helper
 
 from ortprep.bundle.digest import digest_file
@@ -362,8 +363,29 @@ def source_answers(model: Path, feeds: Mapping[str, Any]) -> dict[str, np.ndarra
     return answers(onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"]), feeds)
 
 
+def prepare_once(root: Path, write: Callable[[Path], Project]) -> tuple[Project, Outcome]:
+    """Writes a project and prepares its models, once for all processes of a run; not to be changed."""
+    record = root.with_suffix(".json")
+    root.parent.mkdir(exist_ok=True)
+    with FileLock(root.with_suffix(".lock")):
+        if not record.exists():
+            shutil.rmtree(root, ignore_errors=True)
+            outcome = write(root).run("prepare")
+            assert outcome.code == 0, outcome.err
+            record.write_text(json.dumps(asdict(outcome)))
+    return Project(root), Outcome(**json.loads(record.read_text()))
+
+
 def new_project(root: Path) -> Project:
     """Returns a project with one small model and its spec, not built."""
     project = Project(root)
     project.add(folding_net(), inputs=SHAPES)
+    return project
+
+
+def new_squeezenet(root: Path, **sections: Any) -> Project:
+    """Returns a project with the spec of a shipped model, not built."""
+    project = Project(root)
+    inputs = {"data_0": {"shapes": [[1, 3, 224, 224]], "range": [0, 1]}}
+    project.write_spec("squeezenet", source={"demo": "squeezenet"}, inputs=inputs, **sections)
     return project

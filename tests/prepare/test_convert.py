@@ -17,6 +17,7 @@ from tests.stages.convert.builders import overflowing_net
 
 pytestmark = pytest.mark.slow
 
+HAS_VNNI = bool({"avx512_vnni", "avx_vnni"} & set(read_hardware().cpu_features))
 INPUTS = {"x": {"shapes": [[2, 64], [1, 64]]}}
 
 CONVERT = {
@@ -77,7 +78,7 @@ def test_a_job_gets_the_precision_it_asks_for(
     taken = config.variants[0].precision if precision == "fastest-within-gate" else precision
     assert (error > 1e-4) == (taken == "int8")
     # Without VNNI, products of 8-bit numbers saturate on the way.
-    assert error < 0.3 * float(np.abs(expected).max())
+    assert error < (0.2 if HAS_VNNI else 0.3) * float(np.abs(expected).max())
 
 
 def test_a_bucket_takes_its_sizes_only_and_is_never_taken_unasked(converted: Project) -> None:
@@ -111,10 +112,7 @@ def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_pat
     assert list(project.work().glob("*cpu-int8*")) == []
 
 
-@pytest.mark.skipif(
-    not {"avx512_vnni", "avx_vnni"} & set(read_hardware().cpu_features),
-    reason="without VNNI no quantised layer comes to 40.5 dB",
-)
+@pytest.mark.skipif(not HAS_VNNI, reason="without VNNI no quantised layer comes to 40.5 dB")
 def test_as_few_nodes_as_do_are_left_unquantised(tmp_path: Path) -> None:
     project = Project(tmp_path)
     # Both layers quantised come to 39 dB, one of them to 42.

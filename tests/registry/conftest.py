@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.registry import retries
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from tests.registry.backends.mlflow.fakes import mlflow_server
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.fakes import BUCKET, s3_server
 
-KINDS = (
-    "directory",
-    "oci",
-    pytest.param("s3", marks=pytest.mark.slow),
-    pytest.param("mlflow", marks=pytest.mark.slow),
-)
+SLOW_KINDS = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3", "mlflow"))
+KINDS = ("directory", "oci", *SLOW_KINDS)
 """A contract is quick on two kinds of registry, and slow on all."""
 
 _numbers = itertools.count(1)
@@ -31,6 +28,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unavailable is asked again at once."""
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture(scope="session")

@@ -148,6 +148,8 @@ def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path)
     finally:
         done.set()
         thread.join()
+    cache.trim(grace_s=0)
+    assert list((tmp_path / "bundles").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
@@ -283,8 +285,8 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalo
     pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
     publish(bundle, catalogue, signer=parse_signer(str(private)))
     verifier = parse_verifier(str(public))
-    path = pull_cached(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, hardware=BARE).path
-    verify_bundle(path, verifier)
+    signed = pull_cached(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, hardware=BARE)
+    assert verify_bundle(signed.path, verifier).version == signed.version
 
 
 @pytest.mark.parametrize("kind", ["directory"])
@@ -327,7 +329,10 @@ def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path: Path) -> Non
 def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path: Path) -> None:
     """Another process that was at removing it goes first; then it is kept."""
     cache = Cache(tmp_path)
-    use = cache._lock_path("use", "one")
+    (tmp_path / "bundles/one").mkdir(parents=True)
+    (tmp_path / "bundles/one/file").write_bytes(b"x")
+    Cache(tmp_path, limit_bytes=0).trim(grace_s=0)  # as another process does, which locks the bundle
+    (use,) = (tmp_path / "locks").glob("use-*")
     with use.open("ab") as trimming:
         fcntl.flock(trimming, fcntl.LOCK_EX)
         thread = threading.Thread(target=cache.keep, args=(tmp_path / "bundles/one",))

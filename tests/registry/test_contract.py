@@ -45,6 +45,7 @@ from tests.registry.builders import (
     write_bundle,
     write_keys,
 )
+from tests.registry.conftest import SLOW_KINDS
 
 LATER, LATEST = "2026-11-21T00:00:00+00:00", "2026-11-22T00:00:00+00:00"
 NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
@@ -485,7 +486,7 @@ def test_the_same_bundle_gets_its_label_back_after_it_was_collected(
         assert not catalogue.read_state(model).versions
 
 
-@pytest.mark.parametrize("kind", ["directory", "s3", "mlflow"])
+@pytest.mark.parametrize("kind", ["directory", *SLOW_KINDS])
 def test_what_nobody_names_goes_after_the_grace_period_and_what_is_refreshed_stays(
     catalogue: Catalogue, model: str, tmp_path: Path
 ) -> None:

@@ -39,9 +39,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reports")
 
 
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-"""Where pictures go for people to look at; git ignores it."""
-
 PHONE_WIDTH = 390
 _PATIENCE_S = 300
 
@@ -108,11 +105,6 @@ class Page:
         self.driver.get(page.as_uri())
         self.wait_for("document.documentElement.dataset.ready === 'true'")
         return self
-
-    def photograph(self, name: str) -> None:
-        """Keeps a picture of what is seen."""
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        assert self.driver.save_screenshot(SCREENSHOTS / f"{name}.png")
 
 
 def _find_program(names: Sequence[str]) -> str:

@@ -89,6 +89,7 @@ def test_charts_follow_a_change_of_theme(chromium: Page, one: Path) -> None:
     theme = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": theme})
     page.wait_for(f"{colour} !== '{light}'")
+    assert page.complaints() == []
 
 
 def test_a_legend_names_everything_once(chromium: Page, one: Path) -> None:
@@ -279,16 +280,3 @@ def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(
     names = page.ask("return [...document.querySelectorAll('.model-title')].map(one => one.textContent)")
     assert names == [HOSTILE, "other"]
     assert page.complaints() == []
-
-
-def test_pictures_for_people(chromium: Page, one: Path, many: Path) -> None:
-    for name, path, width, dark in (
-        ("model-light", one, 1280, False),
-        ("model-dark", one, 1280, True),
-        ("models-light", many, 1280, False),
-        ("model-phone-dark", one, PHONE_WIDTH, True),
-    ):
-        page = chromium.show(path, width=width, height=6000, dark=dark)
-        page.draw_all()
-        page.ask("scrollTo(0, 0)")
-        page.photograph(name)

@@ -421,8 +421,9 @@ def test_any_manifest_that_can_be_read_can_be_reported(made: Manifest) -> None:
     report = report_of(
         ReportSubject(made), ReportSubject(replace(made, created_at="2027-01-01T00:00:00+00:00"))
     )
+    assert report.models[0].name == made.name
     for chart in charts_of(report):
-        json.dumps(chart.values, allow_nan=False)
+        assert json.loads(json.dumps(chart.values, allow_nan=False)) is not None
 
 
 def test_bundles_of_older_releases_can_be_reported() -> None:

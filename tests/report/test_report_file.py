@@ -17,7 +17,7 @@ from ortprep.graph.report_file import is_report_current, read_history, write_rep
 from ortprep.report.report_subjects import find_manifests, read_subjects
 from ortprep.versions import install_command
 from tests.graph.fakes import Count, Shout, tasks
-from tests.prepare.builders import REPOSITORY, Project, finish, new_project
+from tests.prepare.builders import REPOSITORY, Project, finish
 from tests.registry.builders import Build, write_bundle
 from tests.report.builders import Story, write_bundles
 
@@ -124,7 +124,7 @@ def test_the_command_writes_one_file_and_says_where(project: Project) -> None:
     assert outcome.code == 0, outcome.err
     assert outcome.out == "artifacts/report.html\n"
     assert "2 bundles, " in outcome.err
-    named = project.run("report", "b", "--out", "elsewhere/b.html")
+    named = project.call("report", "b", "--out", "elsewhere/b.html")
     assert (named.code, named.out) == (0, "elsewhere/b.html\n")
     assert "<title>b: prepared by ortprep</title>" in (project.root / "elsewhere/b.html").read_text()
 
@@ -142,18 +142,18 @@ def test_versions_in_a_registry_are_versions_like_others(project: Project) -> No
         build = Build(created_at=f"2026-11-{day}T00:00:00+00:00", extra={"label": label.encode()})
         shutil.rmtree(project.artifacts / "net", ignore_errors=True)
         write_bundle(project.artifacts / "net", build)
-        published = project.run("publish", "net", "--registry", "registry", "--label", label)
+        published = project.call("publish", "net", "--registry", "registry", "--label", label)
         assert published.code == 0, published.err
-    outcome = project.run("report", "net", "net@1.0", "--registry", "registry")
+    outcome = project.call("report", "net", "net@1.0", "--registry", "registry")
     assert outcome.code == 0, outcome.err
     assert "2 bundles, " in outcome.err
     page = (project.artifacts / "report.html").read_text()
     assert "1 model, 2 versions" in page
-    assert project.run("report", "net@2.0", "--registry", "registry").code == 5
+    assert project.call("report", "net@2.0", "--registry", "registry").code == 5
 
 
-def test_doit_writes_the_report_of_all_models_once(tmp_path: Path) -> None:
-    project = new_project(tmp_path / "project")
+def test_doit_writes_the_report_of_all_models_once(built: Project) -> None:
+    project = built
     first = project.doit("report")
     assert first.code == 0, first.err
     assert "report" in {line.split()[1] for line in first.err.splitlines() if line.startswith("done ")}

@@ -182,7 +182,6 @@ SPACE = Space(
                 Setting("plain"),
                 Setting("crashing"),
                 Setting("hanging"),
-                Setting("greedy"),
                 Setting("wrong"),
                 Setting("unknown", attributes={"no_such_option": 1}),
                 Setting("unpacked", config_entries={"session.disable_prepacking": "1"}),
@@ -191,7 +190,7 @@ SPACE = Space(
         ),
     )
 )
-FUNCTIONS = {"crashing": "crash", "hanging": "hang", "greedy": "take_all_memory"}
+FUNCTIONS = {"crashing": "crash", "hanging": "hang"}
 
 
 def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
@@ -217,7 +216,6 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             dataclasses.replace(request, plan=plan),
             function=function,
             timeout_s=1.0 if way == "hanging" else TIMEOUT_S,
-            memory_bytes=2**30 if way == "greedy" else GENEROUS_BYTES,
         )
 
     suggest: Callable[[object], PlanChoice | None] = lambda _: None  # noqa: E731
@@ -225,11 +223,10 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
     effects = SearchEffects(measure, suggest, clock=lambda: float(next(ticks)))
     found = search(SPACE, Objective(1), SearchLimits(math.inf, 100, repeats=1, rounds=3), effects)
     failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
-    assert failures.keys() == {"crashing", "hanging", "greedy", "wrong", "unknown"}
+    assert failures.keys() == {"crashing", "hanging", "wrong", "unknown"}
     for way, told in {
         "crashing": "SIGSEGV",
         "hanging": "took too long",
-        "greedy": "out of memory",
         "wrong": "answers wrongly: output 'y'",
         "unknown": "no_such_option",
     }.items():

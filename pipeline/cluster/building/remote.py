@@ -86,7 +86,7 @@ def _run(text: str, version: str, send: EventSink) -> JobResult:
     job = decode(BuildJob, json.loads(text))
     if job.kind != ANYWHERE:
         _check_target(job)
-        _reset_niceness()
+        reset_niceness()
     with working_folder(job) as folder:
         return (fetch_on_node if job.kind == ANYWHERE else build_job)(job, folder, send)
 
@@ -100,7 +100,7 @@ def _check_target(job: BuildJob) -> None:
         )
 
 
-def _reset_niceness() -> None:
+def reset_niceness() -> None:
     """Takes back the niceness that Ray gives its workers: what is measured has to run as jobs will."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness <= 0:

@@ -24,12 +24,11 @@ from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.grpc_api import GrpcMethods
 from ortprep.cluster.serving.http_api import HttpApi
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
-from ortprep.cluster.serving.pinning import PinnedBundle, follow_alias, keep_in_cache, require_version
+from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, keep_in_cache, require_version
 from ortprep.errors import (
     InvalidRequestError,
     PipelineError,
     PoolError,
-    RegistryUnavailableError,
     RunError,
     from_dict,
     to_dict,
@@ -143,26 +142,13 @@ class BundleDeployment(GrpcMethods):
         if self._watching is not None:
             self._watching.cancel()
         with described_failure():
-            await self._replace_models(await asyncio.to_thread(self._follow, wanted))
+            await self._replace_models(await asyncio.to_thread(follow_aliases, wanted, self.config))
         if self.config.watch_s and any(pinned.alias for pinned in wanted.values()):
             self._watching = asyncio.create_task(self._watch())
 
     async def _replace_models(self, wanted: Mapping[str, PinnedBundle]) -> None:
         self._models = await asyncio.to_thread(self._open, wanted)
         self._checked_at = time.monotonic()
-
-    def _follow(self, wanted: Mapping[str, PinnedBundle]) -> dict[str, PinnedBundle]:
-        """Returns what the aliases name now; where a registry cannot be reached, what they named."""
-        if not self.config.watch_s:
-            return dict(wanted)
-        found = {}
-        for name, pinned in wanted.items():
-            try:
-                found[name] = follow_alias(pinned, require_signature=self.config.load.require_signature)
-            except RegistryUnavailableError as error:
-                log.warning("%s stays at %s: %s", name, pinned.version, error.message)
-                found[name] = pinned
-        return found
 
     async def _watch(self) -> None:
         """Follows the aliases. What cannot be opened is told once, and the version before answers on."""
@@ -173,7 +159,7 @@ class BundleDeployment(GrpcMethods):
             served = {name: one.pinned for name, one in self._models.items()}
             wanted = served
             try:
-                wanted = await asyncio.to_thread(self._follow, served)
+                wanted = await asyncio.to_thread(follow_aliases, served, self.config)
                 if wanted not in (served, refused):
                     await self._replace_models(wanted)
             except Exception:  # whatever is wrong with a version or a registry, what is served goes on

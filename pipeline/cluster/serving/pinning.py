@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.errors import IntegrityError, MissingExtraError
+from ortprep.cluster.serving.config import ServeConfig
+from ortprep.errors import IntegrityError, MissingExtraError, RegistryUnavailableError
 from ortprep.runtime.loading.sources import locate
 from ortprep.versions import install_command
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,23 @@ def follow_alias(pinned: PinnedBundle, *, require_signature: str | None = None) 
     if not pinned.alias:
         return pinned
     return pin_version(pinned.alias, require_signature=require_signature)[1]
+
+
+def follow_aliases(wanted: Mapping[str, PinnedBundle], config: ServeConfig) -> dict[str, PinnedBundle]:
+    """Returns what the aliases of bundles, by model, name now.
+
+    Without `watch_s`, and where a registry cannot be reached, a bundle stays at its version.
+    """
+    if not config.watch_s:
+        return dict(wanted)
+    found = {}
+    for name, pinned in wanted.items():
+        try:
+            found[name] = follow_alias(pinned, require_signature=config.load.require_signature)
+        except RegistryUnavailableError as error:
+            log.warning("%s stays at %s: %s", name, pinned.version, error.message)
+            found[name] = pinned
+    return found
 
 
 def require_version(pinned: PinnedBundle, root: Path) -> None:

@@ -172,7 +172,7 @@ def build_session(
     if cancellation is not None:
         cancellation.cover(options)
     try:
-        with _device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
+        with device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
             session = _create_session(plan, options, deadline, create or plain_session_class())
     finally:
         if cancellation is not None:
@@ -222,7 +222,7 @@ _CREATING: dict[str, _thread.LockType] = {}
 
 
 @contextlib.contextmanager
-def _device_guard(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
+def device_guard(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
     """Keeps other threads from making a session on the plan's device.
 
     ONNX Runtime promises only that runs are safe beside each other; races between creations are reported

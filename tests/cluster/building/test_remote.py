@@ -11,11 +11,11 @@ import pytest
 CHILD = """
 import logging, os
 logging.basicConfig(format="%(message)s")
-from ortprep.cluster.building.remote import _reset_niceness
+from ortprep.cluster.building.remote import reset_niceness
 os.nice(5)
 if {drop}:
     os.setuid(65534)
-_reset_niceness()
+reset_niceness()
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """
 

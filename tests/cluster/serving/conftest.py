@@ -13,7 +13,7 @@ from ortprep.cluster.serving.grpc_api import SERVICER
 from ortprep.runtime.tensors.element_types import Array
 from tests.cluster.builders import SmallCluster
 from tests.fakes import free_port
-from tests.prepare.builders import Project
+from tests.prepare.builders import Project, new_squeezenet, prepare_once
 from tests.runtime.pool.builders import write_doubling
 
 HTTP_PORT, GRPC_PORT = free_port(), free_port()
@@ -55,14 +55,6 @@ def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
 
 
 @pytest.fixture(scope="session")
-def squeezenet(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that has prepared one of the shipped models."""
-    project = Project(tmp_path_factory.mktemp("shipped"))
-    project.write_spec(
-        "squeezenet",
-        source={"demo": "squeezenet"},
-        inputs={"data_0": {"shapes": [[1, 3, 224, 224]], "range": [0, 1]}},
-    )
-    outcome = project.run("prepare")
-    assert outcome.code == 0, outcome.err
-    return project
+def squeezenet(shared_folder: Path) -> Project:
+    """A project that has prepared one of the shipped models; not to be changed."""
+    return prepare_once(shared_folder / "squeezenet", new_squeezenet)[0]

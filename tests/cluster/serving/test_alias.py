@@ -6,16 +6,13 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.cluster import RaySessionPool, ServeConfig
-from ortprep.cluster.serving.deployment import BundleDeployment
-from ortprep.cluster.serving.pinning import follow_alias, pin_version
+from ortprep.cluster.serving.pinning import follow_alias, follow_aliases, pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.builders import SmallCluster
 from tests.fakes import wait_for
@@ -112,8 +109,7 @@ def test_without_an_interval_the_version_stays(squeezenet: Project, tmp_path: Pa
     _, latest = pin_version(f"{url}/linear@production")
     assert latest.version != pinned.version
     for watch_s, expected in ((0.0, pinned), (1.0, latest)):
-        replica: Any = SimpleNamespace(config=ServeConfig(watch_s=watch_s))
-        assert BundleDeployment._follow(replica, {"linear": pinned}) == {"linear": expected}
+        assert follow_aliases({"linear": pinned}, ServeConfig(watch_s=watch_s)) == {"linear": expected}
 
 
 def test_a_digest_and_the_latest_version_are_not_followed(squeezenet: Project, tmp_path: Path) -> None:

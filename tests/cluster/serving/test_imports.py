@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from ortprep.versions import install_command
 
 BUILD = {"onnx", "doit", "typer", "optuna", "ortprep.stages", "ortprep.graph", "ortprep.tuning"}
@@ -26,18 +24,10 @@ def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
     assert not {"ray", *BUILD} & brought_in("from ortprep.cluster import OnnxPredictor")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "serving.ray_session_pool",
-        "serving.deployment",
-        "serving.application",
-        "serving.pinning",
-        "data.predictor",
-    ],
-)
-def test_nothing_of_the_build_is_needed(module: str) -> None:
-    assert not BUILD & brought_in(f"import ortprep.cluster.{module}")
+def test_nothing_of_the_build_is_needed() -> None:
+    serving = ("ray_session_pool", "deployment", "application", "pinning")
+    modules = [*(f"ortprep.cluster.serving.{name}" for name in serving), "ortprep.cluster.data.predictor"]
+    assert not BUILD & brought_in(f"import {', '.join(modules)}")
 
 
 def test_without_ray_it_is_said_what_to_install() -> None:

@@ -16,7 +16,7 @@ from ortprep.diagnose.parallel.verdict import WAYS
 from ortprep.diagnose.process_group import run_together
 from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime.loading.load_options import Deadline
-from ortprep.runtime.loading.session import _device_guard, build_session, default_plan
+from ortprep.runtime.loading.session import build_session, default_plan, device_guard
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model, write_bundle
 
@@ -59,7 +59,7 @@ def test_what_is_measured_is_not_this_packages_own_lock(subject: DoctorModel, tm
         "barrier": str(tmp_path),
         "participants": 1,
     }
-    with _device_guard(plan, Deadline(None, subject="a model")):
+    with device_guard(plan, Deadline(None, subject="a model")):
         with pytest.raises(LoadTimeoutError):
             build_session(plan, timeout_s=0.05)
         assert len(make_sessions(request)["ready_s"]) == 2

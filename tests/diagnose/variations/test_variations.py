@@ -104,6 +104,7 @@ def test_every_way_is_measured_on_a_real_model(subject: DoctorModel) -> None:
     assert not any(one.severity == "problem" for one in found.findings)
 
 
+@pytest.mark.slow
 def test_weights_that_would_stay_outside_are_not_called_inside(tmp_path: Path) -> None:
     model = write_external_model(conv_net(), tmp_path / "outside.onnx")
     found = diagnose_options(examine_source(model, tmp_path), rounds=1)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime import load, load_bucketed, load_progressive
-from ortprep.runtime.loading import caller_options
-from tests.runtime.builders import sample, write_bundle
+from tests.runtime.builders import sample, weights_of, write_bundle
 
 pytestmark = pytest.mark.runtime
 
 SPINNING, PREPACKING = "session.intra_op.allow_spinning", "session.disable_prepacking"
+MODEL = "cpu/linear_optimized.onnx"
 OWN = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, {PREPACKING: "1"})
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "b", options=OWN, first=OWN)
+
+
+def check_answer(session: Any) -> None:
+    (answer,) = session.run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
 
 
 def as_mapping(chosen: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +125,8 @@ def test_a_value_that_onnxruntime_refuses_is_a_load_error(bundle: Path) -> None:
 def test_a_deadline_leaves_no_flag_in_the_callers_object(bundle: Path) -> None:
     options = as_object({})
     for _ in range(2):
-        load(bundle, session_options=options, timeout_s=600)
+        check_answer(load(bundle, session_options=options, timeout_s=600))
+    check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
 def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: Path, tmp_path: Path) -> None:
@@ -137,12 +145,25 @@ def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: 
     assert set(found[1::2]) == {(0, "other")}
 
 
-def test_waiting_for_an_object_counts_as_loading(bundle: Path) -> None:
-    options = as_object({})
-    load(bundle, session_options=options)
-    lock = caller_options._LOCKS[options]
-    with lock, pytest.raises(LoadTimeoutError):
-        load(bundle, session_options=options, timeout_s=0.05)
+def test_waiting_for_an_object_counts_as_loading(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, begun, go_on = as_object({}), threading.Event(), threading.Event()
+    make = onnxruntime.InferenceSession
+
+    def make_when_told(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        assert go_on.wait(300)
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", make_when_told)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(load, bundle, session_options=options)
+        try:
+            assert begun.wait(300)
+            with pytest.raises(LoadTimeoutError):
+                load(bundle, session_options=options, timeout_s=0.05)
+        finally:
+            go_on.set()
+        check_answer(first.result(300))
 
 
 def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Path) -> None:
@@ -155,7 +176,7 @@ def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Pa
     load(write_bundle(tmp_path / "bound", options=bound), session_options=options)
     three = load(write_bundle(tmp_path / "three"), session_options=options).get_session_options()
     assert [three.get_session_config_entry(key) for key in entries] == ["", "0"]
-    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+    check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
 def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) -> None:
@@ -172,7 +193,7 @@ def test_a_load_that_is_closed_leaves_the_object_usable(bundle: Path) -> None:
     session = load_progressive(bundle, session_options=options, steady_after="now")
     session.wait_steady(60)
     session.close()
-    onnxruntime.InferenceSession(str(bundle / "cpu/linear_optimized.onnx"), options)
+    check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
 def test_another_level_is_logged_and_not_taken(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,11 @@ def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxrun
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_may_refer_to_what_is_listed(tmp_path: Path, place: str) -> None:
-    load(bundle_that_refers_to(DATA, place, tmp_path / "b"), digests="full")
+    session = load(bundle_that_refers_to(DATA, place, tmp_path / "b"), digests="full")
+    feeds = {"x": sample(), "yes": np.array(True)}
+    (answer,) = session.run(None, {one.name: feeds[one.name] for one in session.get_inputs()})
+    weights = weights_of(0) if place == "weights" else np.zeros((8, 4), np.float32)
+    np.testing.assert_allclose(answer, sample() @ weights, rtol=1e-5, atol=1e-6)
 
 
 def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path: Path) -> None:

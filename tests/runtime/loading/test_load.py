@@ -606,7 +606,7 @@ def test_a_deadline_that_passes_while_the_session_is_made_stops_it(tmp_path: Pat
 def test_a_long_deadline_leaves_no_thread_behind(bundle: Path) -> None:
     before = threading.active_count()
     load(bundle, timeout_s=600)
-    wait_for(lambda: threading.active_count() <= before, what="every thread of the load ends")
+    assert wait_for(lambda: threading.active_count() <= before, what="every thread of the load ends")
 
 
 @pytest.mark.parametrize("arguments", [{"digests": "some"}, {"check": "all"}])

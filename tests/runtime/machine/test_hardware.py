@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ortprep.runtime.machine import hardware
 from ortprep.runtime.machine.hardware import (
     KERNEL_FEATURES,
     Gpu,
@@ -47,9 +49,27 @@ def test_a_system_without_affinity_offers_every_core(monkeypatch: pytest.MonkeyP
     assert read_hardware.__wrapped__(gpus=False).cores == os.cpu_count()
 
 
-def test_a_gpus_name_is_written_as_nvidia_writes_it() -> None:
-    name = "GPU-00112233-4455-6677-8899-aabbccddeeff"
-    assert hardware._format_uuid(bytes.fromhex(name.removeprefix("GPU-").replace("-", ""))) == name
+UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+
+
+class OneGpu:
+    """The CUDA driver of a machine with one GPU, which has a UUID and is zero in all else."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 1
+        return 0
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, _: Any) -> int:  # noqa: N802
+        uuid[:] = bytes.fromhex(UUID.removeprefix("GPU-").replace("-", ""))
+        return 0
+
+
+def test_a_gpus_name_is_written_as_nvidia_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: OneGpu())
+    assert [gpu.uuid for gpu in read_gpus()] == [UUID]
 
 
 def test_x86_flags_are_parsed() -> None:

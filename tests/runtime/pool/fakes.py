@@ -80,10 +80,12 @@ def goes_wrong_when_asked(job: WorkerJob) -> None:
 def cannot_bind(job: WorkerJob) -> None:
     """Has ONNX Runtime refuse to bind inputs, as it does where there is no room on a GPU to copy them to."""
 
-    def run_in_place(*_: Any) -> None:
+    import onnxruntime
+
+    def io_binding(*_: Any) -> None:
         raise RuntimeError("no room to bind to")
 
-    served_model.ServedSession._run_in_place = run_in_place  # type: ignore[assignment,method-assign]
+    onnxruntime.InferenceSession.io_binding = io_binding
     worker.main(job)
 
 

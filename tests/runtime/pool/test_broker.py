@@ -64,6 +64,7 @@ class Office:
         self.begun = [0] * workers
         self.arenas: dict[int, Arena] = {}
         self.sockets: dict[int, tuple[socket.socket, socket.socket]] = {}
+        self.channels: dict[int, PacketChannel] = {}
         self.broker = RequestBroker(
             {"double": Signature("double", {"x": _FLOAT}, {"y": _FLOAT})},
             self.memory,
@@ -78,7 +79,8 @@ class Office:
         self.arenas[worker], self.begun[worker] = Arena(self.memory.file, region, region.size, taken), 0
         self.sockets[worker] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sockets[worker][1].setblocking(False)
-        self.broker.open_worker(worker, PacketChannel(self.sockets[worker][0]))
+        self.channels[worker] = PacketChannel(self.sockets[worker][0])
+        self.broker.open_worker(worker, self.channels[worker])
 
     def submit(self, value: float, size: int = 10, **options: Any) -> PoolFuture:
         x = np.full(size, value, np.float32)
@@ -86,7 +88,7 @@ class Office:
 
     def receive(self, worker: int = 0) -> deque[Received]:
         """What a worker has been sent and has not begun."""
-        self.broker._flush()
+        self.channels[worker].flush()
         while worker in self.sockets:
             try:
                 packet = memoryview(self.sockets[worker][1].recv(2**17))
@@ -98,7 +100,7 @@ class Office:
                     self.arenas[worker].release(offset)
             elif head.kind is MessageKind.RUN:
                 self.frames[worker].append(Received(head, packet))
-            self.broker._flush()
+            self.channels[worker].flush()
         return self.frames[worker]
 
     def begin(self, worker: int = 0) -> Received:

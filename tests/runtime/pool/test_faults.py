@@ -27,6 +27,7 @@ from ortprep.errors import (
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
+from ortprep.runtime.pool.pool_memory import PoolMemory
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_model_bundle
@@ -304,7 +305,7 @@ def test_every_request_ends_although_a_lost_worker_cannot_be_put_away(
         raise RuntimeError("the books contradict each other")
 
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        monkeypatch.setattr(pool._broker.memory, "end_worker", fail)
+        monkeypatch.setattr(PoolMemory, "end_worker", fail)
         futures = [pool.submit(batch(n)) for n in (bad_workers.SLOW, bad_workers.EXIT, 1, 2)]
         errors = [future.exception(PATIENCE_S) for future in futures]
         assert errors[0] is None

@@ -99,12 +99,11 @@ def test_a_changed_byte_is_an_error_or_places_that_lie_inside(
 @given(st.binary(max_size=200))
 def test_garbage_is_a_pool_error_and_nothing_else(data: bytes) -> None:
     packet = memoryview(data)
-    for read in (
-        lambda: PlaceReader([4], "test").read(packet, decode_head(packet, "test")),
-        lambda: decode_json(packet, "test"),
-    ):
-        with suppress(PoolError):
-            read()
+    with suppress(PoolError):
+        head = decode_head(packet, "test")
+        assert len(PlaceReader([4], "test").read(packet, head)) == 1
+    with suppress(PoolError):
+        assert isinstance(decode_json(packet, "test"), dict)
 
 
 @pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (0, 2**63), (2**40, 2**40), (1,) * 33])

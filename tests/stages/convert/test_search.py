@@ -34,13 +34,13 @@ class Gate:
     """Asked about a set of nodes; what it was asked is remembered, and nothing may be asked twice."""
 
     def __init__(self, holds: Holds) -> None:
-        self._holds = holds
+        self.holds = holds
         self.asked: list[Kept] = []
 
     def __call__(self, kept: Kept) -> bool:
         assert kept not in self.asked
         self.asked.append(kept)
-        return self._holds(kept)
+        return self.holds(kept)
 
 
 def find(nodes: Sequence[str], holds: Holds, *, max_trials: int = 10_000) -> SearchResult:
@@ -90,7 +90,7 @@ def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(
     assert found.trials == len(gate.asked) <= max_trials
     if found.kept is not None:
         assert frozenset(found.kept) in gate.asked
-        assert gate._holds(frozenset(found.kept))
+        assert gate.holds(frozenset(found.kept))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 500])
@@ -177,7 +177,7 @@ def test_a_search_cut_off_at_any_trial_goes_on_to_the_same_result_and_repeats_no
     whole = find(nodes, gate)
     for cut in range(whole.trials + 1):
         path = tmp_path / f"{cut}.jsonl"
-        tried = Gate(gate._holds)
+        tried = Gate(gate.holds)
 
         def attempt(kept: Kept, *, tried: Gate = tried, cut: int = cut) -> TrialOutcome:
             if len(tried.asked) == cut:

@@ -134,8 +134,9 @@ def test_a_demo_model_is_a_source(tmp_path: Path) -> None:
     ],
 )
 def test_models_of_every_supported_kind_pass(tmp_path: Path, build: Build, inputs: dict[str, Any]) -> None:
-    models.write_model(build(), tmp_path / "m.onnx")
-    fetch(plan_of(tmp_path, {"path": "m.onnx"}, inputs=inputs), tmp_path / "got")
+    model = models.write_model(build(), tmp_path / "m.onnx")
+    result = fetch(plan_of(tmp_path, {"path": "m.onnx"}, inputs=inputs), tmp_path / "got")
+    assert (tmp_path / "got" / result.model).read_bytes() == model.read_bytes()
 
 
 def refusal(tmp_path: Path, **fields: Any) -> str:

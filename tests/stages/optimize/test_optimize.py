@@ -191,6 +191,7 @@ def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
     assert result.ladder[0].findings == ()
 
 
+@pytest.mark.slow
 def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) -> None:
     model = models.matmul_net(size=64)
     model.graph.node[0].output[0] = model.graph.node[1].input[0] = "h_CUDAExecutionProvider"

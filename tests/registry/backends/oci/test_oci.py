@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
+import responses
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
@@ -737,11 +738,12 @@ def test_a_token_server_that_fails_is_an_error(
 
 def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: FaultProxy) -> None:
     client = OciClient("registry.example", secure=True, timeout_s=(1, 1))
-    with (
-        oci_login(tmp_path, "https://registry.example"),
-        pytest.raises(RegistryError, match="stay with https"),
-    ):
-        client._answer(f'Bearer realm="{proxy.url}/token",service="tests"')
+    request = requests.Request("GET", f"{client.base}team/tags/list")
+    challenge = f'Bearer realm="{proxy.url}/token",service="tests"'
+    with oci_login(tmp_path, "https://registry.example"), responses.RequestsMock() as answers:
+        answers.get(request.url, status=401, headers={"WWW-Authenticate": challenge})
+        with pytest.raises(RegistryError, match="stay with https"):
+            client.send(request, "list versions", ("team", "pull"))
     assert proxy.requests == []
     client.close()
 
