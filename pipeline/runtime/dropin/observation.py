@@ -1,0 +1,217 @@
+"""What an application does with its models: the record of one process, and the values it fed.
+
+`ortprep adopt` writes specs by these records. Nothing here keeps an array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+
+OBSERVATION_SCHEMA_VERSION = "1.0"
+
+MAX_FEEDS = 64
+"""Maximum number of sets of shapes that are told apart per model; runs with others are only counted."""
+
+MAX_SMALL_SIZE = 4
+"""Maximum number of elements of an array whose values are remembered one by one."""
+
+MAX_VALUES = 8
+"""Maximum number of such values."""
+
+_MAX_TEXT = 64  # characters of a string value
+_MAX_EVERY_RUN = 65_536  # elements of an integer array that is looked at in every run
+_FIRST_RUNS = 8  # of a set of shapes, all of them looked at
+_MAX_SHARE = 0.01  # of the time of the runs
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class InputRecord:
+    """What was fed to one input under one set of shapes.
+
+    Attributes:
+        minimum: Lowest finite number; None if there was no number.
+        maximum: Highest finite number; None if there was no number.
+        values: Every value that was seen, if they are few and the array is small.
+    """
+
+    shape: tuple[int, ...]
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    values: tuple[bool | int | float | str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FeedRecord:
+    """Runs with the same shapes.
+
+    Attributes:
+        runs: Number of runs.
+        inputs: What was fed, by input name.
+    """
+
+    runs: int
+    inputs: Mapping[str, InputRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Sessions of one model with the same options in one process.
+
+    Attributes:
+        path: Absolute path of the model; None if the application gave bytes.
+        saved: Name of the file beside the record that holds such bytes; None if they were too many.
+        size_bytes: Size of the model file.
+        modified_ns: Modification time of the model file; 0 for bytes.
+        options: Session options that differ from ONNX Runtime's defaults.
+        providers: Execution providers that were asked for, with their options.
+        obtained: Names of the providers of the session.
+        disabled_optimizers: Graph transformers that the application disabled.
+        inputs: Types of the inputs by name, as ONNX Runtime spells them: `tensor(float)`.
+        loads: Number of sessions.
+        runs: Number of runs of all of them.
+        feeds: Runs by their shapes; other runs had yet other shapes.
+    """
+
+    path: str | None
+    saved: str | None
+    size_bytes: int
+    modified_ns: int
+    options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    obtained: tuple[str, ...]
+    disabled_optimizers: tuple[str, ...]
+    inputs: Mapping[str, str]
+    loads: int
+    runs: int
+    feeds: tuple[FeedRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """What one process of an application did.
+
+    Attributes:
+        schema_version: Version of this format.
+        pid: Process number.
+        command: Arguments of the process, the program first.
+        onnxruntime: Version of its ONNX Runtime.
+        models: Models, in the order of their first session.
+        lost: Sessions beyond the limits of the recorder; these are in no model.
+    """
+
+    schema_version: str
+    pid: int
+    command: tuple[str, ...]
+    onnxruntime: str
+    models: tuple[ModelRecord, ...]
+    lost: int = 0
+
+
+class FeedObserver:
+    """Collects what is fed to the sessions of one model. Not safe for threads.
+
+    Every run costs a dictionary lookup. Values are looked at in the first runs of a set of shapes, and then
+    as long as this takes less than 1 % of the time of the runs; integers of moderate size always.
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.run_s = 0.0
+        self.spent_s = 0.0
+        self._feeds: dict[tuple[tuple[str, tuple[int, ...]], ...], _Feed] = {}
+
+    def add(self, feed: Mapping[str, Any]) -> None:
+        """Counts a run.
+
+        Args:
+            feed: Arrays, or shapes where the values cannot be read, by input name.
+        """
+        self.runs += 1
+        key = tuple((name, _shape_of(value)) for name, value in feed.items())
+        seen = self._feeds.get(key)
+        if seen is None:
+            if len(self._feeds) == MAX_FEEDS:
+                return
+            seen = self._feeds[key] = _Feed({name: _Values() for name in feed})
+        seen.runs += 1
+        is_cheap = seen.runs <= _FIRST_RUNS or self.spent_s < _MAX_SHARE * self.run_s
+        for name, value in feed.items():
+            if isinstance(value, np.ndarray) and (is_cheap or _is_looked_at_always(value)):
+                seen.values[name].widen(value)
+
+    def observed(self) -> tuple[FeedRecord, ...]:
+        """Returns what was seen, in the order of the first run of each set of shapes."""
+        return tuple(
+            FeedRecord(seen.runs, {name: seen.values[name].observed(shape) for name, shape in key})
+            for key, seen in list(self._feeds.items())
+        )
+
+
+@dataclass
+class _Feed:
+    values: dict[str, _Values]
+    runs: int = 0
+
+
+class _Values:
+    """Limits and, where they are few, the values of one input."""
+
+    def __init__(self) -> None:
+        self.minimum: int | float | None = None
+        self.maximum: int | float | None = None
+        self.distinct: set[Value] | None = set()
+
+    def widen(self, array: np.ndarray[Any, Any]) -> None:
+        if array.size == 0:
+            return
+        if self.distinct is not None:
+            self._remember(array)
+        if array.dtype.kind not in "iuf":
+            return
+        low, high = _limits(array)
+        if low is not None and high is not None:
+            self.minimum = low if self.minimum is None else min(self.minimum, low)
+            self.maximum = high if self.maximum is None else max(self.maximum, high)
+
+    def _remember(self, array: np.ndarray[Any, Any]) -> None:
+        assert self.distinct is not None
+        found = array.reshape(-1).tolist() if array.size <= MAX_SMALL_SIZE else [None]
+        together = self.distinct.union(found)
+        self.distinct = together if len(together) <= MAX_VALUES and all(map(_is_value, together)) else None
+
+    def observed(self, shape: tuple[int, ...]) -> InputRecord:
+        values = (
+            () if self.distinct is None else tuple(sorted(self.distinct, key=lambda v: (str(type(v)), v)))
+        )
+        return InputRecord(shape, self.minimum, self.maximum, values)
+
+
+def _limits(array: np.ndarray[Any, Any]) -> tuple[int | float | None, int | float | None]:
+    low, high = array.min().item(), array.max().item()
+    if array.dtype.kind != "f" or (math.isfinite(low) and math.isfinite(high)):
+        return low, high
+    finite = array[np.isfinite(array)]
+    return (finite.min().item(), finite.max().item()) if finite.size else (None, None)
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    return isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, np.ndarray) else tuple(value)
+
+
+def _is_looked_at_always(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "iu" and array.size <= _MAX_EVERY_RUN
