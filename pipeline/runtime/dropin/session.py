@@ -11,7 +11,6 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from ortprep.errors import NoVariantError, PipelineError
 from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE
 from ortprep.runtime.dropin.session_request import (
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import onnxruntime
+
+    from ortprep.errors import PipelineError
 
 call_after_import("onnxruntime", watch_options)
 
@@ -164,16 +165,27 @@ def _try_bundles(
     for bundle in found:
         try:
             open_folder(bundle.folder, options)
-        except NoVariantError as error:
-            reason = " ".join(error.message.split())
-        except PipelineError as error:
-            reason = f"cannot use {bundle.folder}: {' '.join(error.message.split())}"
-            log_line("warning", "%s", reason)
+        except Exception as error:
+            from ortprep.errors import PipelineError
+
+            if not isinstance(error, PipelineError):
+                raise
+            reason = _explain(error, bundle)
         else:
-            log_line("info", "session of %s: %s", _name(request), bundle.folder)
             _restore_request(instance, request)
+            log_line("info", "session of %s: %s", _name(request), bundle.folder)
             return None
     return reason
+
+
+def _explain(error: PipelineError, bundle: IndexedBundle) -> str:
+    """Returns in one line why a bundle was not used; logs it unless the bundle is for other machines."""
+    from ortprep.errors import NoVariantError
+
+    message = " ".join(error.message.split())
+    if not isinstance(error, NoVariantError):
+        log_line("warning", "cannot use %s: %s", bundle.folder, message)
+    return message
 
 
 def _restore_request(instance: Any, request: SessionRequest) -> None:

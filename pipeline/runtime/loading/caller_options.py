@@ -9,26 +9,29 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.errors import LoadError
-from ortprep.options import NEWEST, Option, format_option, known_session_config
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.loading.session import KNOWN_ATTRIBUTES, build_session, import_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
 
+    from ortprep.errors import LoadError
     from ortprep.runtime.loading.load_options import Cancellation, SessionFactory, SessionOptions
-
-log = logging.getLogger(__name__)
 
 _LEVEL, _DEFAULT_LEVEL = "graph_optimization_level", "ORT_ENABLE_ALL"
 _AFFINITIES = "session.intra_op_thread_affinities"
+_NEUTRAL = {
+    "session.disable_prepacking": "0",
+    "session.intra_op.allow_spinning": "1",
+    "session.prepack.enable_parallel": "0",
+}
+"""Values that mean the same as none, of the entries that bundles often have; the table has the others'."""
+
 _LOCKS: weakref.WeakKeyDictionary[Any, _thread.LockType] = weakref.WeakKeyDictionary()
 """A lock for every application's object, which one load at a time may change."""
 
@@ -76,8 +79,8 @@ def build_with_options(
 
 
 def _require_returnable(plan: SessionPlan, given: Any) -> None:
-    if _AFFINITIES in plan.session_options.config_entries and _AFFINITIES not in _read_entries(given):
-        raise LoadError(
+    if _AFFINITIES in plan.session_options.config_entries and not own_entries(given, [_AFFINITIES]):
+        raise _refusal(
             f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
             "  expected a mapping of the application's options, as no object can lose this entry again",
             hint="load(…, session_options={'enable_cpu_mem_arena': False})",
@@ -85,17 +88,23 @@ def _require_returnable(plan: SessionPlan, given: Any) -> None:
 
 
 def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
-    """Returns a plan with the application's options; what they contradict is logged, once for each."""
-    attributes, entries = split_options(given)
+    """Returns a plan with the application's options; what they contradict is logged, once for each.
+
+    Config entries of an object that the plan does not have stay in the object, and are not in the plan.
+    """
     record = plan.session_options
-    contradicted = [
-        f"{name}={theirs[name]!r} instead of {value!r}"
+    if isinstance(given, Mapping):
+        attributes, entries = split_options(given)
+    else:
+        attributes, entries = _read_attributes(given), own_entries(given, record.config_entries)
+    both = [
+        (name, value, theirs[name])
         for ours, theirs in ((record.attributes, attributes), (record.config_entries, entries))
         for name, value in ours.items()
-        if name in theirs and format_option(theirs[name]) != format_option(value)
+        if name in theirs
     ]
-    if contradicted:
-        _log_once(f"{plan.model}: the application's session options win: {', '.join(contradicted)}")
+    if both:
+        _log_contradictions(plan, both)
     level = _level_of(given)
     if level not in (None, _DEFAULT_LEVEL, record.graph_optimization_level):
         _log_once(f"{plan.model}: {_LEVEL} stays {record.graph_optimization_level}, not {level}")
@@ -103,6 +112,18 @@ def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
         attributes={**record.attributes, **attributes}, config_entries={**record.config_entries, **entries}
     )
     return plan._replace(session_options=options)
+
+
+def _log_contradictions(plan: SessionPlan, both: Iterable[tuple[str, Any, Any]]) -> None:
+    from ortprep.options import format_option
+
+    found = [
+        f"{name}={theirs!r} instead of {ours!r}"
+        for name, ours, theirs in both
+        if format_option(theirs) != format_option(ours)
+    ]
+    if found:
+        _log_once(f"{plan.model}: the application's session options win: {', '.join(found)}")
 
 
 def _level_of(given: SessionOptions) -> str | None:
@@ -123,12 +144,14 @@ def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], d
         return _read_attributes(given), _read_entries(given)
     unknown = [name for name in given if not _is_option(name)]
     if unknown:
-        raise LoadError(
+        raise _refusal(
             f"bad argument of load: session_options has {', '.join(map(repr, unknown))}\n"
             f"  expected config keys, as in 'session.intra_op.allow_spinning', or attributes: "
             f"{', '.join(sorted(KNOWN_ATTRIBUTES))}",
             hint="load(…, session_options={'intra_op_num_threads': 2})",
         )
+    from ortprep.options import format_option
+
     return (
         {name: _name_of(given[name]) for name in given if name in KNOWN_ATTRIBUTES},
         {name: format_option(given[name]) for name in given if "." in name},
@@ -141,7 +164,7 @@ def _is_option(name: object) -> bool:
 
 def _require_object(given: Any) -> None:
     if not isinstance(given, import_onnxruntime().SessionOptions):
-        raise LoadError(
+        raise _refusal(
             f"bad argument of load: session_options={given!r}\n"
             "  expected an onnxruntime.SessionOptions, or values by attribute or config key"
         )
@@ -159,6 +182,8 @@ def _read_attributes(given: Any) -> dict[str, str | int | bool]:
 
 
 def _read_entries(given: Any) -> dict[str, str]:
+    from ortprep.options import NEWEST, known_session_config
+
     return own_entries(given, (option.name for option in known_session_config(NEWEST)))
 
 
@@ -170,8 +195,8 @@ def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
     at a value that means the same as none where there is one, and the next load does not take them for the
     application's.
     """
-    record, own = merged.session_options, _read_entries(given)
-    neutral = {option.name: _neutral_value(option) for option in known_session_config(NEWEST)}
+    record = merged.session_options
+    own = own_entries(given, record.config_entries)
     names = (_LEVEL, *(name for name in record.attributes if hasattr(given, name)))
     before = {name: getattr(given, name) for name in names}
     given.set_load_cancellation_flag(False)
@@ -182,8 +207,8 @@ def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
         for name, value in before.items():
             setattr(given, name, value)
         for name in record.config_entries.keys() - own.keys():
-            value = neutral.get(name)
-            value = record.config_entries[name] if value is None else value
+            neutral = _neutral_value(name)
+            value = record.config_entries[name] if neutral is None else neutral
             with contextlib.suppress(RuntimeError):  # one that ONNX Runtime refused before
                 given.add_session_config_entry(name, value)
             _ADDED.setdefault(given, {})[name] = value
@@ -201,8 +226,15 @@ def own_entries(given: Any, names: Iterable[str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if added.get(name) != value}
 
 
-def _neutral_value(option: Option) -> str | None:
+def _neutral_value(name: str) -> str | None:
     """Returns the value of an entry that means the same as none; None where there is no such value."""
+    if name in _NEUTRAL:
+        return _NEUTRAL[name]
+    from ortprep.options import NEWEST, known_session_config
+
+    option = next((option for option in known_session_config(NEWEST) if option.name == name), None)
+    if option is None:
+        return None
     if option.accepts(""):
         return ""
     if option.accepts(option.default):
@@ -218,4 +250,12 @@ def _name_of(value: Any) -> str | int | bool:
 
 @functools.lru_cache(maxsize=1024)
 def _log_once(line: str) -> None:
-    log.warning("%s", line)
+    import logging
+
+    logging.getLogger(__name__).warning("%s", line)
+
+
+def _refusal(message: str, *, hint: str | None = None) -> LoadError:
+    from ortprep.errors import LoadError
+
+    return LoadError(message, hint=hint)
