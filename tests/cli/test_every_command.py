@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,19 @@ import onnxruntime
 import pytest
 import typer
 
-from ortprep.cli.app import app
+from ortprep.cli import app as _app  # noqa: F401  puts the commands on the app
+from ortprep.cli.command import app
 from ortprep.stages.fetch.demo.catalogue import write_demo_model
 from tests.prepare.builders import REPOSITORY, Outcome, Project, new_squeezenet
 from tests.registry.builders import write_bundle, write_keys
 
 TUNE = {"max_trials": 3, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+APPLICATION = """\
+import sys
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+print([one.shape for one in session.run(None, {"data_0": numpy.ones((1, 3, 224, 224), "f4")})])
+"""
 ELSEWHERE = {"ortprep prepare --engine ray"}
 """What needs a cluster: tests/cluster/building runs it."""
 
@@ -66,6 +74,10 @@ COMMANDS = (
     Command(
         "ortprep serve-check squeezenet --devices cpu --requests 5",
         lambda o, _: ", 0 answered wrongly" in o.out,
+    ),
+    Command(
+        f"ortprep run --verbose -- {sys.executable} app.py models/squeezenet.onnx",
+        lambda o, _: "(1, 1000" in o.out and "artifacts/squeezenet" in o.err,
     ),
     Command("ortprep place squeezenet --devices cpu", lambda o, _: "squeezenet (" in o.out),
     Command("ortprep serve-config squeezenet", lambda o, _: "serving.application:build_app" in o.out),
@@ -174,6 +186,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = new_squeezenet(root, tune=TUNE, publish={"registry": str(root / "registry")})
     made.models.mkdir()
     write_demo_model("squeezenet", made.models / "squeezenet.onnx")
+    (made.root / "app.py").write_text(APPLICATION)
     write_bundle(made.artifacts / "other", name="other", spec=b"1")
     write_bundle(made.artifacts / "another", name="other", spec=b"2")
     write_keys(made.root / "keys")
