@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_wire import ELEMENT_TYPE_NAMES, WireError, read_skeleton, walk_fields
 
 _OTHER, _UNKNOWN = "a sequence, map or optional", "an unknown element type"
+_ANONYMOUS = re.compile(r"\?|-1|None|unk__.*|DynamicDimension\..*|", re.DOTALL)
 _LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER, _GRAPH_INPUT = 7, 5, 11
@@ -16,6 +18,15 @@ _TENSOR_NAME = 8
 _VALUE_NAME, _VALUE_TYPE = 1, 2
 _TENSOR_TYPE, _ELEMENT, _SHAPE = 1, 1, 2
 _DIMENSION, _SIZE, _SYMBOL = 1, 1, 2
+
+
+def dimension_name(written: str) -> str | None:
+    """Returns the name of a symbolic dimension, None for one that only says that the size is not known.
+
+    Paddle's exporters write `?` or `DynamicDimension.0`, tf2onnx `unk__6`, others nothing at all. Dimensions
+    without a name are independent of each other, even where they are written alike.
+    """
+    return None if _ANONYMOUS.fullmatch(written) else written
 
 
 def read_inputs(path: Path) -> tuple[TensorSpec, ...]:
@@ -45,7 +56,9 @@ def _describe(value: bytes) -> TensorSpec:
 
 def _axis(dimension: bytes) -> int | str | None:
     size = _number(dimension, _SIZE)
-    return size if size is not None and size <= _LARGEST else _text(_last(dimension, _SYMBOL)) or None
+    if size is not None and size <= _LARGEST:
+        return size
+    return dimension_name(_text(_last(dimension, _SYMBOL)))
 
 
 def _all(message: bytes, number: int) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     compare_command,
     doctor_commands,
     export_commands,
+    init_command,
     pool_commands,
     registry_commands,
     run_command,

@@ -24,6 +24,7 @@ from ortprep.cli.command import (
     exit_code_of,
 )
 from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table, write_text
+from ortprep.cli.init_command import names_of_specs
 from ortprep.errors import SpecError
 from ortprep.graph.engine import BuildRequest, Engine
 
@@ -40,6 +41,13 @@ class EngineName(StrEnum):
 _RAY = "With --engine ray"
 
 
+NamesOrFiles = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="Models, or ONNX files, which get a spec first; all models if none is named.",
+    ),
+]
 PrepareTarget = Annotated[
     str | None,
     typer.Option(metavar="T", help="Build this target alone: cpu, cuda, or a kind of hardware in the fleet."),
@@ -82,7 +90,7 @@ NodeTimeout = Annotated[
 
 @command
 def prepare(
-    names: Names = None,
+    names: NamesOrFiles = None,
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: PrepareTarget = None,
@@ -126,7 +134,7 @@ def prepare(
     order = BuildRequest(
         configs=configs,
         artifacts=artifacts,
-        names=tuple(names or ()),
+        names=names_of_specs(names or (), configs),
         only=target,
         skip_unavailable=skip_unavailable,
         jobs=jobs,

@@ -76,22 +76,42 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
     return tuple(outcome.spec for outcome in outcomes if outcome.spec is not None)
 
 
+def list_local_sources(folder: Path) -> dict[str, Path | None]:
+    """Returns the local source of every spec in a folder, by the spec's name; None for a source elsewhere.
+
+    Files that cannot be read, or are no specs, are left out; a folder that does not exist has none.
+    """
+    found: dict[str, Path | None] = {}
+    paths = _spec_files(folder) if folder.is_dir() else []
+    for document in map(_read_document, paths):
+        name, source = document.data.get("name"), document.data.get("source")
+        if isinstance(name, str):
+            path = source.get("path") if isinstance(source, Mapping) else None
+            found[name] = folder / path if isinstance(path, str) else None
+    return found
+
+
 def _list_specs(folder: Path) -> list[Path]:
     try:
-        found = sorted(folder.iterdir())
+        paths = _spec_files(folder)
     except OSError as error:
         raise SpecError(
             f"cannot read the specs: {folder}\n  expected a folder, got: {error.strerror}",
-            hint="ortprep prepare --configs DIR",
+            hint="ortprep prepare --configs DIR, or ortprep init MODEL.onnx, which writes a spec",
         ) from error
-    paths = [
+    if not paths:
+        raise SpecError(
+            f"no specs: {folder}\n  expected NAME.yaml files, got none", hint="ortprep init MODEL.onnx"
+        )
+    return paths
+
+
+def _spec_files(folder: Path) -> list[Path]:
+    return [
         path
-        for path in found
+        for path in sorted(folder.iterdir())
         if path.suffix in (".yaml", ".yml") and path.name not in _NO_SPECS and not path.name.startswith(".")
     ]
-    if not paths:
-        raise SpecError(f"no specs: {folder}\n  expected NAME.yaml files, got none", hint="ortprep schema")
-    return paths
 
 
 def _read_document(path: Path) -> YamlDocument:

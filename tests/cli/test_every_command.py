@@ -51,6 +51,10 @@ def _json(outcome: Outcome) -> Any:
 
 
 COMMANDS = (
+    Command(
+        "ortprep init models/squeezenet.onnx --out specs",
+        lambda _, project: (project.root / "specs" / "squeezenet.yaml").is_file(),
+    ),
     Command("ortprep explain squeezenet", lambda o, _: "tune" in o.out and "never done" in o.out),
     Command(
         "ortprep tune squeezenet",

@@ -119,8 +119,13 @@ class Project:
         """Runs `ortprep ARGUMENTS`."""
         return self.python("-m", "ortprep", *arguments, **options)
 
-    def on_terminal(self, *arguments: str) -> tuple[int, str]:
-        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
+    def on_terminal(self, *arguments: str, keys: bytes = b"") -> tuple[int, str]:
+        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote.
+
+        Args:
+            arguments: What Python is given.
+            keys: What is typed, from the start.
+        """
         ours, theirs = pty.openpty()
         process = self.start(
             *arguments,
@@ -130,6 +135,7 @@ class Project:
             env=self.environment() | {"TERM": "xterm"},
         )
         os.close(theirs)
+        os.write(ours, keys)
         written = bytearray()
         try:
             while block := os.read(ours, 65536):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ortprep.bundle.codec import decode
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.errors import StageError
 from ortprep.stages.convert.pass_requests import BindRequest
@@ -112,7 +112,7 @@ def _fix_unnamed(graph: onnx.GraphProto, bound: Mapping[str, int]) -> None:
         if match is None or match["input"] not in inputs:
             continue
         dim = inputs[match["input"]].type.tensor_type.shape.dim[int(match["axis"])]
-        if not dim.dim_param and dim.dim_value <= 0:
+        if dimension_name(dim.dim_param) is None and dim.dim_value <= 0:
             dim.dim_value = size
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_inputs import dimension_name
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
 from ortprep.errors import SourceError
 from ortprep.runtime.probing.child import run_child
@@ -71,7 +72,7 @@ def inspect_model(request: Mapping[str, Any]) -> dict[str, Any]:
             hint="save it with external data: onnx.save(model, path, save_as_external_data=True)",
         )
     try:
-        return dict(encode(_describe(_parse(model))))
+        return dict(encode(describe_model(parse_skeleton(model))))
     except (WireError, ValueError) as error:
         raise SourceError(
             f"not an ONNX model, or a part of one: {name}\n  {error}",
@@ -79,7 +80,13 @@ def inspect_model(request: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def _parse(path: Path) -> onnx.ModelProto:
+def parse_skeleton(path: Path) -> onnx.ModelProto:
+    """Parses a model without the values of its large tensors; for child processes.
+
+    Raises:
+        ValueError: It is not an ONNX model.
+        OSError: It cannot be read.
+    """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -92,7 +99,12 @@ def _parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _describe(model: onnx.ModelProto) -> Inspection:
+def describe_model(model: onnx.ModelProto) -> Inspection:
+    """Returns what a parsed skeleton says; for child processes.
+
+    Raises:
+        ValueError: It refers to external data in a way that cannot be.
+    """
     from ortprep.stages.core.graphs.graph_walk import (
         external_extents,
         values_bytes,
@@ -141,8 +153,7 @@ def _describe_value(value: onnx.ValueInfoProto) -> TensorSpec:
 def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
-    # Some exporters write an unknown size as -1, some as an empty name, Paddle's writes every one as "?".
-    return None if axis.dim_param == "?" else str(axis.dim_param) or None
+    return dimension_name(str(axis.dim_param))
 
 
 def _type_name(kind: onnx.TypeProto) -> str:

@@ -1,0 +1,106 @@
+"""`ortprep init`, and what `prepare` does with a model file that has no spec."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortprep.cli.command import CONFIGS, command
+from ortprep.cli.console import echo, write_line
+from ortprep.errors import SpecError
+
+if TYPE_CHECKING:
+    from ortprep.init import InitResult, Question
+
+_SHAPE = re.compile(r"[\[(]?\s*(\d{1,9}(?:\s*[,x× ]\s*\d{1,9})*)?\s*[\])]?")
+_MODEL_SUFFIX = ".onnx"
+
+
+@command
+def init(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of specs.")] = CONFIGS,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the spec, for one model.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace specs that exist.")] = False,
+) -> None:
+    """Write specs for models: inputs, shapes and ranges that the models run on, each with its reason."""
+    if name is not None and len(models) > 1:
+        raise SpecError(f"one name for {len(models)} models: {name}\n  expected one model with --name")
+    results = [_write_spec(model, out, name=name, force=force) for model in models]
+    for result in results:
+        write_line(str(result.path))
+    if any(result.question is not None for result in results):
+        raise typer.Exit(SpecError.exit_code)
+
+
+def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:
+    """Returns names of specs for what a user named; a model file without a spec gets one first.
+
+    Raises:
+        SpecError: A model does not run on what could be proposed; its spec says what is left to answer.
+        PipelineError: As `init_spec`.
+    """
+    return tuple(_name_of_spec(name, configs) if _is_model(name) else name for name in names)
+
+
+def _is_model(name: str) -> bool:
+    return name.endswith(_MODEL_SUFFIX) and Path(name).is_file()
+
+
+def _name_of_spec(model: str, configs: Path) -> str:
+    from ortprep.init import find_spec_name
+
+    known = find_spec_name(Path(model), configs)
+    if known is not None:
+        return known
+    result = _write_spec(Path(model), configs)
+    if result.question is not None:
+        raise SpecError(
+            f"spec with an open question: {result.path}\n  {result.question.text}",
+            hint=f"answer it in {result.path}, then ortprep prepare {result.spec.name}",
+        )
+    return result.spec.name
+
+
+def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
+    from ortprep.init import find_spec_name, init_spec
+
+    known = find_spec_name(model, out)
+    if known is not None and name in (None, known) and not force:
+        raise SpecError(
+            f"spec exists: {known} in {out} is of {model}\n  expected a model without one",
+            hint=f"ortprep prepare {known}, or ortprep init {model} --force",
+        )
+    result = init_spec(model, folder=out, name=name, ask=_ask if _may_ask() else None, say=echo)
+    result.write(force=force)
+    attempts = result.trial.attempts
+    tries = "the first try" if attempts == 1 else f"try {attempts}"
+    if result.question is None:
+        echo(f"wrote {result.path}: the model ran at {tries}")
+    else:
+        echo(f"wrote {result.path}, which has an open question: {result.question.text}")
+    return result
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask(question: Question) -> tuple[int, ...] | None:
+    """Asks on the terminal until the answer is a shape, or empty."""
+    echo(question.text)
+    while True:
+        answer = typer.prompt(
+            "shape, as 1,3,640,640; empty to leave it", default="", show_default=False, err=True
+        )
+        match = _SHAPE.fullmatch(answer.strip())
+        if not answer.strip():
+            return None
+        if match is not None:
+            return tuple(int(size) for size in re.findall(r"\d+", match[1] or ""))
+        echo(f"not a shape: {answer!r}")

@@ -1,0 +1,10 @@
+"""A spec for a model file: what its graph says, a trial run, and YAML with the reason of every value."""
+
+from __future__ import annotations
+
+from ortprep.init.draft import Ask, InitResult, init_spec
+from ortprep.init.input_search import ObservedInput
+from ortprep.init.naming import find_spec_name
+from ortprep.init.spec_text import OPEN_QUESTION, Question
+
+__all__ = ["OPEN_QUESTION", "Ask", "InitResult", "ObservedInput", "Question", "find_spec_name", "init_spec"]

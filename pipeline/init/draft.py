@@ -1,0 +1,195 @@
+"""`init`: from a model file to a spec that it runs with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.file_memory import open_regular
+from ortprep.errors import SourceError, SpecError
+from ortprep.init.error_hints import find_input
+from ortprep.init.graph_facts import GraphFacts, read_facts
+from ortprep.init.input_search import ObservedInput
+from ortprep.init.naming import choose_name, find_spec_name
+from ortprep.init.shapes import ShapePlan, plan_shapes
+from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
+from ortprep.init.trial_run import TrialRun, try_inputs
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.reading import DEFAULTS_FILE
+from ortprep.spec.validation import parse_spec
+from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
+
+_MAX_QUESTIONS = 5
+
+Ask = Callable[[Question], tuple[int, ...] | None]
+"""Asks the user for a shape; None if the user does not know."""
+
+Say = Callable[[str], None]
+"""Takes a line about what is going on."""
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """A spec that was drafted for a model, not yet written.
+
+    Attributes:
+        spec: The spec, located where its file belongs.
+        path: Where its file belongs.
+        text: Its file.
+        question: What could not be found out; None if the model ran.
+        trial: What running the model has shown.
+    """
+
+    spec: ModelSpec
+    path: Path
+    text: str
+    question: Question | None
+    trial: TrialRun
+
+    def write(self, *, force: bool = False) -> Path:
+        """Writes the spec's file and returns its path.
+
+        Args:
+            force: Whether to replace a file that is there.
+
+        Raises:
+            SpecError: There is such a file.
+            OSError: It cannot be written.
+        """
+        if self.path.exists() and not force:
+            raise SpecError(
+                f"spec exists: {self.path}\n  expected no such file, since what is in it would be lost",
+                hint=f"ortprep init MODEL --out {self.path.parent} --force   # replaces it",
+            )
+        write_bytes_atomic(self.path, self.text.encode("utf-8"))
+        return self.path
+
+
+def init_spec(
+    model: Path | str,
+    *,
+    folder: Path = Path("configs"),
+    name: str | None = None,
+    observed: Mapping[str, ObservedInput] | None = None,
+    sections: Mapping[str, Any] | None = None,
+    ask: Ask | None = None,
+    say: Say | None = None,
+) -> InitResult:
+    """Drafts a spec: reads a model's graph, proposes inputs, runs the model and tries what failures suggest.
+
+    Args:
+        model: The ONNX file; its external data beside it.
+        folder: Where the spec will be; its `defaults.yaml` is taken into account. It need not exist.
+        name: Name of the spec; else the one that a spec of this model in the folder has, else the file's.
+        observed: What is known of inputs, by name: it replaces what would be proposed.
+        sections: Further sections of the spec, as JSON types; they replace what would be proposed.
+        ask: Asked for a shape where the model does not run; None to leave the question in the spec.
+        say: Takes what is going on.
+
+    Returns:
+        The draft, with a `question` if the model did not run.
+
+    Raises:
+        SourceError: It is not a model, ONNX Runtime does not accept it, or it takes what is no tensor.
+        SpecError: An observed input or a section does not fit.
+        ChildError: Running it crashed or took too long.
+        OSError: There is no room for temporary files.
+    """
+    path = Path(model)
+    told: Say = say or (lambda _: None)
+    known = dict(observed or {})
+    facts = read_facts(path)
+    _check_inputs(facts, known, path)
+    told(f"running {path.name} on proposed inputs")
+    trial = try_inputs(path, facts, known)
+    question = _question(trial, facts)
+    for _ in range(_MAX_QUESTIONS):
+        answer = ask(question) if ask is not None and question is not None else None
+        if question is None or answer is None:
+            break
+        known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
+        _check_inputs(facts, known, path)
+        trial = try_inputs(path, facts, known)
+        question = _question(trial, facts)
+    draft = Draft(
+        name=name or find_spec_name(path, folder) or choose_name(path, folder),
+        path=_relative(path, folder),
+        size_bytes=_size(path, facts),
+        facts=facts,
+        plan=_plan(facts, known),
+        trial=trial,
+        observed=known,
+        defaults=_default_keys(folder),
+        sections=dict(sections or {}),
+        question=question,
+    )
+    return _finish(draft, folder)
+
+
+def _finish(draft: Draft, folder: Path) -> InitResult:
+    text = write_spec_text(draft)
+    document = parse_yaml(text.encode("utf-8"), file=draft.name)
+    file = f"{draft.name}.yaml"
+    spec = parse_spec(document.data).located_in(folder, file=file)
+    return InitResult(spec, folder / file, text, draft.question, draft.trial)
+
+
+def _plan(facts: GraphFacts, known: Mapping[str, ObservedInput]) -> ShapePlan:
+    return plan_shapes(facts, {name: one.shapes[0] for name, one in known.items() if one.shapes})
+
+
+def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: Path) -> None:
+    interface = facts.inspection.interface
+    for item in (*interface.inputs, *interface.outputs):
+        if "(" in item.dtype:
+            raise SourceError(
+                f"model with an input or output that is no tensor: {model}\n"
+                f"  expected tensors, got {item.name!r} of {item.dtype}"
+            )
+    names = [item.name for item in interface.inputs]
+    for name in known:
+        if name not in names:
+            raise SpecError(
+                f"no such input: {name!r} of {model}\n  expected one of {', '.join(names) or 'none'}"
+            )
+
+
+def _question(trial: TrialRun, facts: GraphFacts) -> Question | None:
+    """Returns what to ask of a model that did not run, None of one that did."""
+    inputs = facts.inspection.interface.inputs
+    if trial.ran or not inputs:
+        return None
+    named = find_input(trial.error, tuple(item.name for item in inputs))
+    open_ones = [
+        item for item in inputs if item.shape is None or any(not isinstance(a, int) for a in item.shape)
+    ]
+    # An input whose batch alone is open is less likely to blame than one with more open sizes.
+    open_ones.sort(key=lambda item: -sum(not isinstance(axis, int) for axis in (item.shape or (None,) * 9)))
+    chosen = next((item for item in inputs if item.name == named), (open_ones or list(inputs))[0])
+    tried = tuple(dict.fromkeys(failed.shapes[chosen.name] for failed in trial.failed))
+    return Question(chosen.name, show_shape(chosen), tried, trial.error)
+
+
+def _relative(model: Path, folder: Path) -> str:
+    """Returns a model's path relative to the spec's folder; absolute if they share no folder but the root."""
+    target, start = model.absolute(), folder.absolute()
+    if target.parts[:2] != start.parts[:2]:
+        return str(target)
+    return os.path.relpath(target, start)
+
+
+def _size(model: Path, facts: GraphFacts) -> int:
+    return model.stat().st_size + sum(facts.inspection.external.values())
+
+
+def _default_keys(folder: Path) -> frozenset[str]:
+    path = folder / DEFAULTS_FILE
+    try:
+        with open_regular(path) as stream:
+            return frozenset(parse_yaml(stream.read(MAX_BYTES + 1), file=str(path)).data)
+    except OSError:
+        return frozenset()

@@ -1,0 +1,55 @@
+"""What a spec that is written for a model file is called, and which spec there already is for it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import SpecError
+from ortprep.spec.reading import list_local_sources
+
+_MAX_NAME = 128
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def find_spec_name(model: Path, configs: Path) -> str | None:
+    """Returns the name of the spec in a folder whose source is that file, None if there is none."""
+    wanted = os.path.realpath(model)
+    sources = list_local_sources(configs)
+    return next((name for name, path in sources.items() if path and os.path.realpath(path) == wanted), None)
+
+
+def choose_name(model: Path, configs: Path) -> str:
+    """Returns a name for a model's spec that no spec of another model has.
+
+    That is its file's name, or its folder's and its file's.
+
+    Raises:
+        SpecError: Other models have both.
+    """
+    taken = list_local_sources(configs)
+    absolute = model.absolute()
+    candidates = [_plain(model.stem), _plain(f"{absolute.parent.name}-{model.stem}")]
+    for name in candidates:
+        if _is_free(name, absolute, configs, taken):
+            return name
+    raise SpecError(
+        f"no name left for the spec of {model}\n  expected a free one, got other models called "
+        f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
+        hint=f"ortprep init {model} --name NAME",
+    )
+
+
+def _is_free(name: str, model: Path, configs: Path, taken: Mapping[str, Path | None]) -> bool:
+    if name in taken:
+        source = taken[name]
+        return source is not None and os.path.realpath(source) == os.path.realpath(model)
+    return is_safe_name(name) and not (configs / f"{name}.yaml").exists()
+
+
+def _plain(text: str) -> str:
+    name = re.sub(r"\.\.+", ".", _ODD.sub("-", text)).strip("-._")[:_MAX_NAME].rstrip("-._")
+    return name if is_safe_name(name) else "model"

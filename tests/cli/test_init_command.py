@@ -1,0 +1,66 @@
+"""`ortprep init`, and `ortprep prepare` of a model file, as a user runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortprep.init import OPEN_QUESTION
+from ortprep.spec.reading import read_spec
+from tests import builders as models
+from tests.init.builders import impossible
+from tests.prepare.builders import QUICK, Project, done
+
+DEFAULTS = f"targets: [cpu]\ntune: {{max_trials: 0}}\nmeasure: {QUICK}\n".replace("'", "")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with a model and without a spec."""
+    project = Project(tmp_path)
+    models.write_model(models.conv_net(), project.models / "net.onnx")
+    project.configs.mkdir()
+    (project.configs / "defaults.yaml").write_text(DEFAULTS)
+    return project
+
+
+def test_a_spec_is_written_once(project: Project) -> None:
+    first = project.call("init", "models/net.onnx")
+    assert (first.code, first.out) == (0, "configs/net.yaml\n"), first.err
+    spec = project.configs / "net.yaml"
+    assert read_spec(spec).inputs["image"].shapes == ((1, 3, 16, 16),)
+    spec.write_text(spec.read_text() + "# mine\n")
+    second = project.call("init", "models/net.onnx")
+    assert second.code == 2
+    assert "spec exists: net in configs" in second.err
+    assert spec.read_text().endswith("# mine\n")
+    third = project.call("init", "models/net.onnx", "--force")
+    assert third.code == 0
+    assert "# mine" not in spec.read_text()
+
+
+def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project: Project) -> None:
+    models.write_model(impossible(), project.models / "odd.onnx")
+    outcome = project.call("init", "models/odd.onnx")
+    assert outcome.code == 2
+    assert f"\n{OPEN_QUESTION} which shape" in (project.configs / "odd.yaml").read_text()
+    assert "which shape does input x [rows, columns] take? Tried [1, 128]" in outcome.err
+
+
+@pytest.mark.slow
+def test_prepare_of_a_model_file_writes_a_spec_first(project: Project) -> None:
+    assert "package:net" in done(project.run("prepare", "models/net.onnx"))
+    assert (project.configs / "net.yaml").is_file()
+    assert (project.bundle() / "loader.json").is_file()
+    assert "0 done" in project.run("prepare", "models/net.onnx").err
+
+
+@pytest.mark.slow
+def test_on_a_terminal_the_question_is_asked(project: Project) -> None:
+    models.write_model(impossible(), project.models / "odd.onnx")
+    code, said = project.on_terminal("-m", "ortprep", "init", "models/odd.onnx", keys=b"nonsense\n3,5\n\n")
+    assert code == 2
+    assert said.count("which shape does input x [rows, columns] take?") >= 2
+    assert "not a shape" in said
+    assert read_spec(project.configs / "odd.yaml").inputs["x"].shapes == ((3, 5),)
