@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.fleet.bound import fewest_requests, lower_bounds
+from bench.fleet.build_job import BuildJob, draw_jobs
 from bench.fleet.calibration import Calibration
-from bench.fleet.cell import Cell, draw_cells
 from bench.fleet.scenario import ARTIFACT_REGISTRY, ECR, RAY_NODES, S3, Capacities, Scenario
 
 HISTORY = 30
@@ -39,24 +39,24 @@ def find_breaks(scenario: Scenario, calibration: Calibration) -> tuple[Break, ..
     Registries are the scenario's capacities with other limits: Amazon's and Google's for OCI, with nothing
     and with a month of daily versions there before, and S3.
     """
-    cells = draw_cells(scenario, calibration)
+    jobs = draw_jobs(scenario, calibration)
     shares, models = scenario.capacities, scenario.models
     machine_s = (
         sum(
             value * kind.nodes
-            for kind, value in zip(scenario.kinds, _most_of_kinds(scenario, calibration, cells), strict=True)
+            for kind, value in zip(scenario.kinds, _most_of_kinds(scenario, calibration, jobs), strict=True)
         )
         / models
     )
-    sources = sum(cell.model.source_bytes for cell in cells) / len(scenario.kinds)
-    kept = sum(cell.kept_bytes for cell in cells)
-    published = sum(cell.publish_bytes for cell in cells)
+    sources = sum(job.model.source_bytes for job in jobs) / len(scenario.kinds)
+    kept = sum(job.kept_bytes for job in jobs)
+    published = sum(job.publish_bytes for job in jobs)
     demands = [
         ("source, bytes", shares.source_bytes_s, sources),
         ("store, bytes", shares.store_bytes_s, sources * len(scenario.kinds) + kept),
         ("registry, bytes", shares.registry_bytes_s, published),
         ("driver, bytes: it pulls every merged bundle", shares.node_bytes_s, published),
-        ("driver, tasks handed out", shares.driver_tasks_s, models + len(cells)),
+        ("driver, tasks submitted", shares.driver_tasks_s, models + len(jobs)),
     ]
     for registry, kind, limits in (
         ("ECR", "oci", ECR),
@@ -77,9 +77,9 @@ def find_breaks(scenario: Scenario, calibration: Calibration) -> tuple[Break, ..
     return tuple(sorted(breaks, key=lambda one: one.nodes))
 
 
-def _most_of_kinds(scenario: Scenario, calibration: Calibration, cells: Sequence[Cell]) -> list[float]:
+def _most_of_kinds(scenario: Scenario, calibration: Calibration, jobs: Sequence[BuildJob]) -> list[float]:
     """Returns the seconds that each kind's machines are busy, all of its machines at once."""
-    bounds = lower_bounds(scenario, calibration, cells)
+    bounds = lower_bounds(scenario, calibration, jobs)
     return [
         max(bounds.get(f"{what} of {kind.name}", 0.0) for what in ("machines", "devices"))
         for kind in scenario.kinds

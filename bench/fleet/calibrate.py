@@ -159,7 +159,7 @@ def calibrate(plain: Path, tuned: Path, counted: Counted) -> Calibration:
     sizes_mb = {one.model: one.source_mb for one in usual}
     median_mb, sigma = fit_sizes(usual)
     order = ("optimize", "verify", "tune", "measure", "package")
-    cell = [
+    job = [
         stages[task]
         for stage in order
         for task in (stage, f"{stage}/target", f"{stage}/portable")
@@ -174,7 +174,7 @@ def calibrate(plain: Path, tuned: Path, counted: Counted) -> Calibration:
         smallest_mb=round(min(sizes_mb.values()), 1),
         largest_mb=7 * 2**30 / MB,
         fetch=stages["fetch"],
-        stages=(*cell, publish),
+        stages=(*job, publish),
         registries={kind: fit_requests(one["in_turn"], one["at_once"]) for kind, one in counted.items()},
         publish_floor_s=floor_s,
         observed={

@@ -63,7 +63,7 @@ class Calibration:
         smallest_mb: Of the models the sizes were fitted to.
         largest_mb: Of those that were built here at all.
         fetch: What fetching costs.
-        stages: What each stage of a cell costs, in order; the last one publishes.
+        stages: What each stage of a job costs, in order; the last one publishes.
         registries: Requests of a publish by kind of request, by kind of registry.
         publish_floor_s: Seconds a publish takes where every call takes 20 ms and no limit is met.
         observed: The raw figures.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simpy import Environment, Event
 
-    from bench.fleet.cell import Cell
+    from bench.fleet.build_job import BuildJob
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Node:
     Attributes:
         name: For traces.
         kind: Index of its kind of hardware.
-        devices: Cells that live on it at most: each has a device for itself.
+        devices: Jobs that live on it at most: each has a device for itself.
         is_alone: Whether an exclusive stage holds the whole machine.
         is_alive: False between its death and its replacement.
         deaths: How often it died and was replaced.
-        cells: Those that live on it.
+        jobs: Those that live on it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Node:
     is_alone: bool
     is_alive: bool = True
     deaths: int = 0
-    cells: set[Cell] = field(default_factory=set)
+    jobs: set[BuildJob] = field(default_factory=set)
     _waiting: list[Grant] = field(default_factory=list)
     _shared: int = 0
     _exclusive: int = 0
@@ -56,7 +56,7 @@ class Node:
     @property
     def free_slots(self) -> int:
         """Number of free slots."""
-        return self.devices - len(self.cells) if self.is_alive else 0
+        return self.devices - len(self.jobs) if self.is_alive else 0
 
     def request(self, env: Environment, *, is_exclusive: bool) -> Grant:
         """Asks to run beside others, or alone; the grant's event happens when that may be."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.fleet.cell import Cell
+    from bench.fleet.build_job import BuildJob
     from bench.fleet.node import Node
 
 WINDOW_S = 10.0
@@ -20,7 +20,7 @@ class Ran:
     """A stage that held a machine, or part of it.
 
     Attributes:
-        cell: Cell of the stage.
+        job: BuildJob of the stage.
         node: Machine that ran it.
         task: Name of the stage.
         begin_s: Start, in seconds.
@@ -28,7 +28,7 @@ class Ran:
         end_s: End, in seconds.
     """
 
-    cell: Cell
+    job: BuildJob
     node: Node
     task: str
     begin_s: float
@@ -69,10 +69,10 @@ class Outcome:
     """One run.
 
     Attributes:
-        makespan_s: Until the last cell was published.
+        makespan_s: Until the last job was published.
         bounds_s: See `bound.lower_bounds`.
-        finished_s: When each kind's last cell was published.
-        published: How often each cell was.
+        finished_s: When each kind's last job was published.
+        published: How often each job was.
         bytes: Moved, by way.
         requests: Sent to the registry, by kind.
         mean_requests_s: Requests per second, over the makespan.
@@ -82,7 +82,7 @@ class Outcome:
         store_requests: Requests to the store.
         tasks: Submitted by the driver.
         alone_s: Seconds in which a stage had a device alone, by kind.
-        moves: How often each cell had to start again, from its last receipt.
+        moves: How often each job had to start again, from its last receipt.
         retries: The most of them that one driver had to ask for.
         waste: Wasted work.
     """

@@ -26,8 +26,8 @@ S3 = {"PUT": 3500.0, "DELETE": 3500.0, "GET": 5500.0, "HEAD": 5500.0}
 """Amazon S3, per prefix of a bucket ("Optimizing performance"); a prefix splits as its load grows."""
 
 HANDED_OUT_PER_S = 355.0
-"""Cells a driver hands out: what Ray's own release benchmark `many_nodes` gives on 250 nodes. Without any it
-is 3,400 (`bench.fleet.handing_out`, two cores, 5,000 cells)."""
+"""Jobs a driver submits: what Ray's own release benchmark `many_nodes` gives on 250 nodes. Without any it
+is 3,400 (`bench.fleet.submission`, two cores, 5,000 jobs)."""
 
 RAY_NODES = 250
 """Nodes of a cluster that Ray's scalability envelope promises (`release/benchmarks/README.md`)."""
@@ -46,7 +46,7 @@ class Kind:
     Attributes:
         name: Name of the kind.
         nodes: Number of machines.
-        devices: Devices of each machine, and so concurrent cells. All processors are one device.
+        devices: Devices of each machine, and so concurrent jobs. All processors are one device.
         slowness: Factor on the measured times of all stages.
     """
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from bench.fleet.build_job import Model
 from bench.fleet.calibration import Calibration, RequestCost
-from bench.fleet.cell import Model
 from bench.fleet.outcome import Waste
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import Failures, Scenario
@@ -20,7 +20,7 @@ def _pauses_s(attempts: int) -> float:
 
 
 PATIENCE_S = MAX_PUBLISH_ATTEMPTS * _pauses_s(ATTEMPTS) + _pauses_s(MAX_PUBLISH_ATTEMPTS)
-"""Seconds for which a cell asks again, jitter apart, before it gives up: its registry's backend each time."""
+"""Seconds for which a job asks again, jitter apart, before it gives up: its registry's backend each time."""
 
 _READS = ("GET", "HEAD", "list_", "read_", "find_")
 

@@ -10,8 +10,8 @@ from typing import Any
 from simpy import Environment, Event, Interrupt
 
 from bench.fleet.bound import lower_bounds
+from bench.fleet.build_job import BuildJob, Model, Work, draw_jobs
 from bench.fleet.calibration import Calibration
-from bench.fleet.cell import Cell, Model, Work, draw_cells
 from bench.fleet.node import Node, emptiest
 from bench.fleet.outcome import Outcome, Ran, Waste, peak_rate
 from bench.fleet.scenario import Scenario
@@ -32,7 +32,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
         self.scenario = scenario
         self.calibration = calibration
-        self.cells = draw_cells(scenario, calibration)
+        self.jobs = draw_jobs(scenario, calibration)
         self.trace: list[Ran] = []
         self._env = Environment()
         self._waste = Waste()
@@ -51,16 +51,16 @@ class Simulation:
             for number, kind in enumerate(scenario.kinds)
         )
         self._trouble = Trouble(self._env, scenario, self._nodes, self._waste)
-        self._ready: list[list[tuple[float, int, Cell, Event]]] = [[] for _ in scenario.kinds]
+        self._ready: list[list[tuple[float, int, BuildJob, Event]]] = [[] for _ in scenario.kinds]
         self._unfetched: list[Model] = []
-        self._left = len(self.cells)
+        self._left = len(self.jobs)
         self._over = self._env.event()
         self._finished_s = {kind.name: 0.0 for kind in scenario.kinds}
         self._alone_s = {kind.name: 0.0 for kind in scenario.kinds}
 
     def run(self) -> Outcome:
         """Returns the outcome."""
-        models = list(dict.fromkeys(cell.model for cell in self.cells))
+        models = list(dict.fromkeys(job.model for job in self.jobs))
         for model in models:
             model.fetched = self._env.event()
         self._unfetched = sorted(models, key=self._urgency, reverse=True)
@@ -68,8 +68,8 @@ class Simulation:
             for node in nodes:
                 self._env.process(self._fetch_models(node))
         self._trouble.begin(self._fill)
-        for cell in self.cells:
-            cell.process = self._env.process(self._prepare(cell))
+        for job in self.jobs:
+            job.process = self._env.process(self._prepare(job))
         self._env.run(until=self._over)
         return self._sum_up()
 
@@ -103,87 +103,87 @@ class Simulation:
             assert model.fetched is not None
             model.fetched.succeed()
 
-    # -- cells ----------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------
 
-    def _prepare(self, cell: Cell) -> Steps:
-        """Takes a cell through its stages, on as many machines as it needs."""
-        assert cell.model.fetched is not None
+    def _prepare(self, job: BuildJob) -> Steps:
+        """Takes a job through its stages, on as many machines as it needs."""
+        assert job.model.fetched is not None
         while True:
             try:
-                if not cell.model.fetched.processed:
-                    yield cell.model.fetched
+                if not job.model.fetched.processed:
+                    yield job.model.fetched
                 yield from self._trouble.wait_for_driver()
                 yield self._env.timeout(self._shared.driver.take(self._env.now, 1) - self._env.now)
-                yield from self._live(cell)
+                yield from self._live(job)
             except Interrupt:
-                cell.moves += 1
-                cell.retries = 0 if self._trouble.is_driver_gone else cell.retries + 1
-                cell.most_retries = max(cell.most_retries, cell.retries)
+                job.moves += 1
+                job.retries = 0 if self._trouble.is_driver_gone else job.retries + 1
+                job.most_retries = max(job.most_retries, job.retries)
             else:
                 break
         self._left -= 1
-        self._finished_s[self.scenario.kinds[cell.kind].name] = self._env.now
+        self._finished_s[self.scenario.kinds[job.kind].name] = self._env.now
         if not self._left:
             self._over.succeed()
 
-    def _live(self, cell: Cell) -> Steps:
-        """Takes a slot on a machine and keeps it until the cell is published, or one of them dies."""
+    def _live(self, job: BuildJob) -> Steps:
+        """Takes a slot on a machine and keeps it until the job is published, or one of them dies."""
         place = self._env.event()
-        entry = (self._urgency(cell.model), cell.model.index, cell, place)
-        heapq.heappush(self._ready[cell.kind], entry)
-        self._fill(cell.kind)
+        entry = (self._urgency(job.model), job.model.index, job, place)
+        heapq.heappush(self._ready[job.kind], entry)
+        self._fill(job.kind)
         try:
             node = yield place
-            yield from self._settle(cell, node)
-            *kept, package, _ = cell.stages
-            for stage in kept[cell.done :]:
-                yield from self._run_stage(cell, node, stage)
-                cell.done += 1
+            yield from self._settle(job, node)
+            *kept, package, _ = job.stages
+            for stage in kept[job.done :]:
+                yield from self._run_stage(job, node, stage)
+                job.done += 1
             # Both or neither: the receipt of the packaging says what was published.
-            packaged = yield from self._run_stage(cell, node, package)
-            yield from self._publish(cell, packaged)
+            packaged = yield from self._run_stage(job, node, package)
+            yield from self._publish(job, packaged)
         finally:
             if place.triggered and place.value is not None:
-                place.value.cells.discard(cell)
+                place.value.jobs.discard(job)
             else:
-                self._ready[cell.kind].remove(entry)
-                heapq.heapify(self._ready[cell.kind])
-            self._fill(cell.kind)
+                self._ready[job.kind].remove(entry)
+                heapq.heapify(self._ready[job.kind])
+            self._fill(job.kind)
 
-    def _settle(self, cell: Cell, node: Node) -> Steps:
-        """Gets the cell's files, unless it was interrupted on this machine."""
+    def _settle(self, job: BuildJob, node: Node) -> Steps:
+        """Gets the job's files, unless it was interrupted on this machine."""
         home = (node.name, node.deaths)
-        if cell.home != home:
-            self._waste.bytes += cell.left_bytes if cell.home else 0
-            cell.home = home
+        if job.home != home:
+            self._waste.bytes += job.left_bytes if job.home else 0
+            job.home = home
             loading_s = self._shared.store.move(
-                "loaded", self._env.now, cell.left_bytes, 1 + cell.done, cell.random
+                "loaded", self._env.now, job.left_bytes, 1 + job.done, job.random
             )
             yield self._env.timeout(loading_s)
 
     def _fill(self, kind: int) -> None:
-        """Assigns waiting cells to machines of their kind, the emptiest first."""
+        """Assigns waiting jobs to machines of their kind, the emptiest first."""
         while self._ready[kind]:
             node = emptiest(self._nodes[kind])
             if node is None:
                 return
-            *_, cell, place = heapq.heappop(self._ready[kind])
-            node.cells.add(cell)
+            *_, job, place = heapq.heappop(self._ready[kind])
+            node.jobs.add(job)
             place.succeed(node)
 
-    def _run_stage(self, cell: Cell, node: Node, stage: Work) -> Generator[Event, Any, Ran | None]:
+    def _run_stage(self, job: BuildJob, node: Node, stage: Work) -> Generator[Event, Any, Ran | None]:
         grant = node.request(self._env, is_exclusive=stage.is_exclusive)
         ran = None
         try:
             try:
                 yield grant.event
-                ran = Ran(cell, node, stage.task, self._env.now, stage.is_exclusive)
+                ran = Ran(job, node, stage.task, self._env.now, stage.is_exclusive)
                 yield self._env.timeout(stage.seconds)
             finally:
                 node.release(grant)
                 self._note(ran)
             moving_s = self._shared.store.move(
-                "stored", self._env.now, stage.new_bytes, stage.files, cell.random
+                "stored", self._env.now, stage.new_bytes, stage.files, job.random
             )
             yield self._env.timeout(moving_s)
         except Interrupt:
@@ -196,24 +196,24 @@ class Simulation:
             ran.end_s = self._env.now
             self.trace.append(ran)
             if ran.is_exclusive:
-                self._alone_s[self.scenario.kinds[ran.cell.kind].name] += ran.end_s - ran.begin_s
+                self._alone_s[self.scenario.kinds[ran.job.kind].name] += ran.end_s - ran.begin_s
 
-    def _publish(self, cell: Cell, packaged: Ran | None) -> Steps:
-        model, now_s = cell.model, self._env.now
-        end_s = self._shared.registry.publish(now_s, model, cell.publish_bytes)
-        end_s = max(end_s, now_s + cell.publish_bytes / self.scenario.capacities.node_bytes_s)
+    def _publish(self, job: BuildJob, packaged: Ran | None) -> Steps:
+        model, now_s = job.model, self._env.now
+        end_s = self._shared.registry.publish(now_s, model, job.publish_bytes)
+        end_s = max(end_s, now_s + job.publish_bytes / self.scenario.capacities.node_bytes_s)
         model.publishing += 1
         try:
             yield self._env.timeout(end_s - now_s)
         except Interrupt:
             self._waste.add(packaged)
-            self._waste.bytes += cell.publish_bytes
+            self._waste.bytes += job.publish_bytes
             raise
         finally:
             model.publishing -= 1
         model.parts += 1
-        cell.done = len(cell.stages)
-        cell.published += 1
+        job.done = len(job.stages)
+        job.published += 1
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -222,9 +222,9 @@ class Simulation:
         requests = sum(shared.registry.sent.values())
         return Outcome(
             makespan_s=makespan_s,
-            bounds_s=lower_bounds(self.scenario, self.calibration, self.cells),
+            bounds_s=lower_bounds(self.scenario, self.calibration, self.jobs),
             finished_s=self._finished_s,
-            published=tuple(cell.published for cell in self.cells),
+            published=tuple(job.published for job in self.jobs),
             bytes={
                 **shared.store.bytes,
                 "fetched": shared.source.total,
@@ -241,8 +241,8 @@ class Simulation:
             store_requests=shared.store.requests,
             tasks=round(shared.driver.total),
             alone_s=self._alone_s,
-            moves=tuple(cell.moves for cell in self.cells),
-            retries=tuple(cell.most_retries for cell in self.cells),
+            moves=tuple(job.moves for job in self.jobs),
+            retries=tuple(job.most_retries for job in self.jobs),
             waste=self._waste,
         )
 

@@ -16,11 +16,11 @@ FAILURES: Mapping[str, Failures] = {"none": NONE, "usual": USUAL, "harsh": HARSH
 GROWING = ((10, ("ECR",)), (20, ("ECR",)), (40, ("ECR",)), (80, ("ECR", "S3")))
 """Fleets that grow: machines of each kind, and the registries they publish to."""
 
-CELLS_PER_MACHINE = 20
+JOBS_PER_MACHINE = 20
 """What a large fleet has to do at least: with less, the longest build alone decides."""
 
 RETRIES = 3
-"""Retries of a cell before the engine gives it up and leaves it to the next run."""
+"""Retries of a job before the engine gives it up and leaves it to the next run."""
 
 Run = Callable[[Sequence[Scenario]], Sequence[Outcome]]
 
@@ -82,7 +82,7 @@ def _growing(base: Scenario, seed: int) -> dict[str, Scenario]:
         )
         for nodes, names in reversed(GROWING)
         for name in names
-        for models in [max(base.models, base.models * nodes * CELLS_PER_MACHINE // 1000)]
+        for models in [max(base.models, base.models * nodes * JOBS_PER_MACHINE // 1000)]
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from bench.fleet.cell import Cell
+from bench.fleet.build_job import BuildJob
 from bench.fleet.node import Node
 from bench.fleet.outcome import Waste
 from bench.fleet.scenario import Scenario
@@ -18,7 +18,7 @@ Steps = Generator[Event, Any, None]
 
 
 class Trouble:
-    """Interrupts the cells that a death affects; they go on elsewhere, or later.
+    """Interrupts the jobs that a death affects; they go on elsewhere, or later.
 
     Args:
         env: The simulated time.
@@ -68,7 +68,7 @@ class Trouble:
             self._waste.node_deaths += 1
             node.deaths += 1
             node.is_alive = False
-            self._interrupt(node.cells)
+            self._interrupt(node.jobs)
             yield self._env.timeout(self._failures.replacement_s)
             node.is_alive = True
             on_return(node.kind)
@@ -79,12 +79,12 @@ class Trouble:
             yield self._env.timeout(random.expovariate(1 / (self._failures.driver_mtbf_h * 3600)))
             self._waste.driver_deaths += 1
             self._driver_back = self._env.event()
-            self._interrupt(cell for node in self._nodes for cell in node.cells)
+            self._interrupt(job for node in self._nodes for job in node.jobs)
             yield self._env.timeout(self._failures.restart_s)
             back, self._driver_back = self._driver_back, None
             back.succeed()
 
-    def _interrupt(self, cells: Iterable[Cell]) -> None:
-        for cell in sorted(cells, key=lambda one: (one.model.index, one.kind)):
-            if cell.process is not None and cell.process.is_alive:
-                cell.process.interrupt()
+    def _interrupt(self, jobs: Iterable[BuildJob]) -> None:
+        for job in sorted(jobs, key=lambda one: (one.model.index, one.kind)):
+            if job.process is not None and job.process.is_alive:
+                job.process.interrupt()

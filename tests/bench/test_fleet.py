@@ -12,8 +12,8 @@ pytest.importorskip("simpy", reason="comes with the extra bench")
 
 from bench.fleet.bound import lower_bounds
 from bench.fleet.breaking import find_breaks
+from bench.fleet.build_job import draw_jobs
 from bench.fleet.calibration import Calibration, RequestCost, StageCost
-from bench.fleet.cell import draw_cells
 from bench.fleet.outcome import peak_rate
 from bench.fleet.pipe import Pipe
 from bench.fleet.scenario import NONE, Failures, Kind, Scenario
@@ -64,7 +64,7 @@ def test_no_run_is_sooner_than_the_bound(failures: Failures, is_alone: bool, see
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_cell_is_published_once_however_much_fails(seed: int) -> None:
+def test_every_job_is_published_once_however_much_fails(seed: int) -> None:
     outcome = simulate(replace(SMALL, failures=TROUBLE, seed=seed), CALIBRATION)
     assert outcome.waste.node_deaths + outcome.waste.driver_deaths > 0
     assert outcome.published == (1,) * SMALL.models * len(KINDS)
@@ -75,7 +75,7 @@ def test_what_ran_is_what_was_needed_and_what_was_wasted(seed: int) -> None:
     simulation = Simulation(replace(SMALL, failures=TROUBLE, seed=seed), CALIBRATION)
     waste = simulation.run().waste
     ran_s = sum(ran.end_s - ran.begin_s for ran in simulation.trace)
-    needed_s = sum(one.seconds for cell in simulation.cells for one in cell.stages)
+    needed_s = sum(one.seconds for job in simulation.jobs for one in job.stages)
     assert waste.exclusive_s > 0
     assert ran_s == pytest.approx(needed_s + waste.exclusive_s + waste.shared_s)
 
@@ -86,13 +86,13 @@ def test_nothing_is_wasted_where_nothing_fails() -> None:
 
 
 def test_nothing_moves_twice_where_nothing_fails() -> None:
-    cells = draw_cells(SMALL, CALIBRATION)
-    sources = sum({cell.model: cell.model.source_bytes for cell in cells}.values())
+    jobs = draw_jobs(SMALL, CALIBRATION)
+    sources = sum({job.model: job.model.source_bytes for job in jobs}.values())
     moved = simulate(SMALL, CALIBRATION).bytes
     assert moved["fetched"] == pytest.approx(sources)
     assert moved["loaded"] == pytest.approx(sources * len(KINDS))
-    assert moved["stored"] == pytest.approx(sources + sum(cell.kept_bytes for cell in cells))
-    assert moved["published"] == pytest.approx(sum(cell.publish_bytes for cell in cells))
+    assert moved["stored"] == pytest.approx(sources + sum(job.kept_bytes for job in jobs))
+    assert moved["published"] == pytest.approx(sum(job.publish_bytes for job in jobs))
 
 
 @pytest.mark.parametrize("failures", [NONE, TROUBLE], ids=["calm", "trouble"])
@@ -110,13 +110,13 @@ def test_a_measurement_has_its_machine_alone(failures: Failures) -> None:
         assert not any(ran.begin_s < end and begin < ran.end_s for ran in beside for begin, end in alone)
 
 
-def test_never_more_cells_run_on_a_machine_than_it_has_devices() -> None:
+def test_never_more_jobs_run_on_a_machine_than_it_has_devices() -> None:
     simulation = Simulation(replace(SMALL, is_alone=False), CALIBRATION)
     simulation.run()
     most: dict[str, int] = defaultdict(int)
     for ran in simulation.trace:
         beside = {
-            other.cell
+            other.job
             for other in simulation.trace
             if other.node is ran.node and other.begin_s <= ran.begin_s < other.end_s
         }
@@ -138,15 +138,15 @@ def test_more_machines_never_raise_the_bound(kind: int) -> None:
     for nodes in (1, 2, 3, 5, 50):
         kinds = tuple(replace(k, nodes=nodes) if i == kind else k for i, k in enumerate(KINDS))
         scenario = replace(SMALL, kinds=kinds)
-        bounds.append(max(lower_bounds(scenario, CALIBRATION, draw_cells(scenario, CALIBRATION)).values()))
+        bounds.append(max(lower_bounds(scenario, CALIBRATION, draw_jobs(scenario, CALIBRATION)).values()))
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[-1]
 
 
 def test_what_has_to_be_done_does_not_depend_on_the_machines() -> None:
-    fewer = draw_cells(SMALL, CALIBRATION)
-    more = draw_cells(replace(SMALL, kinds=tuple(replace(kind, nodes=9) for kind in KINDS)), CALIBRATION)
-    assert [cell.stages for cell in fewer] == [cell.stages for cell in more]
+    fewer = draw_jobs(SMALL, CALIBRATION)
+    more = draw_jobs(replace(SMALL, kinds=tuple(replace(kind, nodes=9) for kind in KINDS)), CALIBRATION)
+    assert [job.stages for job in fewer] == [job.stages for job in more]
 
 
 def test_a_registry_that_takes_few_requests_decides_how_long_it_takes() -> None:
@@ -168,7 +168,7 @@ def test_what_breaks_first_is_what_the_simulation_meets_first() -> None:
     for factor, is_met in ((0.5, False), (2.0, True)):
         many = round(first.nodes * factor / len(KINDS))
         crowd = replace(SMALL, models=400, kinds=tuple(replace(kind, nodes=many) for kind in KINDS))
-        bounds = lower_bounds(crowd, CALIBRATION, draw_cells(crowd, CALIBRATION))
+        bounds = lower_bounds(crowd, CALIBRATION, draw_jobs(crowd, CALIBRATION))
         machines = max(value for name, value in bounds.items() if name.endswith((" cpu", " gpu")))
         assert (
             max(value for name, value in bounds.items() if name.startswith("requests")) > machines

@@ -1,4 +1,4 @@
-"""The work: models of random size, and for each kind of hardware a cell of stages."""
+"""The work: models of random size, and for each kind of hardware a job of stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Work:
-    """One stage of one cell, its length drawn already.
+    """One stage of one job, its length drawn already.
 
     Attributes:
         task: As in the calibration.
@@ -57,7 +57,7 @@ class Model:
 
 
 @dataclass(eq=False)
-class Cell:
+class BuildJob:
     """A model for a kind of hardware: the stages that one machine runs, one after the other.
 
     Attributes:
@@ -102,12 +102,12 @@ class Cell:
         return sum(stage.new_bytes for stage in self.stages[:-1])
 
 
-def draw_cells(scenario: Scenario, calibration: Calibration) -> tuple[Cell, ...]:
-    """Returns a cell for every model and kind; the same for the same seed, whatever else differs.
+def draw_jobs(scenario: Scenario, calibration: Calibration) -> tuple[BuildJob, ...]:
+    """Returns a job for every model and kind; the same for the same seed, whatever else differs.
 
     Sizes are log-normal as the calibration says, cut off at the largest model that was built here.
     """
-    cells = []
+    jobs = []
     for index in range(scenario.models):
         random = Random(f"{scenario.seed}/{index}")
         mb = min(
@@ -118,8 +118,8 @@ def draw_cells(scenario: Scenario, calibration: Calibration) -> tuple[Cell, ...]
         for number, kind in enumerate(scenario.kinds):
             own = Random(f"{scenario.seed}/{index}/{kind.name}")
             stages = tuple(_draw_stage(cost, mb, own, kind) for cost in calibration.stages)
-            cells.append(Cell(model, number, stages, own))
-    return tuple(cells)
+            jobs.append(BuildJob(model, number, stages, own))
+    return tuple(jobs)
 
 
 def _draw_stage(cost: StageCost, mb: float, random: Random, kind: Kind) -> Work:

@@ -1,4 +1,4 @@
-"""How many cells can a driver submit to Ray in a second? `python -m bench.fleet.handing_out`.
+"""How many jobs can a driver submit to Ray in a second? `python -m bench.fleet.submission`.
 
 Starts its own Ray on this machine and submits to nodes that do not exist, with the calls of
 `ortprep.cluster.building.connection`. This measures the driver, and how long it takes to check all that
@@ -13,7 +13,7 @@ import time
 
 
 def echo(text: str) -> str:
-    """Stands for a cell; never runs, since no node has the resources."""
+    """Stands for a job; never runs, since no node has the resources."""
     return text
 
 
@@ -22,22 +22,22 @@ def main() -> None:
     import ray
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=5000)
-    parser.add_argument("--cell-bytes", type=int, default=6000, help="Of a cell's description.")
+    parser.add_argument("--jobs", type=int, default=5000)
+    parser.add_argument("--job-bytes", type=int, default=6000, help="Of a job's description.")
     arguments = parser.parse_args()
     ray.init(address="local", num_cpus=1, log_to_driver=False, logging_level=logging.ERROR)
-    text = "x" * arguments.cell_bytes
+    text = "x" * arguments.job_bytes
     started_s = time.perf_counter()
     remote = ray.remote(max_retries=3)(echo)
     tickets = [
         remote.options(name=f"model{index}", num_cpus=1, label_selector={"kind": "no-such"}).remote(text)
-        for index in range(arguments.cells)
+        for index in range(arguments.jobs)
     ]
     handed_out_s = time.perf_counter() - started_s
     started_s = time.perf_counter()
     ray.wait(tickets, num_returns=len(tickets), timeout=0)
     looked_s = time.perf_counter() - started_s
-    print(f"{arguments.cells / handed_out_s:.0f} cells/s handed out, {looked_s:.3f} s to look at all of them")
+    print(f"{arguments.jobs / handed_out_s:.0f} jobs/s handed out, {looked_s:.3f} s to look at all of them")
     ray.shutdown()
 
 
