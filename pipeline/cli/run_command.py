@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from typing import Annotated
 
 import typer
 
+from ortprep.cli import quick_run
 from ortprep.cli.command import command
-from ortprep.cli.console import write_line
-from ortprep.runtime.dropin.launch import dropin_environment, replace_process
 
 
 def run(
@@ -34,15 +31,12 @@ def run(
     ] = False,
 ) -> None:
     """Run a program whose ONNX Runtime sessions come from bundles, wherever one is of the same model."""
-    environment = dropin_environment(bundles or [], os.environ, verbose=verbose)
     if print_environment:
-        changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-        for name, value in sorted(changed.items()):
-            write_line(f"{name}={shlex.quote(value)}")
-        return
-    if not program:
+        quick_run.print_environment(bundles or [], verbose=verbose)
+    elif program:
+        quick_run.start_program(program, bundles or [], verbose=verbose)
+    else:
         raise typer.BadParameter("expected a program, as in: ortprep run -- python app.py")
-    replace_process(program, environment)
 
 
 command(run, takes_program=True)
