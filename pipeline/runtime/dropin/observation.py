@@ -74,7 +74,7 @@ class ModelRecord:
         options: Session options that differ from ONNX Runtime's defaults.
         providers: Execution providers that were asked for, with their options.
         obtained: Names of the providers of the session.
-        disabled_optimizers: Graph transformers that the application disabled.
+        obstacle: Why `ortprep run` would give such a session no bundle; None if it would.
         inputs: Types of the inputs by name, as ONNX Runtime spells them: `tensor(float)`.
         loads: Number of sessions.
         runs: Number of runs of all of them.
@@ -88,7 +88,7 @@ class ModelRecord:
     options: SessionOptionsRecord
     providers: tuple[ProviderRecord, ...]
     obtained: tuple[str, ...]
-    disabled_optimizers: tuple[str, ...]
+    obstacle: str | None
     inputs: Mapping[str, str]
     loads: int
     runs: int

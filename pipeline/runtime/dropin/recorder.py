@@ -25,13 +25,16 @@ from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import encode, format_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.observation import (
     OBSERVATION_SCHEMA_VERSION,
     FeedObserver,
     ModelRecord,
     ProcessRecord,
 )
+from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
 from ortprep.runtime.loading.caller_options import split_options
+from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
 
 log = logging.getLogger(__name__)
 
@@ -96,19 +99,10 @@ class Recorder:
         self._written_s = 0.0
         self._is_changed = self._is_finalized = False
 
-    def opened(
-        self, session: Any, model: Any, options: Any, arguments: Mapping[str, Any]
-    ) -> FeedObserver | None:
-        """Records a session that was just made, and returns the observer of its runs.
-
-        Args:
-            session: The session.
-            model: Path or bytes.
-            options: Session options that the application gave, or None.
-            arguments: `providers`, `provider_options` and `disabled_optimizers` of the session.
-        """
+    def opened(self, session: Any, request: SessionRequest) -> FeedObserver | None:
+        """Records a session that was just made, and returns the observer of its runs."""
         with self._lock:
-            found = self._describe(session, model, options, arguments)
+            found = self._describe(session, request)
             key = repr(found)
             if key not in self._models and len(self._models) == MAX_MODELS:
                 self._lost += 1
@@ -148,16 +142,17 @@ class Recorder:
             write_bytes_atomic(self._file, format_json(encode(record)), durable=False)
             self._written_s, self._is_changed = time.monotonic(), False
 
-    def _describe(self, session: Any, model: Any, options: Any, arguments: Mapping[str, Any]) -> ModelRecord:
+    def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         path = saved = None
         size_bytes = modified_ns = 0
-        if isinstance(model, bytes):
-            size_bytes, saved = len(model), self._save(model)
+        if isinstance(request.model, bytes):
+            size_bytes, saved = len(request.model), self._save(request.model)
         else:
-            path = os.path.abspath(os.fsdecode(model))
+            path = os.path.abspath(os.fsdecode(request.model))
             with suppress(OSError):
                 status = os.stat(path)
                 size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+        options = request.options
         attributes, entries = ({}, {}) if options is None else split_options(options)
         level = "ORT_ENABLE_ALL" if options is None else options.graph_optimization_level.name
         return ModelRecord(
@@ -166,9 +161,9 @@ class Recorder:
             size_bytes=size_bytes,
             modified_ns=modified_ns,
             options=SessionOptionsRecord(level, attributes, entries),
-            providers=_read_providers(arguments.get("providers"), arguments.get("provider_options")),
+            providers=_read_providers(request.providers, request.provider_options),
             obtained=tuple(session.get_providers()),
-            disabled_optimizers=tuple(sorted(map(str, arguments.get("disabled_optimizers") or ()))),
+            obstacle=find_obstacle(request, import_onnxruntime()),
             inputs={one.name: one.type for one in session.get_inputs()},
             loads=0,
             runs=0,
@@ -204,14 +199,11 @@ def record_in(onnxruntime: Any) -> None:
     with _nothing_raised():
         recorder = Recorder(Path(os.environ[RECORDS_VARIABLE]))
         recorder.write_at_exit()
-        replaced = {
-            "InferenceSession": recording_class(onnxruntime.InferenceSession, recorder),
-            "IOBinding": binding_class(onnxruntime.IOBinding),
-        }
-        for name, kind in replaced.items():
-            setattr(onnxruntime, name, kind)
-            # The module that defines the class, where some applications look for it.
-            setattr(sys.modules[kind.__module__], name, kind)
+        watch_options(onnxruntime)
+        put_in_place(onnxruntime, recording_class(onnxruntime.InferenceSession, recorder))
+        binding = binding_class(onnxruntime.IOBinding)
+        for module in (onnxruntime, sys.modules[binding.__module__]):
+            module.IOBinding = binding  # type: ignore[attr-defined]
 
 
 def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
@@ -234,9 +226,9 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
             **kwargs: Any,
         ) -> None:
             super().__init__(path_or_bytes, sess_options, providers, provider_options, **kwargs)
-            arguments = {"providers": providers, "provider_options": provider_options, **kwargs}
+            request = SessionRequest(path_or_bytes, sess_options, providers, provider_options, kwargs)
             with _nothing_raised():
-                self._ortprep_feeds = recorder.opened(self, path_or_bytes, sess_options, arguments)
+                self._ortprep_feeds = recorder.opened(self, request)
 
         def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
             begun_s = time.perf_counter()
@@ -273,6 +265,8 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
                 with _nothing_raised():
                     recorder.ran(self._ortprep_feeds, feed, run_s)
 
+    # What this package makes itself, as for an application that loads bundles, is not the application's.
+    setattr(InferenceSession, PLAIN_CLASS, base)
     InferenceSession.__module__ = base.__module__
     InferenceSession.__qualname__ = base.__qualname__
     InferenceSession.__doc__ = base.__doc__
