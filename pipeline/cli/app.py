@@ -10,6 +10,7 @@ import typer
 
 import ortprep
 from ortprep.cli import (  # noqa: F401  puts the commands on the app
+    adopt_command,
     build_commands,
     bundle_commands,
     compare_command,

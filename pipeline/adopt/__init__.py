@@ -1,0 +1,1 @@
+"""From what an application did with its models to specs that keep its options."""

@@ -1,0 +1,182 @@
+"""Writes a spec for each model that an application was seen to load."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ortprep.adopt.model_use import ModelUse, merge_uses
+from ortprep.adopt.spec_options import SpecOptions, options_of
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import PipelineError
+from ortprep.init import find_spec_name, init_spec
+from ortprep.options import NEWEST
+from ortprep.runtime.dropin.observation import ModelRecord, ProcessRecord
+from ortprep.versions import installed_onnxruntime
+
+MODELS_FOLDER = "models"
+"""Folder, beside the specs, of models that the application had as bytes."""
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_NAMELESS = re.compile(r"model|network|net|onnx|inference|weights", re.IGNORECASE)
+_WIDTH = 108
+
+
+@dataclass(frozen=True)
+class AdoptedModel:
+    """What came of one model.
+
+    Attributes:
+        model: Its file; what is known of it if there is none.
+        use: How the application uses it.
+        name: Name of the spec; None if there is none.
+        is_new: Whether the spec was written now; False for one that was there and was left as it is.
+        problem: Why there is no spec, or what is wrong with it; "" for nothing.
+        left_out: Options of the application that the spec does not keep.
+    """
+
+    model: str
+    use: ModelUse
+    name: str | None
+    is_new: bool
+    problem: str
+    left_out: tuple[str, ...]
+
+
+def adopt_models(
+    processes: Sequence[ProcessRecord],
+    records: Path,
+    folder: Path,
+    *,
+    force: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> tuple[AdoptedModel, ...]:
+    """Writes the specs and returns what came of each model, in the order of their first session.
+
+    Args:
+        processes: What was recorded.
+        records: Folder of the records, with the models that were given as bytes.
+        folder: Where specs are written.
+        force: Whether to replace specs that are there.
+        say: Takes what is going on.
+
+    Raises:
+        OSError: There is no room for what is written.
+    """
+    command = shlex.join(processes[0].command)
+    found: list[AdoptedModel] = []
+    for model, problem, use in _find_models(processes, records):
+        options = options_of(use, version=installed_onnxruntime() or NEWEST)
+        if model is None:
+            found.append(AdoptedModel(_describe(use.model), use, None, False, problem, options.left_out))
+            continue
+        try:
+            found.append(_adopt(model, use, options, folder, command=command, force=force, say=say))
+        except PipelineError as error:
+            found.append(AdoptedModel(str(model), use, None, False, error.message, options.left_out))
+    return tuple(found)
+
+
+def _find_models(
+    processes: Sequence[ProcessRecord], records: Path
+) -> Iterator[tuple[Path | None, str, ModelUse]]:
+    """Yields the file of each model, or why it has none, and how it is used; equal files are one model."""
+    groups: dict[str, list[tuple[Path | None, str, ModelRecord]]] = {}
+    cache = DigestCache()
+    for record in (model for process in processes for model in process.models):
+        path, problem = _locate(record, records)
+        key = repr(record.path) if path is None else cache.digest(path)
+        groups.setdefault(key, []).append((path, problem, record))
+    for group in groups.values():
+        # A file of the application's own is upgraded with it, unlike a copy of bytes.
+        path, problem, _ = min(group, key=lambda one: one[2].path is None)
+        yield path, problem, merge_uses([record for _, _, record in group])
+
+
+def _locate(record: ModelRecord, records: Path) -> tuple[Path | None, str]:
+    """Returns the model's file, or None and the reason."""
+    if record.path is None:
+        path = None if record.saved is None else records / Path(record.saved).name
+        return path, "" if path is not None else "given as bytes, and too large to keep"
+    path = Path(record.path)
+    if path.suffix == ".ort":
+        return None, "in ONNX Runtime's own format; prepare the ONNX file that it was made from"
+    try:
+        status = path.stat()
+    except OSError as error:
+        return None, f"cannot be read any more: {error.strerror}"
+    if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.modified_ns):
+        return None, "changed since the application loaded it"
+    return path, ""
+
+
+def _describe(model: ModelRecord) -> str:
+    return model.path or f"{model.size_bytes} bytes"
+
+
+def _adopt(
+    model: Path,
+    use: ModelUse,
+    options: SpecOptions,
+    folder: Path,
+    *,
+    command: str,
+    force: bool,
+    say: Callable[[str], None] | None,
+) -> AdoptedModel:
+    if use.model.path is None:
+        model = _keep(model, folder)
+    known = find_spec_name(model, folder)
+    if known is not None and not force:
+        return AdoptedModel(str(model), use, known, False, "", options.left_out)
+    observed = {name: one for name, one in use.inputs.items() if name in use.model.inputs}
+    result = init_spec(
+        model,
+        folder=folder,
+        name=known or _name(model, folder),
+        observed=observed,
+        sections=options.sections,
+        say=say,
+    )
+    text = "\n".join([*_header(use, options, command), result.text])
+    replace(result, text=text).write(force=force)
+    problem = "" if result.question is None else f"did not run: {result.question.text}"
+    return AdoptedModel(str(model), use, result.spec.name, True, problem, options.left_out)
+
+
+def _keep(saved: Path, folder: Path) -> Path:
+    """Copies a model that was given as bytes beside the specs."""
+    kept = folder / MODELS_FOLDER / f"model-{saved.stem[:12]}.onnx"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(saved, kept)
+    return kept
+
+
+def _name(model: Path, folder: Path) -> str | None:
+    """Returns the package's name for its only `model.onnx`; None where a file's own name says enough."""
+    if not _NAMELESS.fullmatch(model.stem):
+        return None
+    parts = model.parts
+    package = next((parts[i + 1] for i, part in enumerate(parts[:-2]) if part in _PACKAGES), parts[-2])
+    return package if not (folder / f"{package}.yaml").exists() else f"{package}-{model.parent.name}"
+
+
+def _header(use: ModelUse, options: SpecOptions, command: str) -> Iterator[str]:
+    seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shapes}"
+    lines = [
+        f"Adopted from `{command}`: {seen}. What stands in `runtime` is how the application sets it, and is "
+        "not tuned. If sessions run more often in production, raise tune.runs_per_load."
+    ]
+    if use.other_options:
+        lines.append(
+            f"{use.other_options} more sets of options were seen; these are those with the most runs."
+        )
+    lines += [f"Not kept: {one}" for one in options.left_out]
+    for line in lines:
+        shown = "".join(one if one.isprintable() else " " for one in line)
+        yield from (f"# {part}" for part in textwrap.wrap(shown, _WIDTH))

@@ -1,0 +1,166 @@
+"""How an application uses each of its models: the records of all its processes, merged. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ortprep.init import ObservedInput
+from ortprep.runtime.dropin.observation import MAX_SMALL_SIZE, FeedRecord, InputRecord, ModelRecord, Value
+
+MAX_SHAPES = 4
+"""Maximum number of sets of shapes in a spec: every one is verified, tuned and measured."""
+
+Limits = tuple[int | float, int | float]
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """How an application uses one model.
+
+    Attributes:
+        model: The sessions whose options count: those with the most runs.
+        loads: Number of sessions.
+        runs: Number of runs of all sessions.
+        shapes: Number of different sets of shapes that were seen.
+        inputs: What is fed, by input name; empty if no session ran.
+        weights: Number of runs of each set of shapes in `inputs`.
+        other_options: Number of further sets of options that sessions of this model had.
+    """
+
+    model: ModelRecord
+    loads: int
+    runs: int
+    shapes: int
+    inputs: Mapping[str, ObservedInput]
+    weights: tuple[int, ...]
+    other_options: int
+
+    @property
+    def runs_per_load(self) -> int:
+        """Runs of one session, at least 1."""
+        return max(1, round(self.runs / self.loads))
+
+
+def merge_uses(models: Sequence[ModelRecord]) -> ModelUse:
+    """Returns how one model is used.
+
+    Args:
+        models: All that was observed of it; at least one.
+    """
+    main = max(models, key=lambda one: (one.runs, one.loads))
+    feeds = _merge_feeds(feed for one in models for feed in one.feeds)
+    chosen = _choose_feeds(feeds)
+    return ModelUse(
+        model=main,
+        loads=sum(one.loads for one in models),
+        runs=sum(one.runs for one in models),
+        shapes=len(feeds),
+        inputs=_describe_inputs(chosen, feeds),
+        weights=tuple(feed.runs for feed in chosen),
+        other_options=len({repr(_options_of(one)) for one in models}) - 1,
+    )
+
+
+def _options_of(model: ModelRecord) -> tuple[object, ...]:
+    return model.options, model.providers, model.obtained, model.obstacle
+
+
+def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
+    """Returns the runs by shapes, the most frequent first."""
+    merged: dict[tuple[tuple[str, tuple[int, ...]], ...], FeedRecord] = {}
+    for feed in feeds:
+        key = tuple(sorted((name, one.shape) for name, one in feed.inputs.items()))
+        known = merged.get(key)
+        merged[key] = feed if known is None else _join(known, feed)
+    return sorted(merged.values(), key=lambda feed: -feed.runs)
+
+
+def _join(first: FeedRecord, second: FeedRecord) -> FeedRecord:
+    pairs = ((name, first.inputs[name], second.inputs[name]) for name in first.inputs)
+    return FeedRecord(first.runs + second.runs, {name: _join_input(a, b) for name, a, b in pairs})
+
+
+def _join_input(first: InputRecord, second: InputRecord) -> InputRecord:
+    low, high = _limits((first, second)) or (None, None)
+    values = tuple(dict.fromkeys((*first.values, *second.values)))
+    return InputRecord(first.shape, low, high, values if first.values and second.values else ())
+
+
+def _limits(inputs: Iterable[InputRecord]) -> Limits | None:
+    ends = [end for one in inputs for end in (one.minimum, one.maximum) if end is not None]
+    return (min(ends), max(ends)) if ends else None
+
+
+def _choose_feeds(feeds: Sequence[FeedRecord]) -> list[FeedRecord]:
+    """Returns the sets of shapes for a spec: the most frequent ones, and in any case the largest.
+
+    A spec has one set of values per input, for all its shapes. So a set of shapes joins only if every input
+    with few values, a length or a sample rate, was seen there with a value of those before.
+    """
+    known = [feed for feed in feeds if feed.inputs] or feeds
+    fitting = [feed for feed in known if feed.inputs.keys() == known[0].inputs.keys()]
+    frequent = fitting[: MAX_SHAPES - 1]
+    rest = sorted(fitting[MAX_SHAPES - 1 :], key=_elements, reverse=True)
+    chosen: list[FeedRecord] = []
+    for feed in (*frequent, *rest):
+        together = [*chosen, feed]
+        if all(_common_values(together, name) is not None for name in feed.inputs):
+            chosen = together
+        if len(chosen) == MAX_SHAPES:
+            break
+    return chosen
+
+
+def _elements(feed: FeedRecord) -> int:
+    return sum(math.prod(one.shape) for one in feed.inputs.values())
+
+
+def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] | None:
+    """Returns the values of an input in every set of shapes; () if they are many, None if none is common."""
+    values = [feed.inputs[name].values for feed in feeds]
+    if not all(values):
+        return ()
+    common = tuple(one for one in values[0] if all(one in others for others in values))
+    # What a number with a fraction may be seldom depends on a shape.
+    return common or (() if isinstance(values[0][0], float) else None)
+
+
+def _describe_inputs(chosen: Sequence[FeedRecord], every: Sequence[FeedRecord]) -> dict[str, ObservedInput]:
+    found = {}
+    for name in chosen[0].inputs if chosen else ():
+        values = _common_values(chosen, name)
+        here = [feed.inputs[name] for feed in chosen]
+        seen = [feed.inputs[name] for feed in every if name in feed.inputs]
+        limits = None if values else _shared_limits(here) or _rounded_outwards(_limits(seen))
+        found[name] = ObservedInput(tuple(one.shape for one in here), limits, values or None)
+    return found
+
+
+def _shared_limits(inputs: Sequence[InputRecord]) -> tuple[int, int] | None:
+    """Returns the limits that small arrays of integers keep under all shapes: lengths depend on the shape."""
+    low, high = [], []
+    for one in inputs:
+        is_small = math.prod(one.shape) <= MAX_SMALL_SIZE
+        if not is_small or not isinstance(one.minimum, int) or not isinstance(one.maximum, int):
+            return None
+        low.append(one.minimum)
+        high.append(one.maximum)
+    return (max(low), min(high)) if max(low) <= min(high) else None
+
+
+def _rounded_outwards(
+    limits: tuple[int | float, int | float] | None,
+) -> tuple[int | float, int | float] | None:
+    """Returns limits with four digits, none of them further inside; whole numbers as they are."""
+    if limits is None or all(isinstance(end, int) for end in limits):
+        return limits
+    return _rounded(limits[0], math.floor), _rounded(limits[1], math.ceil)
+
+
+def _rounded(value: float, to_whole: Callable[[float], int]) -> float:
+    if value == 0 or float(value).is_integer():
+        return value
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
+    return float(f"{to_whole(value / step) * step:.6g}")

@@ -1,0 +1,100 @@
+"""`ortprep adopt`: specs for the models that an application loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import CONFIGS, AsJson, command
+from ortprep.cli.console import build_table, echo, write_json, write_table
+from ortprep.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ortprep.adopt.adoption import AdoptedModel
+
+_OPEN_QUESTIONS = 2
+
+
+def adopt(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PROGRAM [ARGUMENT]...", help="The application to run.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
+    force: Annotated[bool, typer.Option("--force", help="Replace specs that are there.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Run an application once, and write a spec for each model that it loads, with its options."""
+    if not program:
+        raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
+    from ortprep.adopt.adoption import adopt_models
+    from ortprep.adopt.recorded_run import read_records, run_recorded
+    from ortprep.runtime.probing.scratch_folder import scratch_folder
+
+    with scratch_folder("ortprep-adopt-") as records:
+        code = run_recorded(program, records)
+        if code:
+            echo(f"{program[0]} ended with exit code {code}")
+        try:
+            models = adopt_models(read_records(records), records, out, force=force, say=echo)
+        except SpecError:
+            if code:
+                raise typer.Exit(code) from None
+            raise
+    if json:
+        write_json([encode(model) for model in models])
+    else:
+        _report(models, out)
+    failed = any(model.problem for model in models)
+    if code or failed:
+        raise typer.Exit(code or _OPEN_QUESTIONS)
+
+
+def _report(models: Sequence[AdoptedModel], out: Path) -> None:
+    write_table(_build_table(models))
+    for model in models:
+        for line in (model.problem, *(f"not kept: {one}" for one in model.left_out)):
+            if line:
+                echo(f"{model.name or model.model}: {line}")
+    new = [model.name for model in models if model.name is not None and model.is_new]
+    kept = [model.name for model in models if model.name is not None and not model.is_new]
+    if kept:
+        echo(f"left as they are: {', '.join(kept)}   (--force replaces them)")
+    if new:
+        echo(f"next: ortprep prepare {' '.join(new)} --configs {out}")
+
+
+def _build_table(models: Sequence[AdoptedModel]) -> Table:
+    rows = [
+        (
+            model.name or "–",
+            _shorten(model.model),
+            str(model.use.loads),
+            str(model.use.runs),
+            str(model.use.shapes),
+            ", ".join(_describe_options(model)) or "defaults",
+        )
+        for model in models
+    ]
+    headings = ("spec", "model", ">sessions", ">runs", ">shapes", "options")
+    return build_table("models of the application", headings, rows, fold=("model", "options"))
+
+
+def _shorten(model: str) -> str:
+    """Returns a path inside a package from the package on, and any other one from the working folder on."""
+    inside = model.rpartition("-packages/")[2]
+    return inside.removeprefix(f"{Path.cwd()}/")
+
+
+def _describe_options(model: AdoptedModel) -> list[str]:
+    options = model.use.model.options
+    settings = {**options.attributes, **options.config_entries}
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+command(adopt, takes_program=True)

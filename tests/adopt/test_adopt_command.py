@@ -1,0 +1,112 @@
+"""An application that makes its own sessions: adopted, prepared and run, by the commands alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.spec.reading import read_specs
+from tests.builders import embedding, write_model
+from tests.prepare.builders import QUICK, Project, folding_net
+
+APPLICATION = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+options.enable_cpu_mem_arena = False
+options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+net = onnxruntime.InferenceSession("models/net.onnx", options, providers=["CPUExecutionProvider"])
+text = Path("models/words.onnx").read_bytes()
+words = onnxruntime.InferenceSession(text, providers=["CPUExecutionProvider"])
+answers = []
+for rows in (2, 1, 2):
+    image = np.linspace(-0.5, 0.25, rows * 64, dtype=np.float32).reshape(rows, 64)
+    answers += net.run(None, {net.get_inputs()[0].name: image})
+[ids] = words.get_inputs()
+answers += words.run(None, {ids.name: np.array([[1, 3, 7]], np.int64)})
+Path(sys.argv[1]).write_text(json.dumps([one.tolist() for one in answers]))
+raise SystemExit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path / "project")
+    write_model(folding_net(), made.models / "net.onnx")
+    write_model(embedding(), made.models / "words.onnx")
+    (made.root / "app.py").write_text(APPLICATION)
+    made.configs.mkdir()
+    tune = {"max_trials": 2, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": tune, "measure": QUICK}))
+    return made
+
+
+@pytest.mark.slow
+def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project: Project) -> None:
+    program = (sys.executable, "app.py")
+    outcome = project.run("adopt", "--json", "--", *program, "plain.json", "7")
+    assert outcome.code == 7, outcome.err
+    assert all(not model["problem"] for model in json.loads(outcome.out))
+    by_file, of_bytes = sorted(read_specs(project.configs), key=lambda spec: spec.name != "net")
+    own = {"intra_op_num_threads": 1, "enable_cpu_mem_arena": False}
+    assert by_file.runtime.attributes == own
+    assert by_file.runtime.session_config == {"session.intra_op.allow_spinning": "0"}
+    assert (by_file.tune.runs_per_load, by_file.tune.shape_weights) == (3, (2.0, 1.0))
+    [image] = by_file.inputs.values()
+    assert (image.shapes, image.range) == (((2, 64), (1, 64)), (-0.5, 0.25))
+    [ids] = of_bytes.inputs.values()
+    assert (ids.shapes, ids.values, of_bytes.runtime.attributes) == (((1, 3),), (1, 3, 7), {})
+
+    prepared = project.run("prepare")
+    assert prepared.code == 0, prepared.err
+    bundle = project.bundle("net")
+    for variant in read_loader_config(bundle).variants:
+        assert own.items() <= variant.session_options.attributes.items()
+    tuned = next(one.tuning for one in read_manifest(bundle).variants if one.tuning is not None)
+    tried = [trial.session_options for trial in tuned.trials if trial.session_options is not None]
+    assert len(tried) >= 2
+    assert all(own.items() <= options.attributes.items() for options in tried)
+
+    ran = project.run("run", "--verbose", "--", *program, "run.json", "0")
+    assert ran.code == 0, ran.err
+    assert str(bundle) in ran.err
+    assert str(project.bundle(of_bytes.name)) in ran.err
+    plain, bundles = (
+        json.loads((project.root / f"{name}.json").read_text()) for name in ("plain", "bundles")
+    )
+    assert bundles == plain
+
+    again = project.run("adopt", "--", *program, "again.json", "0")
+    assert (again.code, "left as they are" in again.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        (["-c", "raise SystemExit(7)"], 7, "exit code 7"),
+        (["-c", "pass"], 2, "made no ONNX Runtime session"),
+        (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
+    ],
+)
+def test_the_exit_code_of_the_application_is_passed_on(
+    tmp_path: Path, program: list[str], code: int, said: str
+) -> None:
+    project = Project(tmp_path)
+    outcome = project.run("adopt", "--", sys.executable, *program)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert said in outcome.err
+    assert not project.configs.exists()
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
+    assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
