@@ -80,6 +80,10 @@ COMMANDS = (
         lambda o, _: ", 0 answered wrongly" in o.out,
     ),
     Command(
+        f"ortprep adopt --out adopted -- {sys.executable} app.py models/squeezenet.onnx",
+        lambda _, project: (project.root / "adopted" / "squeezenet.yaml").is_file(),
+    ),
+    Command(
         f"ortprep run --verbose -- {sys.executable} app.py models/squeezenet.onnx",
         lambda o, _: "(1, 1000" in o.out and "artifacts/squeezenet" in o.err,
     ),
