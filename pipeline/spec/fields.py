@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
+from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.redaction import has_credentials, last_link
 
 K = TypeVar("K")
@@ -76,6 +77,8 @@ def _check_url(url: str) -> str:
         )
     if not _URL.fullmatch(last_link(url)):
         raise ValueError("expected scheme://… without spaces; a file on this machine is given by path:")
+    if is_hub_url(url):
+        parse_hub_url(url)
     return url
 
 

@@ -42,8 +42,8 @@ class SourceSpec(SpecSection):
     path: Text | None = Field(default=None, description="Local file, relative to the spec.")
     url: Url | None = Field(
         default=None,
-        description="http(s):// or any fsspec URL whose filesystem is installed; "
-        "user and password come from ~/.netrc or the environment.",
+        description="http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or any fsspec URL "
+        "whose filesystem is installed; credentials come from ~/.netrc, the environment or the Hub's login.",
     )
     demo: Text | None = Field(
         default=None, description="A real architecture with seeded weights, made offline."
@@ -331,10 +331,13 @@ def resolved_spec(spec: ModelSpec) -> dict[str, Any]:
     """Returns everything in a spec that decides what is built, defaults included, as JSON types.
 
     Equal specs give equal results whatever the order, comments or folder of their files, so a digest can be
-    part of a key. Secrets of the source's URL are redacted: the result is published with the bundle.
+    part of a key. Of a local source its file's name is left: its digest is part of every key. Secrets of the
+    source's URL are redacted: the result is published with the bundle.
     """
     # Where it is published makes no other bundle: the same model from two places is one version.
     data = spec.model_dump(mode="json", exclude={"publish"})
     if spec.source.url is not None:
         data["source"]["url"] = redact_url(spec.source.url)
+    if spec.source.path is not None:
+        data["source"]["path"] = Path(spec.source.path).name
     return data

@@ -39,15 +39,15 @@ def redact_url(url: str) -> str:
     return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
 
 
-def hide_queries_in_logs() -> None:
-    """Cuts the queries off the URLs in urllib3's debug messages: they have tokens and signatures in them."""
-    logging.getLogger("urllib3.connectionpool").addFilter(_hide_queries)
+def hide_queries_in_logs(logger: str = "urllib3.connectionpool") -> None:
+    """Cuts the queries off the URLs that an HTTP client logs: they have tokens and signatures in them."""
+    logging.getLogger(logger).addFilter(_hide_queries)
 
 
 def _hide_queries(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
         record.args = tuple(
-            one.partition("?")[0] + "?…" if isinstance(one, str) and "?" in one else one
+            one if isinstance(one, int | float) or "?" not in str(one) else str(one).partition("?")[0] + "?…"
             for one in record.args
         )
     return True

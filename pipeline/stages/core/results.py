@@ -39,11 +39,13 @@ class FetchResult:
 
     Attributes:
         model: Path of the model file in the stage's folder.
+        config: Text of the `config.json` that came along with a model of the Hub, None without one.
     """
 
     model: str
     source: SourceRecord
     interface: ModelInterface
+    config: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,18 +17,24 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import SourceError, StageError
+from ortprep.spec.hub_url import HubAddress, is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, require_fit, samples_key
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.acceptance import check_accepted
 from ortprep.stages.fetch.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
+from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import Inspection, inspect_file
 from ortprep.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
 from ortprep.stages.fetch.transfer import Origin, RetryPolicy, TransferResult, fetch_file
+
+MAX_CONFIG_BYTES = 8 << 20
+"""Largest `config.json` that comes along with a model, in bytes."""
 
 _NOT_A_MODEL = (
     (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
@@ -58,11 +67,12 @@ class FetchStage:
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
         """Returns what decides the outcome: the source, the tools that take it, what the spec says of inputs.
 
-        Of a local source that is every byte, of a URL its text: what changed behind it is fetched when
-        `sha256` says so.
+        Of a local source that is every byte, of a file on the Hub the commit that its revision names now, of
+        another URL its text: what changed behind it is fetched when `sha256` says so.
 
         Raises:
-            SourceError: The spec names a local file that is not there.
+            SourceError: The spec names a local file that is not there, or what the Hub does not have.
+            MissingExtraError: The source is on the Hub, and its client is not installed.
         """
         spec = plan.spec
         return {
@@ -84,18 +94,20 @@ class FetchStage:
         context.say(f"fetching {name}")
         file = _file_name(spec.source)
         model = context.folder / file
-        received = self._fetch_model(context, model)
+        origin = _remote_origin(spec.source)
+        received = self._fetch_model(context, model, origin)
         _refuse_what_is_no_model(model, name)
         _check_digest(received, spec.source, name)
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
         entries = (
             FileEntry(file, received.size_bytes, received.sha256),
-            *self._fetch_external(context, inspection),
+            *self._fetch_external(context, inspection, origin),
         )
+        config = self._fetch_config(context, origin)
         check_accepted(model, name=name)
         record = _describe_source(spec, entries, inspection)
-        return dict(encode(FetchResult(file, record, inspection.interface)))
+        return dict(encode(FetchResult(file, record, inspection.interface, config)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that every file of the result is there in full.
@@ -108,18 +120,18 @@ class FetchStage:
             if not path.is_file() or path.stat().st_size != entry.size_bytes:
                 raise StageError(f"fetch left no complete {entry.path}\n  expected {entry.size_bytes} bytes")
 
-    def _fetch_model(self, context: Context, destination: Path) -> TransferResult:
+    def _fetch_model(self, context: Context, destination: Path, origin: Origin | None) -> TransferResult:
         spec = context.spec
         if spec.source.demo is not None:
             return write_demo_model(spec.source.demo, destination)
-        if spec.source.url is not None and _is_remote(spec.source):
-            origin = origin_of(spec.source.url)
-        else:
+        if origin is None:
             path = _local_path(spec)
             origin = LocalFile(path, str(path))
         return fetch_file(origin, destination, retry=self.retry, progress=context.progress)
 
-    def _fetch_external(self, context: Context, inspection: Inspection) -> tuple[FileEntry, ...]:
+    def _fetch_external(
+        self, context: Context, inspection: Inspection, origin: Origin | None
+    ) -> tuple[FileEntry, ...]:
         name = _shown(context.spec)
         # All names before the first byte: a model that reaches outside its folder is not fetched in part.
         needed = {
@@ -132,13 +144,39 @@ class FetchStage:
                 raise SourceError(f"external data and model are one file: {path!r} of {name}")
             if path not in entries:
                 context.say(f"fetching {path}")
-                origin = _external_origin(context.spec, path)
+                data = _external_origin(context.spec, path, origin)
                 received = fetch_file(
-                    origin, context.folder / path, retry=self.retry, progress=context.progress
+                    data, context.folder / path, retry=self.retry, progress=context.progress
                 )
                 entries[path] = FileEntry(path, received.size_bytes, received.sha256)
             check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
         return tuple(entries.values())
+
+    def _fetch_config(self, context: Context, model: Origin | None) -> str | None:
+        """Returns the configuration of a model of the Hub, None where there is none."""
+        config = find_config(model.address) if isinstance(model, HubFile) else None
+        if config is None:
+            return None
+        context.say(f"fetching {config.address.path}")
+        # Not into the stage's folder: what is there is taken for a part of the model.
+        with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
+            file = Path(folder) / CONFIG_FILE
+            fetch_file(config, file, retry=replace(self.retry, max_bytes=MAX_CONFIG_BYTES))
+            return _read_config(file, config.name)
+
+
+def _remote_origin(source: SourceSpec) -> Origin | None:
+    """Returns where a remote model comes from, None for one of this machine; on the Hub that is a commit."""
+    if source.url is None or not _is_remote(source):
+        return None
+    return HubFile(_pinned(source.url)) if is_hub_url(source.url) else origin_of(source.url)
+
+
+def _pinned(url: str) -> HubAddress:
+    try:
+        return pin(parse_hub_url(url))
+    except ValueError as error:
+        raise SourceError(f"cannot fetch: {url}\n  {error}") from error
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
@@ -147,7 +185,8 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
         versions = {package: installed_version(package) for package in ("onnx", "numpy")}
         return {"demo": check_demo_name(source.demo), "generator": GENERATOR_VERSION, **versions}
     if source.url is not None and _is_remote(source):
-        return {"url": redact_url(source.url)}
+        commit = {"commit": _pinned(source.url).revision} if is_hub_url(source.url) else {}
+        return {"url": redact_url(source.url), **commit}
     path, cache = _local_path(spec), DigestCache()
     try:
         digest = cache.digest(path)
@@ -233,11 +272,15 @@ def _file_name(source: SourceSpec) -> str:
         return f"{source.demo}.onnx"
     if source.path is not None:
         return Path(source.path).name
-    name = PurePosixPath(unquote(urlsplit((source.url or "").partition("::")[0]).path)).name
+    url = source.url or ""
+    path = parse_hub_url(url).path if is_hub_url(url) else unquote(urlsplit(url.partition("::")[0]).path)
+    name = PurePosixPath(path).name
     return name if name.endswith(".onnx") and "\x00" not in name and "\\" not in name else "model.onnx"
 
 
-def _external_origin(spec: ModelSpec, location: str) -> Origin:
+def _external_origin(spec: ModelSpec, location: str, model: Origin | None) -> Origin:
+    if isinstance(model, HubFile):
+        return HubFile(model.address.at(posixpath.join(posixpath.dirname(model.address.path), location)))
     if spec.source.url is not None and _is_remote(spec.source):
         return origin_of(beside(spec.source.url, location))
     if spec.source.demo is not None:
@@ -255,6 +298,15 @@ def _refuse_what_is_no_model(path: Path, name: str) -> None:
         if start.lstrip().startswith(sign):
             text = start.decode("utf-8", "replace")
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
+
+
+def _read_config(file: Path, name: str) -> str:
+    text = file.read_bytes()
+    try:
+        json.loads(text)
+        return text.decode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"not JSON: {name}\n  {error}") from error
 
 
 def _check_digest(received: TransferResult, source: SourceSpec, name: str) -> None:

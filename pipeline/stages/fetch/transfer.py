@@ -64,12 +64,14 @@ class Download:
         start: Offset of the first byte that `read` returns.
         size_bytes: Size of the whole file, None if the origin does not say.
         version: Changes when the file does (an ETag, say), None if the origin gives no such thing.
+        sha256: Digest that the origin gives for the whole file, None if it gives none.
     """
 
     read: Callable[[int], bytes]
     start: int
     size_bytes: int | None
     version: str | None
+    sha256: str | None = None
 
 
 class Origin(Protocol):
@@ -211,3 +213,5 @@ def _receive(
         yield
     if download.size_bytes is not None and partial.size_bytes != download.size_bytes:
         raise TransferError(f"expected {download.size_bytes} bytes, got {partial.size_bytes}")
+    if download.sha256 not in (None, partial.digest):
+        raise TransferError(f"expected {download.sha256}, got {partial.digest}", start_again=True)

@@ -25,7 +25,7 @@ from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import read_git_state
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sources import FETCH, prepared_task, read_fetched, source_task
+from ortprep.stages.core.sources import CONFIG_FILE, FETCH, prepared_task, read_fetched, source_task
 from ortprep.stages.measure.contenders import PREPARED
 from ortprep.stages.package.prepared_variants import (
     PreparedVariant,
@@ -75,6 +75,8 @@ class PackageStage:
             for variant in prepared
             if variant.name == PORTABLE or variant.shipped != PORTABLE
         )
+        if fetched.config is not None:
+            (context.folder / CONFIG_FILE).write_text(fetched.config, encoding="utf-8")
         golden, tolerances = place_golden(context), context.spec.verify.tolerances()
         config = LoaderConfig(
             schema_version=LOADER_SCHEMA_VERSION,

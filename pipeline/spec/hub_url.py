@@ -1,0 +1,71 @@
+"""Addresses of files on the Hugging Face Hub: `hf://ORG/REPO/PATH.onnx@REVISION`. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+HUB_SCHEME = "hf://"
+
+_ADDRESS = re.compile(
+    r"hf://(?:models/)?((?:(?:datasets|spaces)/)?[\w.-]+/[\w.-]+)(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/(.+)",
+    re.IGNORECASE,
+)
+_REVISION_LAST = re.compile(r"(.+?\.onnx)@(.+)", re.IGNORECASE)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """A file in a repository of the Hub.
+
+    Attributes:
+        repository: `ORG/REPO` for models, `datasets/ORG/REPO` or `spaces/ORG/REPO`.
+        path: Path in the repository.
+        revision: Branch, tag, commit or `refs/pr/N`; None for the default branch.
+    """
+
+    repository: str
+    path: str
+    revision: str | None = None
+
+    @property
+    def commit(self) -> str | None:
+        """The revision if it is a whole commit, which never moves."""
+        return self.revision if self.revision and _COMMIT.fullmatch(self.revision) else None
+
+    def at(self, path: str) -> HubAddress:
+        """Returns the address of another file of the same revision."""
+        return replace(self, path=path)
+
+    def __str__(self) -> str:
+        """Returns the address as fsspec's plug-in of the Hub takes it."""
+        revision = "" if self.revision is None else f"@{quote(self.revision, safe='')}"
+        return f"{HUB_SCHEME}{self.repository}{revision}/{self.path}"
+
+
+def is_hub_url(url: str) -> bool:
+    """Says whether a URL names a file on the Hub."""
+    return url.lower().startswith(HUB_SCHEME) and "::" not in url
+
+
+def parse_hub_url(url: str) -> HubAddress:
+    """Returns what a URL names.
+
+    The revision follows the file, `hf://ORG/REPO/PATH.onnx@REVISION`, or the repository, as the Hub's own
+    tools write it: `hf://ORG/REPO@REVISION/PATH.onnx`. In the second form `/` in a branch is written `%2F`.
+
+    Raises:
+        ValueError: The URL has neither form, or two revisions.
+    """
+    found = _ADDRESS.fullmatch(url)
+    path = "" if found is None else found[3]
+    if found is None or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError("expected hf://ORG/REPO/PATH.onnx, with @REVISION after it")
+    last = _REVISION_LAST.fullmatch(path)
+    if last is None:
+        return HubAddress(found[1], path, None if found[2] is None else unquote(found[2]))
+    if found[2] is not None:
+        raise ValueError(f"expected one revision, got {found[2]!r} and {last[2]!r}")
+    return HubAddress(found[1], last[1], last[2])

@@ -1,0 +1,224 @@
+"""A model of the Hub comes from one commit with all that belongs to it, and again when its branch moved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortprep.bundle.codec import decode
+from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.errors import MissingExtraError, PipelineError, SourceError
+from ortprep.graph.execution import Task, build_tasks, run_task, why_stale
+from ortprep.graph.receipts import read_receipt
+from ortprep.spec.hub_url import HubAddress, parse_hub_url
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.contract import Plan
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch.stage import FetchStage
+from ortprep.stages.fetch.transfer import RetryPolicy
+from tests import builders as models
+from tests.stages.fetch.fakes import TOKEN, Hub, serve_hub
+
+constants = pytest.importorskip("huggingface_hub.constants")
+STAGE = FetchStage(retry=RetryPolicy(attempts=2, retry_delay_s=0.001))
+MODEL = models.zero_inputs().SerializeToString()
+CONFIG = b'{"model_type": "bert"}'
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> Hub:
+    """A Hub that `stack.close()` takes off the network."""
+    hub = stack.enter_context(serve_hub())
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return hub
+
+
+def task_of(folder: Path, url: str, **fields: Any) -> Task:
+    spec = ModelSpec.model_validate({"name": "m", "source": {"url": url}, **fields})
+    plan = Plan(spec.located_in(folder), ("cpu",), {})
+    return build_tasks(plan, (STAGE,), folder / "artifacts")[0]
+
+
+def run(task: Task) -> FetchResult:
+    run_task(task, cache=DigestCache(), say=lambda _: None)
+    receipt = read_receipt(task.receipt)
+    assert receipt is not None
+    return decode(FetchResult, receipt.result)
+
+
+def key_of(task: Task) -> dict[str, Any]:
+    receipt = read_receipt(task.receipt)
+    assert receipt is not None
+    return dict(receipt.key["source"])
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("hf://o/r/m.onnx", HubAddress("o/r", "m.onnx")),
+        ("hf://o/r/onnx/m.onnx@v1.0", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
+        ("hf://o/r@v1.0/onnx/m.onnx", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
+        ("hf://o/r/m.onnx@a/branch", HubAddress("o/r", "m.onnx", "a/branch")),
+        ("hf://o/r@a%2Fbranch/m.onnx", HubAddress("o/r", "m.onnx", "a/branch")),
+        ("hf://o/r@refs/pr/3/m.onnx", HubAddress("o/r", "m.onnx", "refs/pr/3")),
+        ("hf://models/o/r/m.onnx", HubAddress("o/r", "m.onnx")),
+        ("hf://datasets/o/r/m.onnx", HubAddress("datasets/o/r", "m.onnx")),
+    ],
+)
+def test_both_ways_to_write_a_revision_mean_the_same(url: str, expected: HubAddress) -> None:
+    address = parse_hub_url(url)
+    assert address == expected
+    assert parse_hub_url(str(address)) == expected
+
+
+@pytest.mark.parametrize("url", ["hf://m.onnx", "hf://o/r", "hf://o/r@a/m.onnx@b", "hf://o/r/../m.onnx"])
+def test_what_names_no_file_of_the_hub_is_a_wrong_spec(url: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        task_of(Path(), url)
+
+
+def test_a_revision_is_pinned_to_its_commit(hub: Hub, tmp_path: Path) -> None:
+    repository = hub.add("o/r", {"onnx/m.onnx": MODEL})
+    commit = repository.refs["v1"] = repository.refs["main"]
+    repository.commit({})
+    task = task_of(tmp_path, "hf://o/r/onnx/m.onnx@v1")
+    result = run(task)
+    assert key_of(task) == {"url": "hf://o/r/onnx/m.onnx@v1", "commit": commit}
+    assert (task.folder / "m.onnx").read_bytes() == MODEL
+    assert (result.model, result.source.sha256) == ("m.onnx", digest_bytes(MODEL))
+    assert any(path == f"/o/r/resolve/{commit}/onnx/m.onnx" for _, path, _ in hub.requests)
+
+
+def test_a_commit_is_not_asked_for_again(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("o/r", {"m.onnx": MODEL}).refs["main"]
+    task = task_of(tmp_path, f"hf://o/r@{commit}/m.onnx")
+    run(task)
+    hub.requests.clear()
+    assert why_stale(task, DigestCache()) == ()
+    assert hub.requests == []
+
+
+def test_external_data_and_configuration_come_along(hub: Hub, tmp_path: Path) -> None:
+    source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location="sub/w.bin")
+    files = {"onnx/m.onnx": source.read_bytes(), "onnx/sub/w.bin": (tmp_path / "sub/w.bin").read_bytes()}
+    hub.add("o/r", {**files, "config.json": CONFIG})
+    task = task_of(tmp_path, "hf://o/r/onnx/m.onnx", inputs={"x": {"shapes": [[1, 64]]}})
+    result = run(task)
+    assert {entry.path for entry in result.source.files} == {"m.onnx", "sub/w.bin"}
+    assert (task.folder / "sub/w.bin").read_bytes() == files["onnx/sub/w.bin"]
+    assert result.config == CONFIG.decode()
+
+
+def test_a_configuration_beside_the_model_goes_first(hub: Hub, tmp_path: Path) -> None:
+    hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG, "onnx/config.json": b"{}"})
+    assert run(task_of(tmp_path, "hf://o/r/onnx/m.onnx")).config == "{}"
+    hub.add("o/bad", {"m.onnx": MODEL, "config.json": b"<html>"})
+    with pytest.raises(SourceError, match=r"not JSON: hf://o/bad@.*/config\.json"):
+        run(task_of(tmp_path / "bad", "hf://o/bad/m.onnx"))
+
+
+def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    repository = hub.add("o/r", {"m.onnx": MODEL})
+    old = repository.refs["main"]
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    run(task)
+    assert why_stale(task, DigestCache()) == ()
+    model = models.zero_inputs()
+    model.producer_version = "2"
+    other = model.SerializeToString()
+    new = repository.commit({"m.onnx": other})
+    assert why_stale(task, DigestCache()) == (f"source.commit: was {old}, is {new}",)
+    assert run(task).source.sha256 == digest_bytes(other)
+
+
+def test_a_commit_with_the_same_model_leaves_the_same_outcome(hub: Hub, tmp_path: Path) -> None:
+    repository = hub.add("o/r", {"m.onnx": MODEL})
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    first = run(task)
+    repository.commit({"m.onnx": MODEL, "README.md": b"# news"})
+    assert why_stale(task, DigestCache()) != ()
+    assert run(task) == first
+
+
+def test_without_a_network_what_was_fetched_is_up_to_date(
+    hub: Hub, tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit = hub.add("o/r", {"m.onnx": MODEL}).refs["main"]
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    run(task)
+    stack.close()
+    assert why_stale(task, DigestCache()) == ()
+    assert f"it last was commit {commit}" in caplog.text
+    with pytest.raises(SourceError, match="cannot reach the Hub: hf://o/other/m"):
+        run(task_of(tmp_path / "other", "hf://o/other/m.onnx"))
+
+
+@pytest.mark.parametrize("place", ["variable", "file"])
+def test_a_private_repository_is_read_with_the_token_of_the_login(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    hub.add("o/r", {"m.onnx": MODEL}, private=True)
+    if place == "variable":
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    else:
+        (tmp_path / "token").write_text(TOKEN)
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    run(task)
+    assert {token for _, _, token in hub.requests} == {TOKEN}
+    assert TOKEN not in caplog.text + task.receipt.read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message", "hint"),
+    [
+        ("hf://o/absent/m.onnx", {}, "no such repository, or no access to it: o/absent", "hf auth login"),
+        ("hf://o/r/m.onnx", {"private": True}, "no such repository, or no access to it: o/r", "HF_TOKEN"),
+        ("hf://o/r/m.onnx", {"gated": True}, "no access to a gated repository: o/r", "accept the terms"),
+        ("hf://o/r/m.onnx@v9", {}, "no such revision: v9 of o/r", "list them"),
+        ("hf://o/r/absent.onnx", {}, "no such file on the Hub: hf://o/r@", None),
+        ("hf://o/r/folder", {}, "expected a file, got a folder", None),
+    ],
+)
+def test_what_cannot_be_had_is_told_at_once_and_by_name(
+    hub: Hub, tmp_path: Path, url: str, options: dict[str, Any], message: str, hint: str | None
+) -> None:
+    hub.add("o/r", {"m.onnx": MODEL, "folder/m.onnx": MODEL}, **options)
+    with pytest.raises(SourceError) as caught:
+        run(task_of(tmp_path, url))
+    assert message in caught.value.message
+    assert (hint or "") in (caught.value.hint or "")
+
+
+def test_bytes_that_the_hub_did_not_mean_are_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    hub.add("o/r", {"m.onnx": MODEL})
+    hub.spoils = True
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    run(task)
+    assert (task.folder / "m.onnx").read_bytes() == MODEL
+
+
+def test_without_the_client_its_extra_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError) as caught:
+        run(task_of(tmp_path, "hf://o/r/m.onnx"))
+    assert isinstance(caught.value, PipelineError)
+    assert caught.value.hint == "pip install 'ortprep[hub]'"
