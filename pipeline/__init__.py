@@ -1,20 +1,27 @@
 """ONNX models from exported to serving: prepare once, load in milliseconds.
 
-Runtime jobs import `ortprep.runtime`; the build is driven by `doit prepare` or `ortprep prepare`. A name of
-this package brings in what it needs when it is first used.
+Runtime jobs import `ortprep.runtime`; the build is driven by `doit prepare`, `ortprep prepare` or `prepare`.
+A name of this package brings in what it needs when it is first used.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ortprep.api.preparation import BuildProgress, prepare
+    from ortprep.api.prepared_bundle import PreparedBundle
     from ortprep.runtime.dropin.session import session
+    from ortprep.spec.python_spec import Spec
 
 __version__ = "0.1.0"
 
-__all__ = ["session"]
+__all__ = ["BuildProgress", "PreparedBundle", "Spec", "prepare", "session"]
 
 _HOMES = {
+    "BuildProgress": "ortprep.api.preparation",
+    "PreparedBundle": "ortprep.api.prepared_bundle",
+    "Spec": "ortprep.spec.python_spec",
+    "prepare": "ortprep.api.preparation",
     "session": "ortprep.runtime.dropin.session",
 }
 

@@ -63,6 +63,17 @@ def plan_builds(
             bundle is in a bundle's place.
     """
     specs = read_build_specs(configs, artifacts, names=names)
+    return plan_specs(specs, artifacts, only=only, skip_unavailable=skip_unavailable)
+
+
+def plan_specs(
+    specs: Iterable[ModelSpec], artifacts: Path, *, only: str | None = None, skip_unavailable: bool = False
+) -> tuple[tuple[Task, ...], ...]:
+    """Returns each spec's tasks, in build order; arguments as of `plan_builds`.
+
+    Raises:
+        SpecError: A target is not available.
+    """
     plans = build_plans(
         specs, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
     )
@@ -76,9 +87,18 @@ def read_build_specs(configs: Path, artifacts: Path, *, names: Sequence[str] = (
         SpecError: A spec is wrong, a name is unknown, or a bundle's folder holds something else.
     """
     specs = read_specs(configs, names=names)
+    check_buildable(specs, artifacts)
+    return specs
+
+
+def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
+    """Refuses specs that could not be built anywhere.
+
+    Raises:
+        SpecError: A search is restricted to what there is not, or a bundle's folder holds something else.
+    """
     _check_spaces(specs)
     check_destinations(specs, artifacts.absolute())
-    return specs
 
 
 def _check_spaces(specs: Iterable[ModelSpec]) -> None:

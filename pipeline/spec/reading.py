@@ -13,6 +13,7 @@ from ortprep.errors import SpecError
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import Problem, build_error
+from ortprep.spec.python_spec import merge
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import locate, validate
 from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
@@ -38,14 +39,23 @@ class _Outcome:
 
 
 def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Reads one spec over `defaults`; relative paths in it start from its folder.
+    """Reads one spec; relative paths in it start from its folder.
+
+    Args:
+        path: The file.
+        defaults: Values for what it leaves out; None for the `defaults.yaml` of its folder.
 
     Raises:
         SpecError: The file cannot be read or is wrong; the message lists every problem.
     """
-    outcome = _read(path, YamlDocument("defaults", defaults or {}))
-    if outcome.spec is None:
-        raise build_error(outcome.problems)
+    beneath = (
+        _read_defaults(path.parent / DEFAULTS_FILE)
+        if defaults is None
+        else YamlDocument("defaults", defaults)
+    )
+    outcome = _read(path, beneath)
+    if outcome.spec is None or beneath.problems:
+        raise build_error((*beneath.problems, *outcome.problems))
     return outcome.spec
 
 
@@ -132,7 +142,7 @@ def _read(path: Path, defaults: YamlDocument) -> _Outcome:
     outcome = _Outcome(path, name if isinstance(name, str) else None, document.lines.get(("name",)))
     if not document.readable:
         return replace(outcome, problems=document.problems)
-    data, onnxruntime = _merge(defaults.data, document.data), installed_onnxruntime()
+    data, onnxruntime = merge(defaults.data, document.data), installed_onnxruntime()
     spec, faults = validate(data, onnxruntime=onnxruntime)
     problems = _combine(document, locate(faults, document, defaults))
     if spec is None or problems:
@@ -164,16 +174,6 @@ def _read_defaults(path: Path) -> YamlDocument:
     problems += _combine(document, locate(faults, document))
     data = {key: value for key, value in document.data.items() if key not in _OWN_KEYS}
     return replace(document, data=data, problems=tuple(problems))
-
-
-def _merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `own` over `beneath`, mapping by mapping; lists are not merged."""
-    merged = {**beneath, **own}
-    for key, value in own.items():
-        under = beneath.get(key)
-        if isinstance(value, Mapping) and isinstance(under, Mapping):
-            merged[key] = _merge(under, value)
-    return merged
 
 
 def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: Path) -> None:

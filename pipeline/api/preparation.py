@@ -1,0 +1,150 @@
+"""`prepare`: from a model or a spec to a bundle, in the calling process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, Unpack
+
+from ortprep.api.prepared_bundle import PreparedBundle
+from ortprep.errors import SpecError
+from ortprep.graph.build import check_buildable, plan_specs
+from ortprep.graph.sequential_run import run_in_order
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.python_spec import Spec, SpecSections, override
+from ortprep.spec.reading import read_spec
+
+BuildEvent: TypeAlias = Literal["started", "said", "progressed", "finished", "current", "failed"]
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """One event of a build.
+
+    Attributes:
+        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`.
+        event: The task `started`, `said` something, `progressed`, `finished`, was `current` (up to date), or
+            `failed`.
+        text: What it said, or why it failed; else empty.
+        done: Number of tasks that are up to date now.
+        total: Number of tasks.
+        fraction: Part of this task's work that is done, from 0 to 1, as far as it is known.
+    """
+
+    task: str
+    event: BuildEvent
+    text: str
+    done: int
+    total: int
+    fraction: float = 0.0
+
+    def __str__(self) -> str:
+        what = {
+            "said": self.text,
+            "progressed": f"{self.fraction:.0%}",
+            "failed": f"failed: {self.text}",
+            "current": "up to date",
+        }
+        return f"[{self.done}/{self.total}] {self.task}: {what.get(self.event, self.event)}"
+
+
+ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
+
+
+def prepare(
+    model: str | os.PathLike[str] | ModelSpec,
+    *,
+    name: str | None = None,
+    artifacts: str | os.PathLike[str] = "artifacts",
+    target: str | None = None,
+    skip_unavailable: bool = False,
+    on_progress: ProgressCallback | None = None,
+    **sections: Unpack[SpecSections],
+) -> PreparedBundle:
+    """Prepares a model, as `ortprep prepare` does, and returns its bundle.
+
+    It does what is not up to date and nothing else: the command line, doit and this function share receipts.
+    It blocks until the bundle is there, in the calling thread, and writes to no stream; under asyncio call it
+    by `await asyncio.to_thread(prepare, …)`.
+
+    Args:
+        model: A spec's file (`configs/net.yaml`, over the `defaults.yaml` beside it), a model's path or URL,
+            or a `Spec`.
+        name: Name of the bundle; else as the spec says, or that of the model's file.
+        artifacts: Folder of bundles.
+        target: Build this target alone: `cpu` or `cuda`.
+        skip_unavailable: Build the rest when a named target is not available on this machine.
+        on_progress: Called with every event; what it raises ends the build.
+        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), over those of the spec's file.
+
+    Raises:
+        SpecError: The spec is wrong, or a target is not available; nothing was started.
+        PipelineError: A task failed; the old bundle, if there was one, is untouched.
+    """
+    spec = _spec_of(model, name, sections)
+    folder = Path(artifacts).absolute()
+    check_buildable((spec,), folder)
+    (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
+    run_in_order(tasks, _Observer(on_progress or _ignore, len(tasks)))
+    return PreparedBundle(tasks[-1].folder, spec)
+
+
+def _ignore(progress: BuildProgress) -> None:
+    del progress
+
+
+def _spec_of(
+    model: str | os.PathLike[str] | ModelSpec, name: str | None, sections: SpecSections
+) -> ModelSpec:
+    if not isinstance(model, str | os.PathLike | ModelSpec):
+        raise SpecError(
+            f"cannot prepare a {type(model).__name__}\n  expected a path, a URL or a Spec",
+            hint='prepare("model.onnx", inputs={…})',
+        )
+    renamed = {} if name is None else {"name": name}
+    if isinstance(model, ModelSpec):
+        return override(model, {**renamed, **sections})
+    text = os.fspath(model)
+    if text.lower().endswith((".yaml", ".yml")) and "://" not in text:
+        return override(read_spec(Path(text).absolute()), {**renamed, **sections})
+    return Spec(text, name=name, **sections)
+
+
+class _Observer:
+    """Turns the events of a build into `BuildProgress`."""
+
+    def __init__(self, report: ProgressCallback, total: int) -> None:
+        self._report = report
+        self._done = 0
+        self._total = total
+
+    def _tell(self, task: str, event: BuildEvent, text: str = "", *, fraction: float = 0.0) -> None:
+        self._report(BuildProgress(task, event, text, self._done, self._total, fraction))
+
+    def started(self, task: str) -> None:
+        self._tell(task, "started")
+
+    def said(self, task: str, line: str) -> None:
+        self._tell(task, "said", line)
+
+    def progressed(self, task: str, fraction: float) -> None:
+        self._tell(task, "progressed", fraction=fraction)
+
+    def finished(self, task: str) -> None:
+        self._done += 1
+        self._tell(task, "finished", fraction=1.0)
+
+    def current(self, task: str) -> None:
+        self._done += 1
+        self._tell(task, "current", fraction=1.0)
+
+    def failed(self, task: str, message: str) -> None:
+        self._tell(task, "failed", message)
+
+    def skipped(self, task: str, message: str) -> None:
+        """Says nothing: the error that is raised names the task that failed."""
+
+    def ended(self) -> None:
+        """Says nothing: the call returns."""

@@ -1,0 +1,56 @@
+"""A bundle in a notebook: what the report says first, as HTML without scripts, files or network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ortprep.bundle.manifest import Manifest
+from ortprep.errors import MissingExtraError
+from ortprep.report.content import Chart, ReportSection
+from ortprep.report.measurement_sections import build_measurement_sections
+from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
+from ortprep.report.static_chart import draw_chart
+
+_TEMPLATE = "summary.html.jinja"
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_summary(manifest: Manifest) -> str:
+    """Returns a bundle's headline, figures and the phases of its start, as a fragment of HTML.
+
+    Raises:
+        MissingExtraError: The packages of the extra `report` are not installed.
+    """
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError as error:
+        raise MissingExtraError(
+            "reports need jinja2, which is not installed", hint="pip install 'ortprep[report]'"
+        ) from error
+    variant = headline_variant(manifest)
+    gain = None if variant is None else find_gain(variant)
+    section = None if variant is None else next(build_measurement_sections(variant), None)
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.get_template(_TEMPLATE).render(
+        manifest=manifest,
+        variant=variant,
+        headline=describe_gain(gain),
+        facts=build_gain_facts(gain),
+        tables=() if section is None else section.tables,
+        chart=_first_chart(section),
+        draw=lambda chart: Markup(draw_chart(chart, colours=_read_colours())),
+    )
+
+
+def _first_chart(section: ReportSection | None) -> Chart | None:
+    return section.charts[0] if section is not None and section.charts else None
+
+
+def _read_colours() -> dict[str, str]:
+    """Returns the colours of the report's light theme, by name."""
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    light = style.partition("@media")[0]
+    return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", light))

@@ -1,0 +1,156 @@
+"""`prepare` in a program acts as the command does, with the same receipts and errors, and no side effects."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortprep import BuildProgress, PreparedBundle, Spec, prepare
+from ortprep.errors import PipelineError, SourceError, SpecError
+from tests.prepare.builders import QUICK, SHAPES, UNTUNED, Project, answers, new_project, source_answers
+
+NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project that was never built, as working folder."""
+    project = new_project(tmp_path / "project")
+    for name, value in project.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(project.root)
+    return project
+
+
+def test_importing_the_package_brings_in_nothing() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import ortprep; ortprep.__all__;"
+        "print(sorted(set(sys.modules) - before - {'ortprep', '__future__'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "error", "text"),
+    [
+        (7, {}, SpecError, "cannot prepare a int"),
+        ("configs/absent.yaml", {}, SpecError, "cannot be read"),
+        ("models/net.onnx", {**NET, "tunes": {}}, SpecError, "unknown key; did you mean 'tune'"),
+        ("models/absent.onnx", NET, SourceError, "fetch of absent: source model missing"),
+        ("configs/net.yaml", {"target": "cuda"}, SpecError, "no such target in net: cuda"),
+        ("models/net.onnx", {**NET, "name": "../net"}, SpecError, "name: expected up to 128"),
+    ],
+)
+def test_what_is_wrong_is_raised_as_the_command_tells_it(
+    place: Project, model: str, sections: dict[str, object], error: type[PipelineError], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        prepare(model, **sections)  # type: ignore[arg-type]
+    assert text in caught.value.message
+    assert caught.value.hint is not None
+
+
+def test_a_folder_that_is_no_bundle_is_not_replaced(place: Project) -> None:
+    place.bundle().mkdir(parents=True)
+    (place.bundle() / "thesis.tex").write_text("all my work")
+    with pytest.raises(SpecError, match=r"got thesis\.tex"):
+        prepare("configs/net.yaml")
+
+
+@dataclass
+class Built:
+    """A bundle that a notebook prepared, and what it saw of that."""
+
+    project: Project
+    bundle: PreparedBundle
+    events: list[BuildProgress] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """A bundle of `models/net.onnx`, prepared in a thread below a running event loop, as in a notebook."""
+    project = new_project(tmp_path_factory.mktemp("notebook") / "project")
+    (project.configs / "net.yaml").unlink()
+    events: list[BuildProgress] = []
+
+    async def cell() -> PreparedBundle:
+        return await asyncio.to_thread(prepare, "models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in project.environment().items():
+            patch.setenv(name, value)
+        patch.chdir(project.root)
+        yield Built(project, asyncio.run(cell()), events)
+
+
+@pytest.mark.slow
+def test_a_bundle_answers_as_its_source(built: Built) -> None:
+    feeds = {"x": np.random.default_rng(7).random((3, 64), np.float32)}
+    expected = source_answers(built.project.models / "net.onnx", feeds)["y"]
+    session = built.bundle.load(check="golden")
+    np.testing.assert_allclose(answers(session, feeds)["y"], expected, rtol=1e-3, atol=1e-5)
+    assert built.bundle.manifest.name == built.bundle.name == "net"
+    assert os.fspath(built.bundle) == str(built.project.bundle())
+
+
+@pytest.mark.slow
+def test_progress_counts_to_the_end(built: Built) -> None:
+    assert {event.total for event in built.events} == {7}
+    finished = [event.done for event in built.events if event.event == "finished"]
+    assert finished == list(range(1, 8))
+    assert any(event.event == "said" and event.text for event in built.events)
+    assert str(built.events[0]) == "[0/7] fetch:net: started"
+
+
+@pytest.mark.slow
+def test_a_second_call_does_nothing_at_once(built: Built, capfd: pytest.CaptureFixture[str]) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    events: list[BuildProgress] = []
+    started_s = time.perf_counter()
+    prepare(Spec("models/net.onnx", **NET), on_progress=events.append)  # type: ignore[arg-type]
+    assert time.perf_counter() - started_s < 1
+    assert {event.event for event in events} == {"current"}
+    assert capfd.readouterr() == ("", "")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+@pytest.mark.slow
+def test_the_command_line_finds_it_up_to_date(built: Built) -> None:
+    built.bundle.write_spec("configs/net.yaml")
+    outcome = built.project.run("prepare")
+    assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
+    events: list[BuildProgress] = []
+    prepare("configs/net.yaml", on_progress=events.append)
+    assert {event.event for event in events} == {"current"}
+
+
+@pytest.mark.slow
+def test_a_report_is_written_once(built: Built) -> None:
+    path = built.bundle.report()
+    assert path == built.project.artifacts / "report-net.html"
+    before = path.stat().st_mtime_ns
+    assert built.bundle.report() == path
+    assert path.stat().st_mtime_ns == before
+    assert built.bundle.report("elsewhere.html").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_a_table_and_a_picture(built: Built) -> None:
+    html = built.bundle._repr_html_()
+    assert html is not None
+    assert "<strong>net</strong>" in html
+    assert "<svg" in html
+    assert "<table" in html
+    assert "default" in html
+    assert "<script" not in html
