@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec
+from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import parse_spec
 from ortprep.versions import installed_onnxruntime
 
@@ -61,8 +62,7 @@ class Spec(ModelSpec):
     ) -> None:
         place = _plain(source) if isinstance(source, Mapping | BaseModel) else _source_of(os.fspath(source))
         data = {"name": _name_of(place) if name is None else name, "source": place, **sections}
-        checked = parse_spec(_plain(data), onnxruntime=installed_onnxruntime())
-        super().__init__(**checked.model_dump(exclude_unset=True))
+        super().__init__(**_check(_plain(data)).model_dump(exclude_unset=True))
         self._folder = Path.cwd()
 
 
@@ -75,8 +75,14 @@ def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
     if not sections:
         return spec
     data = merge(spec.model_dump(mode="json", exclude_unset=True), _plain(sections))
-    checked = parse_spec(data, onnxruntime=installed_onnxruntime())
-    return checked.located_in(spec.folder)
+    return _check(data).located_in(spec.folder)
+
+
+def _check(data: Mapping[str, Any]) -> ModelSpec:
+    onnxruntime = installed_onnxruntime()
+    spec = parse_spec(data, onnxruntime=onnxruntime)
+    warn_if_newer(data.get("runtime"), version=onnxruntime)
+    return spec
 
 
 def merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
