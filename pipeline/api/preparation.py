@@ -12,9 +12,10 @@ from ortprep.api.prepared_bundle import PreparedBundle
 from ortprep.errors import SpecError
 from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
+from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, SpecSections, override
-from ortprep.spec.reading import read_spec
+from ortprep.spec.python_spec import Spec, SpecSections, as_json, override
+from ortprep.spec.reading import read_spec, read_specs
 
 BuildEvent: TypeAlias = Literal["started", "said", "progressed", "finished", "current", "failed"]
 
@@ -29,7 +30,7 @@ class BuildProgress:
             `failed`.
         text: What it said, or why it failed; else empty.
         done: Number of tasks that are up to date now.
-        total: Number of tasks.
+        total: Number of tasks; 0 for `init:MODEL`, which comes before them.
         fraction: Part of this task's work that is done, from 0 to 1, as far as it is known.
     """
 
@@ -58,6 +59,7 @@ def prepare(
     *,
     name: str | None = None,
     artifacts: str | os.PathLike[str] = "artifacts",
+    configs: str | os.PathLike[str] = "configs",
     target: str | None = None,
     skip_unavailable: bool = False,
     on_progress: ProgressCallback | None = None,
@@ -74,20 +76,24 @@ def prepare(
             or a `Spec`.
         name: Name of the bundle; else as the spec says, or that of the model's file.
         artifacts: Folder of bundles.
+        configs: Folder of specs, for the path of a model without `inputs` and `samples`: its spec is looked
+            for there; if it has none, one is drafted and written, as `ortprep init` does.
         target: Build this target alone: `cpu` or `cuda`.
         skip_unavailable: Build the rest when a named target is not available on this machine.
         on_progress: Called with every event; what it raises ends the build.
         sections: Sections of a spec (`inputs`, `tune`, `convert`, …), over those of the spec's file.
 
     Raises:
-        SpecError: The spec is wrong, or a target is not available; nothing was started.
+        SpecError: The spec is wrong, a target is not available, or no inputs were found that the model runs
+            on; nothing was started.
         PipelineError: A task failed; the old bundle, if there was one, is untouched.
     """
-    spec = _spec_of(model, name, sections)
+    report = on_progress or _ignore
+    spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
     (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
-    run_in_order(tasks, _Observer(on_progress or _ignore, len(tasks)))
+    run_in_order(tasks, _Observer(report, len(tasks)))
     return PreparedBundle(tasks[-1].folder, spec)
 
 
@@ -95,21 +101,48 @@ def _ignore(progress: BuildProgress) -> None:
     del progress
 
 
-def _spec_of(
-    model: str | os.PathLike[str] | ModelSpec, name: str | None, sections: SpecSections
+def _find_spec(
+    model: str | os.PathLike[str] | ModelSpec,
+    name: str | None,
+    configs: Path,
+    report: ProgressCallback,
+    sections: SpecSections,
 ) -> ModelSpec:
     if not isinstance(model, str | os.PathLike | ModelSpec):
         raise SpecError(
             f"cannot prepare a {type(model).__name__}\n  expected a path, a URL or a Spec",
             hint='prepare("model.onnx", inputs={…})',
         )
-    renamed = {} if name is None else {"name": name}
+    own = {**({} if name is None else {"name": name}), **sections}
     if isinstance(model, ModelSpec):
-        return override(model, {**renamed, **sections})
+        return override(model, own)
     text = os.fspath(model)
     if text.lower().endswith((".yaml", ".yml")) and "://" not in text:
-        return override(read_spec(Path(text).absolute()), {**renamed, **sections})
+        return override(read_spec(Path(text).absolute()), own)
+    if Path(text).is_file() and not sections.keys() & {"inputs", "samples"}:
+        return override(_find_drafted(Path(text), name, configs, report, sections), own)
     return Spec(text, name=name, **sections)
+
+
+def _find_drafted(
+    model: Path, name: str | None, configs: Path, report: ProgressCallback, sections: SpecSections
+) -> ModelSpec:
+    """Returns the spec that a folder has for a model, or writes one."""
+    known = find_spec_name(model, configs)
+    if known is not None and name in (None, known):
+        return read_specs(configs, names=(known,))[0]
+
+    def say(line: str) -> None:
+        report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
+
+    drafted = init_spec(model, folder=configs, name=name, sections=as_json(sections), say=say)
+    drafted.write()
+    if drafted.question is not None:
+        raise SpecError(
+            f"spec with an open question: {drafted.path}\n  {drafted.question.text}",
+            hint=f"answer it in {drafted.path}, or give inputs={{…}}",
+        )
+    return read_spec(drafted.path.absolute())
 
 
 class _Observer:

@@ -60,9 +60,9 @@ class Spec(ModelSpec):
         name: str | None = None,
         **sections: Unpack[SpecSections],
     ) -> None:
-        place = _plain(source) if isinstance(source, Mapping | BaseModel) else _source_of(os.fspath(source))
+        place = as_json(source) if isinstance(source, Mapping | BaseModel) else _source_of(os.fspath(source))
         data = {"name": _name_of(place) if name is None else name, "source": place, **sections}
-        super().__init__(**_check(_plain(data)).model_dump(exclude_unset=True))
+        super().__init__(**_check(as_json(data)).model_dump(exclude_unset=True))
         self._folder = Path.cwd()
 
 
@@ -74,7 +74,7 @@ def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
     """
     if not sections:
         return spec
-    data = merge(spec.model_dump(mode="json", exclude_unset=True), _plain(sections))
+    data = merge(spec.model_dump(mode="json", exclude_unset=True), as_json(sections))
     return _check(data).located_in(spec.folder)
 
 
@@ -139,15 +139,15 @@ def _safe(name: str) -> str:
     return plain[:_MAX_NAME] or "model"
 
 
-def _plain(value: Any) -> Any:
-    """Returns what Python code writes as JSON types."""
+def as_json(value: Any) -> Any:
+    """Returns what Python code writes, models of sections and numbers of numpy included, as JSON types."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list | tuple | range):
-        return [_plain(item) for item in value]
+        return [as_json(item) for item in value]
     # Numbers and arrays of numpy, which need not be imported for it.
     return value.tolist() if hasattr(value, "tolist") else value

@@ -17,6 +17,7 @@ import pytest
 
 from ortprep import BuildProgress, PreparedBundle, Spec, prepare
 from ortprep.errors import PipelineError, SourceError, SpecError
+from ortprep.spec.reading import read_spec
 from tests.prepare.builders import QUICK, SHAPES, UNTUNED, Project, answers, new_project, source_answers
 
 NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
@@ -66,6 +67,17 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(place: Project) -> None:
     (place.bundle() / "thesis.tex").write_text("all my work")
     with pytest.raises(SpecError, match=r"got thesis\.tex"):
         prepare("configs/net.yaml")
+
+
+def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
+    spec = place.configs / "net.yaml"
+    spec.unlink()
+    events: list[BuildProgress] = []
+    for _ in range(2):
+        with pytest.raises(SpecError, match="no such target in net: cuda"):
+            prepare("models/net.onnx", targets=["cpu"], target="cuda", on_progress=events.append)
+    assert read_spec(spec).inputs["x"].shapes
+    assert [(event.task, event.event) for event in events] == [("init:net", "said")]
 
 
 @dataclass
