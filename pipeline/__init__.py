@@ -31,7 +31,16 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("ortprep", "numpy", "onnxruntime"):
+            raise
+        from ortprep.errors import MissingExtraError
+        from ortprep.versions import install_command
+
+        problem = f"ortprep.{name} needs {error.name}, which is not installed"
+        raise MissingExtraError(problem, hint=install_command("build")) from error
     globals()[name] = value
     return value
 

@@ -11,6 +11,7 @@ from ortprep.report.content import Chart, ReportSection
 from ortprep.report.measurement_sections import build_measurement_sections
 from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
 from ortprep.report.static_chart import draw_chart
+from ortprep.versions import install_command
 
 _TEMPLATE = "summary.html.jinja"
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -27,7 +28,7 @@ def render_summary(manifest: Manifest) -> str:
         from markupsafe import Markup
     except ImportError as error:
         raise MissingExtraError(
-            "reports need jinja2, which is not installed", hint="pip install 'ortprep[report]'"
+            "reports need jinja2, which is not installed", hint=install_command("report")
         ) from error
     variant = headline_variant(manifest)
     gain = None if variant is None else find_gain(variant)

@@ -11,6 +11,7 @@ from ortprep.errors import MissingExtraError
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart
 from ortprep.runtime.probing.child import run_child
+from ortprep.versions import install_command
 
 _TIMEOUT_S = 120
 _WIDTH = 560
@@ -56,7 +57,7 @@ def convert_to_svg(request: Mapping[str, Any]) -> dict[str, Any]:
         import vl_convert
     except ImportError as error:
         raise MissingExtraError(
-            "charts need vl-convert-python, which is not installed", hint="pip install 'ortprep[report]'"
+            "charts need vl-convert-python, which is not installed", hint=install_command("report")
         ) from error
     return {"svg": vl_convert.vegalite_to_svg(request["spec"], allowed_base_urls=[])}
 

@@ -18,6 +18,7 @@ import pytest
 from ortprep import BuildProgress, PreparedBundle, Spec, prepare
 from ortprep.errors import PipelineError, SourceError, SpecError
 from ortprep.spec.reading import read_spec
+from ortprep.versions import install_command
 from tests.prepare.builders import QUICK, SHAPES, UNTUNED, Project, answers, new_project, source_answers
 
 NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
@@ -40,6 +41,21 @@ def test_importing_the_package_brings_in_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_without_the_packages_of_the_build_their_extra_is_named() -> None:
+    code = """
+import sys
+sys.modules["pydantic"] = None
+from ortprep.errors import MissingExtraError
+try:
+    from ortprep import prepare
+except MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ortprep.prepare needs pydantic, which is not installed" in done.stdout
+    assert install_command("build") in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ortprep.spec.hub_url import HubAddress
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.transfer import Download, TransferError, first_line
+from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ def _client() -> Any:
         import huggingface_hub.errors
     except ImportError as error:
         raise MissingExtraError(
-            "hf:// URLs need huggingface_hub, which is not installed", hint="pip install 'ortprep[hub]'"
+            "hf:// URLs need huggingface_hub, which is not installed", hint=install_command("hub")
         ) from error
     for logger in ("httpx", "httpx2"):
         hide_queries_in_logs(logger)

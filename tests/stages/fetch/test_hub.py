@@ -21,6 +21,7 @@ from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.stage import FetchStage
 from ortprep.stages.fetch.transfer import RetryPolicy
+from ortprep.versions import install_command
 from tests import builders as models
 from tests.stages.fetch.fakes import TOKEN, Hub, serve_hub
 
@@ -221,4 +222,4 @@ def test_without_the_client_its_extra_is_named(
     with pytest.raises(MissingExtraError) as caught:
         run(task_of(tmp_path, "hf://o/r/m.onnx"))
     assert isinstance(caught.value, PipelineError)
-    assert caught.value.hint == "pip install 'ortprep[hub]'"
+    assert caught.value.hint == install_command("hub")
