@@ -202,8 +202,9 @@ def record_in(onnxruntime: Any) -> None:
         watch_options(onnxruntime)
         put_in_place(onnxruntime, recording_class(onnxruntime.InferenceSession, recorder))
         binding = binding_class(onnxruntime.IOBinding)
-        for module in (onnxruntime, sys.modules[binding.__module__]):
-            module.IOBinding = binding  # type: ignore[attr-defined]
+        modules: tuple[Any, ...] = (onnxruntime, sys.modules[binding.__module__])
+        for module in modules:
+            module.IOBinding = binding
 
 
 def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
