@@ -98,10 +98,10 @@ def test_a_hostile_receipt_of_a_pulled_bundle_writes_no_order(project: Project, 
     write_bundle(project.artifacts / "net")
     private, public = write_keys(tmp_path / "keys")
     registry = ("--registry", str(tmp_path / "registry"))
-    assert project.run("publish", "net", *registry, "--sign", str(private)).code == 0
+    assert project.call("publish", "net", *registry, "--sign", str(private)).code == 0
     for position, field in enumerate(("version", "reference", "registry", "part")):
         pulled = tmp_path / f"pulled{position}"
-        assert project.run("pull", "net", *registry, "--out", str(pulled)).code == 0
+        assert project.call("pull", "net", *registry, "--out", str(pulled)).code == 0
         receipt = pulled / ".registry/pulled.json"
         data = json.loads(receipt.read_text())
         receipt.write_text(json.dumps({**data, field: _made_hostile(data[field])}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, 
 from ortprep.registry import retries
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.versions import install_command
-from tests.prepare.builders import SHAPES, Project, folding_net, is_intact
+from tests.prepare.builders import SHAPES, Project, is_intact
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of
@@ -112,30 +113,30 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     for i in range(2):
         build = Build((Made("portable", weights=bytes([i])),), spec=bytes([i]))
         write_bundle(project.artifacts / f"net{i}", build)
-        assert project.run("publish", f"net{i}", "--label", f"v{i}", "--by", "Ada").code == 0
-        assert project.run("promote", f"net@v{i}", "production", "--by", "Ada").code == 0
+        assert project.call("publish", f"net{i}", "--label", f"v{i}", "--by", "Ada").code == 0
+        assert project.call("promote", f"net@v{i}", "production", "--by", "Ada").code == 0
     listed = project.run("list")
     assert "production → v1" in listed.out
-    (model,) = json.loads(project.run("list", "--json").out)
+    (model,) = json.loads(project.call("list", "--json").out)
     assert (model["model"], model["versions"]) == ("net", 2)
     versions = project.run("versions", "net")
     assert "Ada" in versions.out
     assert "promote" in versions.out
-    state = json.loads(project.run("versions", "net", "--json").out)
+    state = json.loads(project.call("versions", "net", "--json").out)
     assert state["latest"] == state["labels"]["v1"]
     assert [move["action"] for move in state["moves"]] == ["promote", "promote"]
     named = next(line.split()[0] for line in versions.out.splitlines() if line.endswith("  v1"))
     assert named == f"net@{state['latest']}"
-    assert project.run("pull", named, "--out", "named").code == 0, "what is printed can be pasted"
+    assert project.call("pull", named, "--out", "named").code == 0, "what is printed can be pasted"
     back = project.run("rollback", "net", "production", "--reason", "slow")
     assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
-    planned = project.run("gc", "net", "--keep-latest", "0", "--keep-days", "0")
+    planned = project.call("gc", "net", "--keep-latest", "0", "--keep-days", "0")
     assert "would remove 1 versions" in planned.out
     assert f"v1 {state['labels']['v1']}" in planned.out
     assert "nothing was removed" in planned.err
     done = project.run("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
     assert len(json.loads(done.out)[0]["versions"]) == 1
-    assert list(json.loads(project.run("versions", "net", "--json").out)["labels"]) == ["v0"]
+    assert list(json.loads(project.call("versions", "net", "--json").out)["labels"]) == ["v0"]
 
 
 @pytest.mark.parametrize(
@@ -188,11 +189,12 @@ def test_without_a_registry_the_error_says_where_to_name_one(
 
 
 @pytest.mark.slow
-def test_doit_publishes_what_the_spec_says_after_building_it(project: Project) -> None:
+def test_doit_publishes_what_the_spec_says_after_building_it(built: Project) -> None:
+    project = built
+    shutil.rmtree(project.bundle())  # so that it is packaged, with the commit, and published
     _, public = write_keys(project.root / "keys")
     subprocess.run(["git", "init", "-q", str(project.root)], check=True)
-    project.add(
-        folding_net(),
+    project.write_spec(
         inputs=SHAPES,
         publish={
             "registry": "../registry",

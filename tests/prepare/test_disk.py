@@ -110,7 +110,7 @@ def fill(folder: Path, *, spare_kb: int) -> None:
     (folder / "ballast").write_bytes(bytes(1024 * max(0, free_kb(folder) - spare_kb)))
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_temporary_files_without_room_are_never_the_models_fault(project: Project) -> None:
     """With a page for a request and none for its answer, all that a child has left is its exit code."""
     with small_disk(project.root / "tmp", size_kb=64):

@@ -62,7 +62,7 @@ def test_explain_reads_the_same_through_doit(built: Project) -> None:
     assert (outcome.code, outcome.out) == (0, expected)
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_a_single_task_brings_what_it_needs_and_no_more(project: Project) -> None:
     assert done(project.doit("optimize:net/portable")) == {"fetch:net", "optimize:net/portable"}
     assert not project.bundle().exists()

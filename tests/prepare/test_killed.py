@@ -61,7 +61,7 @@ def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project
             load(project.bundle())
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built: Project) -> None:
     assert built.doit("clean", "package:net").code == 0
     kill(pause_in(built, "package"))
@@ -71,7 +71,7 @@ def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(bui
     assert built.run("check", "artifacts/net").code == 0
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -> None:
     kill(pause_in(project, "verify"))
     finished = {"fetch:net", "optimize:net/cpu"}

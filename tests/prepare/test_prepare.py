@@ -77,7 +77,7 @@ def test_a_second_run_writes_nothing(built: Project) -> None:
     assert built.explain() == {}
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -> None:
     built.write_spec(inputs=SHAPES, measure={**QUICK, "steady_s": 0.02})
     reasons = built.explain()
@@ -90,7 +90,7 @@ def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -
     assert stamps(built.work() / "optimize-cpu") == kept
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) -> None:
     built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
     reasons = built.explain()
@@ -120,7 +120,7 @@ def test_a_model_that_was_only_touched_is_not_built_again(built: Project) -> Non
     assert done(built.run("prepare")) == set()
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project) -> None:
     model = built.models / "net.onnx"
     built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
@@ -136,7 +136,7 @@ def test_an_option_for_jobs_reaches_their_session(built: Project) -> None:
     assert load(built.bundle()).get_session_options().intra_op_num_threads == 1
 
 
-@pytest.mark.manual
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["changed", "missing", "added"])
 def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Project, damage: str) -> None:
     model = built.bundle() / preferred_model(built.bundle())

@@ -12,8 +12,8 @@ DOIT = ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), "configs={configs}", "a
 COMMANDS = {
     "ortprep": ["-m", "ortprep", "prepare", "net"],
     "ortprep, two at once": ["-m", "ortprep", "prepare", "-n", "2"],
-    "doit": [*DOIT, "prepare"],
-    "doit, two at once": [*DOIT, "-n", "2", "prepare"],
+    "doit": [*DOIT, "verify"],
+    "doit, two at once": [*DOIT, "-n", "2", "verify"],
 }
 LIKE_ANOTHER = ("ortprep", "doit, two at once")  # the other two differ most
 
@@ -38,8 +38,9 @@ def test_a_build_on_a_terminal_shows_what_runs_and_ends(project: Project, argume
     code, shown = run_on_terminal(project, arguments)
     assert code == 0, shown
     assert re.search(r"[⠁-⣿] [a-z]+:net", shown), "nothing was shown while a task ran"
-    assert "done package:net" in shown
-    assert "7 done, 0 up to date" in shown
+    last, count = ("package:net", 7) if "ortprep" in arguments else ("verify:net/portable", 5)
+    assert f"done {last}" in shown
+    assert f"{count} done, 0 up to date" in shown
 
 
 def test_a_failure_on_a_terminal_is_told_once(project: Project) -> None:

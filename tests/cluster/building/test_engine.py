@@ -149,7 +149,6 @@ def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
             ray.cancel(one, force=True)
 
 
-@pytest.mark.manual
 def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     engine = RayEngine(store="store", registry="registry")
@@ -158,7 +157,6 @@ def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPat
     assert RayEngine(store="s3://bucket/x/").registry_url == "s3://bucket/x/registry"
 
 
-@pytest.mark.manual
 def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(
     workshop: Workshop, recorder: Recorder
 ) -> None:

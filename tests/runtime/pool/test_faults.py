@@ -289,7 +289,7 @@ def test_a_worker_is_started_again_once_there_are_descriptors(bundle: Path) -> N
 
 
 def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundle: Path) -> None:
-    with SessionPool(bundle, PoolConfig(devices="cpu", start_timeout_s=20)) as pool:
+    with SessionPool(bundle, PoolConfig(devices="cpu", start_timeout_s=8)) as pool:
         (worker,) = pool.stats().workers
         with no_descriptors():
             os.kill(worker.pid or 0, signal.SIGKILL)
