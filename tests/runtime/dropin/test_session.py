@@ -96,7 +96,7 @@ def test_bundles_that_come_and_go_are_noticed(model: Path, tmp_path: Path, bundl
 
 
 @pytest.mark.usefixtures("bundle")
-def test_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest.LogCaptureFixture) -> None:
+def test_f26_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest.LogCaptureFixture) -> None:
     assert is_of_bundle(ortprep.session(model))
     data = bytearray(model.read_bytes())
     data[data.index(b"graph")] ^= 1  # the graph's name: the same size, the same answers
@@ -107,7 +107,7 @@ def test_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest.Log
 
 
 @pytest.mark.usefixtures("bundle")
-def test_other_weights_beside_the_same_graph_are_served_plainly(model: Path) -> None:
+def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model: Path) -> None:
     write_source(model.with_name("other.onnx"), seed=1)
     weights = model.with_name(model.name + ".data")
     array = np.frombuffer(weights.read_bytes(), np.float32).copy()
@@ -128,7 +128,7 @@ def test_without_bundles_a_session_is_plain(
     assert len(reasons(said)) == 1
 
 
-def test_a_bundle_without_its_source_is_never_used(
+def test_f26_a_bundle_without_its_source_is_never_used(
     model: Path, bundle: Path, said: pytest.LogCaptureFixture
 ) -> None:
     write_bundle(bundle)  # as a version before 1.4 wrote it
