@@ -269,6 +269,10 @@ class MissingExtraError(PipelineError):
     """A feature was used whose optional dependency is not installed."""
 
 
+class InstallationError(PipelineError):
+    """An environment cannot be made, or a package cannot be installed in it."""
+
+
 def hint_of_os_error(error: OSError, *folders: str) -> str | None:
     """Returns the command that shows how full the disks of some folders are, where that is what failed."""
     import shlex

@@ -13,6 +13,9 @@ import stat
 import time
 from typing import BinaryIO
 
+CACHE_VARIABLE = "ORTPREP_CACHE_DIR"
+"""Environment variable that names the folder of memories."""
+
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, modification and change time of a file: equal as long as it is neither replaced nor
 written to. The change time is part of it because no program can set it back, as it can the other."""
@@ -53,7 +56,7 @@ def cache_folder() -> str:
 
     For a user without home, as containers have them, it is no folder and cannot become one.
     """
-    named = os.environ.get("ORTPREP_CACHE_DIR")
+    named = os.environ.get(CACHE_VARIABLE)
     if named:
         return named
     caches = os.environ.get("XDG_CACHE_HOME", "")

@@ -20,6 +20,7 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     pool_commands,
     registry_commands,
     run_command,
+    upgrade_command,
 )
 from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
-from ortprep.cli.command import locate_bundle
+from ortprep.cli.command import find_bundle, locate_bundle
 from ortprep.cli.console import BuildObserver, echo
 from ortprep.diagnose.doctor_model import DoctorModel
 from ortprep.diagnose.sampling import examine_bundle, examine_source
@@ -68,6 +69,32 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
             f"no such model: {name}\n  expected an ONNX file, a bundle's folder, or a spec {spec}, got none",
             hint="ortprep doctor --help",
         )
+    return _examine_spec(name, locations)
+
+
+def examine_prepared(name: str, locations: Locations) -> DoctorModel:
+    """Returns a bundle with its golden sample as input, and its source if there is a spec of that name.
+
+    The source is fetched if needed, and left out if it is no longer what the bundle was prepared from.
+
+    Raises:
+        BundleError: There is no such bundle, or it cannot be read.
+        PipelineError: The source cannot be fetched.
+    """
+    bundle = find_bundle(name, locations.artifacts)
+    with working():
+        prepared = examine_bundle(bundle, locations.folder)
+    if not _is_spec(prepared.name, locations.configs):
+        remark = f"its source is not compared: there is no spec {locations.configs / prepared.name}.yaml"
+        return replace(prepared, remarks=(remark,))
+    source = _examine_spec(prepared.name, locations).require_source()
+    if DigestCache().digest(Path(source)) != read_manifest(bundle).source.sha256:
+        remark = "its source is not compared: it is another than the bundle was prepared from"
+        return replace(prepared, remarks=(remark,))
+    return replace(prepared, source=source)
+
+
+def _examine_spec(name: str, locations: Locations) -> DoctorModel:
     # Imported here: who examines a file or a bundle need not have what builds need.
     from ortprep.graph.doctor_subject import examine_spec
 

@@ -27,8 +27,8 @@ import numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 print([one.shape for one in session.run(None, {"data_0": numpy.ones((1, 3, 224, 224), "f4")})])
 """
-ELSEWHERE = {"ortprep prepare --engine ray"}
-"""What needs a cluster: tests/cluster/building runs it."""
+ELSEWHERE = {"ortprep prepare --engine ray", "ortprep upgrade-check"}
+"""What tests/cluster/building runs, since it needs a cluster, and tests/cli/test_upgrade_command.py."""
 
 
 @dataclass(frozen=True)

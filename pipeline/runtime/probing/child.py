@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,26 @@ class Reply:
     peak_rss_bytes: int
 
 
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that runs child functions, of the version of this one.
+
+    Attributes:
+        executable: Path of the program.
+        path: Folders it imports from, the package `ortprep` among them.
+        environment: Environment variables to set on top of this process's.
+    """
+
+    executable: str
+    path: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def own_interpreter() -> Interpreter:
+    """Returns this process's interpreter: its children find the packages that it finds, and no others."""
+    return Interpreter(sys.executable, tuple(entry or str(Path.cwd()) for entry in sys.path))
+
+
 def run_child(
     function: str,
     request: Mapping[str, Any],
@@ -84,6 +104,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
     script: Path | None = None,
+    interpreter: Interpreter | None = None,
 ) -> Reply:
     """Runs `module:function` in a fresh Python process.
 
@@ -96,6 +117,7 @@ def run_child(
             allocations fail. None for no limit.
         script: File that is run in place of the few lines that call `main`. It finds its job in `marshal`'s
             format, and calls `main` itself; until then it does not end with this process.
+        interpreter: The Python of another environment; None for `own_interpreter`.
 
     Raises:
         PipelineError: What the function raised, of the same class.
@@ -104,11 +126,15 @@ def run_child(
         OSError: There is no room on the disk for what the function wrote, the request or the answer. No
             `PipelineError`, so that it is never taken for a failure of what was tried.
     """
+    python = interpreter or own_interpreter()
     with scratch_folder("ortprep-child-") as folder:
-        job = {"path": _import_path(), "function": function, "request": request}
+        job = {"path": list(python.path), "function": function, "request": request}
         (folder / _REQUEST).write_bytes(json.dumps(job).encode() if script is None else marshal.dumps(job))
         code = ("-c", _BOOTSTRAP) if script is None else (str(script),)
-        process, started_s = _spawn(folder, code, environment, memory_bytes)
+        # -P, so that a file of the working folder is never taken for a module.
+        command = [python.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
+        variables = {**python.environment, **(environment or {})}
+        process, started_s = _spawn(folder, command, variables, memory_bytes)
         timed_out = _wait(process, timeout_s)
         elapsed_s = time.monotonic() - started_s
         if timed_out:
@@ -119,21 +145,14 @@ def run_child(
         return _read_reply(function, process, folder, started_s, elapsed_s)
 
 
-def _import_path() -> list[str]:
-    """What this process imports from, so that the child finds the same packages and no others."""
-    return [entry or str(Path.cwd()) for entry in sys.path]
-
-
 def _spawn(
-    folder: Path, code: tuple[str, ...], environment: Mapping[str, str] | None, memory_bytes: int | None
+    folder: Path, command: list[str], environment: Mapping[str, str], memory_bytes: int | None
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Returns the child, and when it was about to be spawned."""
-    # -P, so that a file of the working folder is never taken for a module.
-    command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
     # Temporary files of a child that is killed go with its folder.
     # Sessions are made of the files that are named, even below `ortprep run`.
     own = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
-    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **(environment or {}), **own}
+    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **environment, **own}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(

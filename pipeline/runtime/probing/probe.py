@@ -14,7 +14,7 @@ from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.page_cache import drop_file
-from ortprep.runtime.probing.child import run_child
+from ortprep.runtime.probing.child import Interpreter, run_child
 
 _MB = 2**20
 _SCRIPT = Path(__file__).with_name("probe_script.py")
@@ -83,6 +83,7 @@ def measure_plan(
     memory_bytes: int | None = None,
     function: str = "ortprep.runtime.probing.probe_process:measure",
     more: Mapping[str, Any] | None = None,
+    interpreter: Interpreter | None = None,
 ) -> ProbeResult:
     """Measures one load in one fresh process.
 
@@ -95,6 +96,7 @@ def measure_plan(
         function: What the process does with the session, if more than to measure: it takes the fields that
             `probe_process.measure` does and those of `more`, and returns the same.
         more: What that function is asked besides.
+        interpreter: The Python of another environment, with its ONNX Runtime; None for this one's.
 
     Raises:
         LoadError: The session could not be made.
@@ -106,7 +108,14 @@ def measure_plan(
         drop_file(Path(file))
     before_bytes = None if gpu is None else used_gpu_bytes(gpu)
     job: dict[str, Any] = encode(request) | {"gpu": gpu} | dict(more or {})
-    reply = run_child(function, job, timeout_s=timeout_s, memory_bytes=memory_bytes, script=_SCRIPT)
+    reply = run_child(
+        function,
+        job,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        script=_SCRIPT,
+        interpreter=interpreter,
+    )
     answer = reply.value
     answer["ready_ms"] = (answer.pop("ready_s") - reply.started_s) * 1e3
     after_bytes = answer.pop("gpu_bytes")

@@ -1,0 +1,1 @@
+"""What another version of ONNX Runtime does to a bundle and its source."""
