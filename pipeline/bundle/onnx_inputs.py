@@ -10,7 +10,7 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_wire import ELEMENT_TYPE_NAMES, WireError, read_skeleton, walk_fields
 
 _OTHER, _UNKNOWN = "a sequence, map or optional", "an unknown element type"
-_ANONYMOUS = re.compile(r"\?|-1|None|unk__.*|DynamicDimension\..*|", re.DOTALL)
+_ANONYMOUS = re.compile(r"\?|-1|None|unk__.*|(p2o\.)?DynamicDimension\..*|", re.DOTALL)
 _LARGEST = 2**63 - 1  # above are negative sizes, by which some exporters say that they do not know
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER, _GRAPH_INPUT = 7, 5, 11
@@ -23,8 +23,8 @@ _DIMENSION, _SIZE, _SYMBOL = 1, 1, 2
 def dimension_name(written: str) -> str | None:
     """Returns the name of a symbolic dimension, None for one that only says that the size is not known.
 
-    Paddle's exporters write `?` or `DynamicDimension.0`, tf2onnx `unk__6`, others nothing at all. Dimensions
-    without a name are independent of each other, even where they are written alike.
+    Paddle's exporters write `?`, `DynamicDimension.0` or `p2o.DynamicDimension.0`, tf2onnx `unk__6`, others
+    nothing at all. Dimensions without a name are independent of each other, even where they are written alike.
     """
     return None if _ANONYMOUS.fullmatch(written) else written
 

@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from ortprep.init.shapes import OpenSize, ShapePlan, plan_shapes
 MAX_ATTEMPTS = 150
 MAX_SEARCH_S = 120.0
 _WIDE_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16")
+_MAX_USUAL = 4
 _ALIKE = ("sequence", "frames", "samples", "other", "total")
 
 
@@ -144,6 +146,7 @@ class InputSearch:
             if better is None:
                 return base
             base = better
+        base = self._make_usual(base, run, seen)
         return base if base.result.is_verifiable else self._make_verifiable(base, run, seen, deadline)
 
     def _try(self, choice: Choice, run: Run, seen: set[tuple[object, ...]]) -> Attempt:
@@ -164,6 +167,20 @@ class InputSearch:
             if not attempt.result.error or self._progress(attempt) > self._progress(base):
                 return attempt
         return None
+
+    def _make_usual(self, base: Attempt, run: Run, seen: set[tuple[object, ...]]) -> Attempt:
+        """Returns an attempt that ran with usual sizes near those that a message led to, else `base`."""
+        for group in self._groups():
+            size, usual = self._size(base.choice, group[0]), group[0].sizes
+            near = () if size in usual else sorted(usual, key=lambda one: abs(math.log(max(one, 1) / size)))
+            for one in near[:_MAX_USUAL]:
+                choice = _with_size(base.choice, group, one)
+                if choice.digest() not in seen:
+                    attempt = self._try(choice, run, seen)
+                    if not attempt.result.error:
+                        base = attempt
+                        break
+        return base
 
     def _make_verifiable(
         self, base: Attempt, run: Run, seen: set[tuple[object, ...]], deadline: float

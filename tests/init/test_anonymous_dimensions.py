@@ -30,7 +30,7 @@ def unrelated_net(written: str) -> onnx.ModelProto:
     return models.build_model(nodes, inputs=inputs, outputs=[models.value("sum", TensorProto.FLOAT, [])])
 
 
-@pytest.mark.parametrize("written", ["", "?", "-1", "unk__6", "DynamicDimension.0"])
+@pytest.mark.parametrize("written", ["", "?", "-1", "unk__6", "DynamicDimension.0", "p2o.DynamicDimension.0"])
 def test_what_says_nothing_is_no_name(tmp_path: Path, written: str) -> None:
     assert dimension_name(written) is None
     path = models.write_model(unrelated_net(written), tmp_path / "m.onnx")
