@@ -24,7 +24,7 @@ def dimension_name(written: str) -> str | None:
     """Returns the name of a symbolic dimension, None for one that only says that the size is not known.
 
     Paddle's exporters write `?`, `DynamicDimension.0` or `p2o.DynamicDimension.0`, tf2onnx `unk__6`, others
-    nothing at all. Dimensions without a name are independent of each other, even where they are written alike.
+    nothing at all. Such dimensions are independent of each other, even where they are written alike.
     """
     return None if _ANONYMOUS.fullmatch(written) else written
 
