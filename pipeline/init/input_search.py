@@ -21,6 +21,7 @@ MAX_ATTEMPTS = 150
 MAX_SEARCH_S = 120.0
 _WIDE_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16")
 _MAX_USUAL = 4
+_VARYING = ("height", "width", "samples", "frames")
 _ALIKE = ("sequence", "frames", "samples", "other", "total")
 
 
@@ -172,7 +173,8 @@ class InputSearch:
         """Returns an attempt that ran with usual sizes near those that a message led to, else `base`."""
         for group in self._groups():
             size, usual = self._size(base.choice, group[0]), group[0].sizes
-            near = () if size in usual else sorted(usual, key=lambda one: abs(math.log(max(one, 1) / size)))
+            is_exact = size in usual or group[0].role not in _VARYING
+            near = () if is_exact else sorted(usual, key=lambda one: abs(math.log(max(one, 1) / size)))
             for one in near[:_MAX_USUAL]:
                 choice = _with_size(base.choice, group, one)
                 if choice.digest() not in seen:
