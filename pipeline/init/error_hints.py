@@ -59,7 +59,8 @@ def suggest_sizes(message: str, size: int) -> tuple[int, ...]:
     found += _multiples(size)
     limit = find_index_limit(message)
     if limit is not None:
-        found = [limit, limit - 1, limit // 2, *found]
+        # Some tables keep their first one or two rows for what is no position.
+        found = [limit, limit - 1, limit - 2, limit // 2, *found]
     return tuple(dict.fromkeys(one for one in found if 0 < one <= MAX_SIZE and one != size))
 
 

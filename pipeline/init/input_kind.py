@@ -119,5 +119,7 @@ def _is_audio(name: str, item: TensorSpec, use: InputUse, rank: int | None) -> b
         return False
     if _AUDIO_OPERATORS & set(use.operators) or use.window >= _MIN_AUDIO_WINDOW:
         return True
+    if rank == 2 and len(use.spatial) == 1:
+        return True  # slid over without channels
     last_is_open = not shape or not isinstance(shape[-1], int) or shape[-1] >= 256
     return last_is_open and bool(re.search(_AUDIO_NAME, name))
