@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import textwrap
@@ -23,7 +22,7 @@ MODELS_FOLDER = "models"
 """Folder, beside the specs, of models that the application had as bytes."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-_NAMELESS = re.compile(r"model|network|net|onnx|inference|weights", re.IGNORECASE)
+_NAMELESS = frozenset({"inference", "model", "model_optimized", "model_quantized"})
 _WIDTH = 108
 
 
@@ -158,11 +157,11 @@ def _keep(saved: Path, folder: Path) -> Path:
 
 
 def _name(model: Path, folder: Path) -> str | None:
-    """Returns the package's name for its only `model.onnx`; None where a file's own name says enough."""
-    if not _NAMELESS.fullmatch(model.stem):
-        return None
+    """Returns the package's name for a `model.onnx` in it; None where a file's own name says enough."""
     parts = model.parts
-    package = next((parts[i + 1] for i, part in enumerate(parts[:-2]) if part in _PACKAGES), parts[-2])
+    package = next((parts[i + 1] for i, part in enumerate(parts[:-2]) if part in _PACKAGES), None)
+    if package is None or model.stem not in _NAMELESS:
+        return None
     return package if not (folder / f"{package}.yaml").exists() else f"{package}-{model.parent.name}"
 
 

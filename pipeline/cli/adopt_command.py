@@ -12,13 +12,12 @@ from ortprep.bundle.codec import encode
 from ortprep.cli.command import CONFIGS, AsJson, command
 from ortprep.cli.console import build_table, echo, write_json, write_table
 from ortprep.errors import SpecError
+from ortprep.versions import installed_onnxruntime
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ortprep.adopt.adoption import AdoptedModel
-
-_OPEN_QUESTIONS = 2
 
 
 def adopt(
@@ -41,18 +40,25 @@ def adopt(
         if code:
             echo(f"{program[0]} ended with exit code {code}")
         try:
-            models = adopt_models(read_records(records), records, out, force=force, say=echo)
+            processes = read_records(records)
         except SpecError:
             if code:
                 raise typer.Exit(code) from None
             raise
+        models = adopt_models(processes, records, out, force=force, say=echo)
+    _compare_versions({process.onnxruntime for process in processes})
     if json:
         write_json([encode(model) for model in models])
     else:
         _report(models, out)
-    failed = any(model.problem for model in models)
-    if code or failed:
-        raise typer.Exit(code or _OPEN_QUESTIONS)
+    if code or any(model.problem for model in models):
+        raise typer.Exit(code or SpecError.exit_code)
+
+
+def _compare_versions(seen: set[str]) -> None:
+    own = installed_onnxruntime()
+    for version in sorted(seen - {own}):
+        echo(f"the application has ONNX Runtime {version}, this environment {own}: prepare with the former")
 
 
 def _report(models: Sequence[AdoptedModel], out: Path) -> None:
