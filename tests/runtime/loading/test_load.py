@@ -247,7 +247,7 @@ def test_a_loader_config_that_is_none_is_a_bundle_error(bundle: Path, damage: by
 
 
 def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"no bundle there: .*\n  expected loader\.json in it") as caught:
+    with pytest.raises(BundleError, match=r"no bundle there: .*\n  expected a folder with loader") as caught:
         load(tmp_path / "nothing")
     assert caught.value.hint is not None
 
