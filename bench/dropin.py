@@ -38,7 +38,7 @@ from ortprep.measuring.rounds import order_of_round
 PLAIN, RUN, VARIABLES = "plain", "run", "variables"
 FIGURES = ("first_ms", "whole_ms", "call_ms")
 
-_PREPARED_ELSEWHERE = 1e-3
+_MAX_RELATIVE_ERROR = 1e-3
 """Largest relative difference between two answers of one number that still agree, as of a spec's gate."""
 
 
@@ -221,14 +221,15 @@ def report(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
         figures[name] = {way: encode(summarise(of)) for way, of in values.items()}
         for way in (RUN, VARIABLES):
             figures[name][way]["to_plain"] = paired_ratio(values[way], plain)
-            figures[name][way]["verdict"] = (
-                "better"
-                if is_below(values[way], plain)
-                else "worse"
-                if is_below(plain, values[way])
-                else "no difference"
-            )
+            figures[name][way]["verdict"] = compare_values(values[way], plain)
     return {"answers_agree": all(agrees(answers[0], other) for other in answers), "figures": figures}
+
+
+def compare_values(values: Sequence[float], plain: Sequence[float]) -> str:
+    """Returns `better`, `worse` or `no difference`, which is what the noise may be as well."""
+    if is_below(values, plain):
+        return "better"
+    return "worse" if is_below(plain, values) else "no difference"
 
 
 def agrees(one: Any, other: Any) -> bool:
@@ -238,7 +239,7 @@ def agrees(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(agrees(one[key], other[key]) for key in one)
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_PREPARED_ELSEWHERE, abs_tol=1e-5)
+        return math.isclose(one, other, rel_tol=_MAX_RELATIVE_ERROR, abs_tol=1e-5)
     return bool(one == other)
 
 
