@@ -81,9 +81,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project
     assert ran.code == 0, ran.err
     assert str(bundle) in ran.err
     assert str(project.bundle(of_bytes.name)) in ran.err
-    plain, bundles = (
-        json.loads((project.root / f"{name}.json").read_text()) for name in ("plain", "bundles")
-    )
+    plain, bundles = (json.loads((project.root / name).read_text()) for name in ("plain.json", "run.json"))
     for got, expected in zip(bundles, plain, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 

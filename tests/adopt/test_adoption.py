@@ -1,0 +1,58 @@
+"""Models that no spec can be written for are reported, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ortprep.adopt.adoption import adopt_models
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, ModelRecord, ProcessRecord
+from tests.builders import conv_net, sequence_input, write_model
+
+DEFAULTS = SessionOptionsRecord("ORT_ENABLE_ALL")
+
+
+def record_of(path: Path | None, *, size_bytes: int = 0, modified_ns: int = 0) -> ModelRecord:
+    if path is not None:
+        status = path.stat()
+        size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+    named = None if path is None else str(path)
+    return ModelRecord(
+        named, None, size_bytes, modified_ns, DEFAULTS, (), ("CPUExecutionProvider",), None, {}, 1, 0
+    )
+
+
+def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:
+    process = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, ("python", "app.py"), "1.31.1", models)
+    found = adopt_models([process], folder, folder / "configs")
+    assert not list((folder / "configs").glob("*.yaml"))
+    return [(model.name, model.problem) for model in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.unlink(), "cannot be read any more: No such file"),
+        (lambda path: path.write_bytes(b"another"), "changed since the application loaded it"),
+    ],
+)
+def test_a_file_that_is_another_by_now_gets_no_spec(
+    tmp_path: Path, change: Callable[[Path], object], reason: str
+) -> None:
+    path = write_model(conv_net(), tmp_path / "net.onnx")
+    record = record_of(path)
+    change(path)
+    [(name, problem)] = adopt(tmp_path, record)
+    assert (name, reason in problem) == (None, True)
+
+
+def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
+    ready = write_model(conv_net(), tmp_path / "net.ort")
+    sequence = write_model(sequence_input(), tmp_path / "sequence.onnx")
+    found = adopt(tmp_path, record_of(ready), record_of(sequence), record_of(None, size_bytes=2**33))
+    assert [name for name, _ in found] == [None, None, None]
+    for (_, problem), word in zip(found, ("own format", "no tensor", "too large to keep"), strict=True):
+        assert word in problem
