@@ -12,12 +12,14 @@ from ortprep.bundle.codec import encode
 from ortprep.cli.command import CONFIGS, AsJson, command
 from ortprep.cli.console import build_table, echo, write_json, write_table
 from ortprep.errors import SpecError
+from ortprep.runtime.dropin.observation import MAX_MODELS
 from ortprep.versions import installed_onnxruntime
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ortprep.adopt.adoption import AdoptedModel
+    from ortprep.runtime.dropin.observation import ProcessRecord
 
 
 def adopt(
@@ -46,7 +48,7 @@ def adopt(
                 raise typer.Exit(code) from None
             raise
         models = adopt_models(processes, records, out, force=force, say=echo)
-    _compare_versions({process.onnxruntime for process in processes})
+    _warn(processes)
     if json:
         write_json([encode(model) for model in models])
     else:
@@ -55,10 +57,13 @@ def adopt(
         raise typer.Exit(code or SpecError.exit_code)
 
 
-def _compare_versions(seen: set[str]) -> None:
+def _warn(processes: Sequence[ProcessRecord]) -> None:
     own = installed_onnxruntime()
-    for version in sorted(seen - {own}):
+    for version in sorted({process.onnxruntime for process in processes} - {own}):
         echo(f"the application has ONNX Runtime {version}, this environment {own}: prepare with the former")
+    lost = sum(process.lost for process in processes)
+    if lost:
+        echo(f"sessions that were not recorded, as a process had more than {MAX_MODELS} models: {lost}")
 
 
 def _report(models: Sequence[AdoptedModel], out: Path) -> None:

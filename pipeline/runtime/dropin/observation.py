@@ -16,6 +16,9 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
 OBSERVATION_SCHEMA_VERSION = "1.0"
 
+MAX_MODELS = 256
+"""Maximum number of models, each with one set of options, that one process records."""
+
 MAX_FEEDS = 64
 """Maximum number of sets of shapes that are told apart per model; runs with others are only counted."""
 

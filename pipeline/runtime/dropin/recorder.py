@@ -27,6 +27,7 @@ from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.observation import (
+    MAX_MODELS,
     OBSERVATION_SCHEMA_VERSION,
     FeedObserver,
     ModelRecord,
@@ -40,9 +41,6 @@ log = logging.getLogger(__name__)
 
 RECORDS_VARIABLE = "ORTPREP_RECORDS"
 """Folder that processes write their records to."""
-
-MAX_MODELS = 256
-"""Maximum number of models, each with one set of options, that one process records."""
 
 MAX_SAVED_BYTES = 4 * 2**30
 """Maximum size of all models that one process was given as bytes and that are kept."""
