@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,10 @@ if HAS_HYPOTHESIS:
     settings.load_profile("repeatable")
 
 ROOT = Path(__file__).parent
-LOOK_AT_THE_MACHINE = (
-    "runtime/pool",
-    "cluster",
-    "diagnose",
-    "cli/test_doctor_command.py",
-    "cli/test_pool_commands.py",
-)
+SCOPES = {
+    "the machine": ("runtime/pool", "diagnose", "cli/test_doctor_command.py", "cli/test_pool_commands.py"),
+    "a cluster": ("cluster",),
+}
 """Tests that count what others' tests of their kind leave running, or time what those would disturb."""
 
 
@@ -53,9 +51,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def scope_of(nodeid: str) -> str:
-    """Returns what a test shares a process with: its file, or all those above."""
+    """Returns what a test shares a process with: its file, or all those of an entry above."""
     place = nodeid.split("::")[0].removeprefix(f"{ROOT.name}/")
-    return "the machine" if place.startswith(LOOK_AT_THE_MACHINE) else place
+    return next((scope for scope, places in SCOPES.items() if place.startswith(places)), place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,6 +66,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return scope_of(nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What measures here waits for no other run of the tests, and for no other process of this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("locks")))
+        yield
 
 
 @pytest.fixture(scope="session")

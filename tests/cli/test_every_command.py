@@ -132,10 +132,9 @@ COMMANDS = (
     Command("ortprep options intra_op --json", lambda o, _: "intra_op_num_threads" in o.out),
     Command("ortprep schema", lambda o, _: _json(o)["type"] == "object"),
     Command("ortprep node-labels", lambda o, _: "ortprep" in o.out),
-    Command("ortprep doctor gil", lambda o, _: "gil: " in o.out),
     Command(
-        "ortprep doctor options models/squeezenet.onnx --shape data_0=1,3,224,224 --rounds 1",
-        lambda o, _: "ms" in o.out,
+        "ortprep doctor init models/squeezenet.onnx --shape data_0=1,3,224,224 --rounds 1",
+        lambda o, _: "parse the model file" in o.out,
     ),
     Command("doit clean", lambda _, project: not project.bundle("squeezenet").exists()),
 )

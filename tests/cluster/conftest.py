@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.cluster.builders import SmallCluster
+    from tests.prepare.builders import Project
 
 # Before anything imports Ray.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -24,3 +26,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
 
     with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
         yield small
+
+
+@pytest.fixture(scope="session")
+def squeezenet(shared_folder: Path) -> Project:
+    """A project that has prepared one of the shipped models; not to be changed."""
+    from tests.prepare.builders import new_squeezenet, prepare_once
+
+    return prepare_once(shared_folder / "squeezenet", new_squeezenet)[0]

@@ -100,8 +100,12 @@ def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) 
 
 
 @pytest.mark.slow
-def test_a_replaced_model_is_built_anew_and_answered_anew(built: Project) -> None:
+def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built: Project) -> None:
     old = stamps(built.bundle())
+    built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
+    reasons = built.explain()
+    assert reasons["optimize/cpu"] == ["runtime.intra_op_num_threads: was None, is 1"]
+    assert "fetch" not in reasons
     write_model(folding_net(seed=1), built.models / "net.onnx")
     reasons = built.explain()
     assert [line.partition(":")[0] for line in reasons["fetch"]] == ["source.digest"]
@@ -110,7 +114,9 @@ def test_a_replaced_model_is_built_anew_and_answered_anew(built: Project) -> Non
     assert done(built.run("prepare")) == all_tasks()
     feeds = {"x": np.ones((1, 64), np.float32)}
     expected = source_answers(built.models / "net.onnx", feeds)["y"]
-    np.testing.assert_allclose(answers(load(built.bundle()), feeds)["y"], expected, rtol=1e-3, atol=1e-5)
+    session = load(built.bundle())
+    assert session.get_session_options().intra_op_num_threads == 1
+    np.testing.assert_allclose(answers(session, feeds)["y"], expected, rtol=1e-3, atol=1e-5)
     assert not set(old.values()) & set(stamps(built.bundle()).values())
 
 
@@ -126,14 +132,6 @@ def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project
     built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
     assert built.explain()["fetch"] == [f"sha256: was None, is {digest_file(model)[:57]}…"]
     assert done(built.run("prepare")) == {"fetch:net", "package:net"}
-
-
-@pytest.mark.slow
-def test_an_option_for_jobs_reaches_their_session(built: Project) -> None:
-    built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
-    assert built.explain()["optimize/cpu"] == ["runtime.intra_op_num_threads: was None, is 1"]
-    assert done(built.run("prepare")) == all_tasks() - {"fetch:net"}
-    assert load(built.bundle()).get_session_options().intra_op_num_threads == 1
 
 
 @pytest.mark.slow

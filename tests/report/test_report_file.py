@@ -29,6 +29,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_report_of_fifty_models_with_forty_trials_each_stays_under_five_megabytes(
     tmp_path: Path,
 ) -> None:

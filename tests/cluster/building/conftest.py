@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ortprep.graph.doit_tasks import DoitEngine
 from tests.cluster.builders import SmallCluster
-from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
+from tests.cluster.building.builders import Recorder, Workshop, read_reproducible
+from tests.prepare.builders import Project
 
 FARM = {"ortprep.io/farm": "true"}
 
@@ -37,11 +37,6 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture(scope="package")
-def squeezenet_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def squeezenet_here(squeezenet: Project) -> dict[str, Any]:
     """What a shipped model's build by the engine of one machine has that is reproducible."""
-    workshop = Workshop(tmp_path_factory.mktemp("here"))
-    workshop.write_shipped(measure=LONG_MEASURE)
-    outcome = DoitEngine().prepare(workshop.order(), Recorder())
-    assert outcome.done, outcome.errors
-    artifacts = workshop.root / "artifacts"
-    return read_reproducible(artifacts / "squeezenet", artifacts / ".work/squeezenet/receipts")
+    return read_reproducible(squeezenet.bundle("squeezenet"), squeezenet.work("squeezenet") / "receipts")

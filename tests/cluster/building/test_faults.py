@@ -56,6 +56,11 @@ def made(workshop: Workshop) -> dict[str, Any]:
     return read_reproducible(bundle, workshop.store / "work/squeezenet/receipts/farm")
 
 
+def built_alike(workshop: Workshop, here: dict[str, Any]) -> bool:
+    """Says whether both builds made the same; their specs differ in how long they measure."""
+    return {**made(workshop), "spec": ""} == {**here, "spec": ""}
+
+
 def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
@@ -77,7 +82,7 @@ def test_what_a_node_had_done_is_not_done_again_when_it_dies(
     assert "optimize:squeezenet/cpu@farm" in recorder.tasks("current")
     assert recorder.tasks("finished").count("optimize:squeezenet/cpu@farm") == 1
     assert any("restarted on node" in text for what, _, text in recorder.events if what == "said")
-    assert made(workshop) == squeezenet_here
+    assert built_alike(workshop, squeezenet_here)
 
 
 @pytest.mark.manual
@@ -107,7 +112,7 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
     ]
     assert set(done_before) <= set(recorder.tasks("current"))
     assert "measure:squeezenet/cpu@farm" in recorder.tasks("finished")
-    assert made(workshop) == squeezenet_here
+    assert built_alike(workshop, squeezenet_here)
 
 
 @pytest.mark.manual

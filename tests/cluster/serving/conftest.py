@@ -13,7 +13,6 @@ from ortprep.cluster.serving.grpc_api import SERVICER
 from ortprep.runtime.tensors.element_types import Array
 from tests.cluster.builders import SmallCluster
 from tests.fakes import free_port
-from tests.prepare.builders import Project, new_squeezenet, prepare_once
 from tests.runtime.pool.builders import write_doubling
 
 HTTP_PORT, GRPC_PORT = free_port(), free_port()
@@ -52,9 +51,3 @@ def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
     x = np.arange(size, dtype=np.float32).reshape(1, size)
     x[0, 0] = first
     return {"x": x}
-
-
-@pytest.fixture(scope="session")
-def squeezenet(shared_folder: Path) -> Project:
-    """A project that has prepared one of the shipped models; not to be changed."""
-    return prepare_once(shared_folder / "squeezenet", new_squeezenet)[0]
