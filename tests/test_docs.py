@@ -67,6 +67,28 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    listed = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
+    linked = {*_links((ROOT / "docs/README.md").read_text()), "README.md"}
+    assert {page for page in pages if not page.startswith("adr/")} <= linked
+
+
+def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    cells = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
+    ours = [cell for cell in cells if "(from " not in cell.partition(",")[0] and "`" in cell]
+    spoken = [
+        part for cell in ours for quoted in re.findall(r"`([^`]+)`", cell) for part in quoted.split("…")
+    ]
+    words = [part.strip(" :;") for part in spoken if len(part.strip(" :;")) > 3]
+    source = "\n".join(path.read_text() for path in ROOT.glob("pipeline/**/*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    assert len(words) > 60
+    assert [word for word in words if word not in joined] == []
+
+
 def _links(text: str) -> list[str]:
     parts = [part.partition(")")[0] for part in text.split("](")[1:]]
     return [part.partition("#")[0] for part in parts if part.partition("#")[0] and "://" not in part]

@@ -24,7 +24,6 @@ app = typer.Typer(
     help="Prepare ONNX models once, so that ONNX Runtime sessions come up in milliseconds.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all if none is named.")]
