@@ -252,7 +252,7 @@ class _RunningTask:
         self.end_s = now_s + (now_s - self.started_s) * (1 - fraction) / fraction if fraction > 0 else None
 
     def describe(self, name: str, now_s: float) -> str:
-        """Returns `measure:net/cpu 0:12, 40 %, 0:18 left`, as far as that is known."""
+        """Returns `measure:net/cpu 0:12, 40%, 0:18 left`, as far as that is known."""
         parts = [f"{name} {_clock(now_s - self.started_s)}"]
         if self.fraction is not None and self.end_s is not None:
             parts += [f"{self.fraction:.0%}", f"{_clock(max(self.end_s - now_s, 0.0))} left"]

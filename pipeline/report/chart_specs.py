@@ -87,6 +87,22 @@ _KIND_COLOURS = {"domain": _KINDS, "range": ["@mark", "@c1", "@c2", "@c5", "@c3"
 _KIND_SHAPES = {"domain": _KINDS, "range": ["circle", "circle", "diamond", "square", "triangle-up"]}
 _FEW_TICKS = {"tickCount": 6, "format": ".3~r"}
 
+
+def _label(mark: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "transform": [{"filter": "isValid(datum.label)"}],
+        **_layer(
+            "text",
+            {"align": "left", "dx": 12, "dy": -8, **mark},
+            x=_quantity("x", "$x"),
+            y=_quantity("y", "$y"),
+            text={"field": "label", "type": "nominal"},
+        ),
+    }
+
+
+_IS_CHOSEN = "datum.what === 'chosen'"
+
 _FRONT: dict[str, Any] = {
     "height": 300,
     "layer": [
@@ -102,23 +118,18 @@ _FRONT: dict[str, Any] = {
         },
         _layer(
             "point",
-            {"filled": True, "size": 75, "opacity": 0.9},
+            {"filled": True, "opacity": 0.9},
             x=_quantity("x", "$x", axis=_FEW_TICKS),
             y=_quantity("y", "$y", axis=_FEW_TICKS),
+            size={"condition": {"test": _IS_CHOSEN, "value": 300}, "value": 75},
+            stroke={"condition": {"test": _IS_CHOSEN, "value": "@text"}, "value": None},
             color=_nominal("what", sort=None, scale=_KIND_COLOURS),
             shape=_nominal("what", sort=None, scale=_KIND_SHAPES),
             tooltip=_TOLD,
         ),
-        {
-            "transform": [{"filter": "isValid(datum.label)"}],
-            **_layer(
-                "text",
-                {"align": "left", "dx": 8, "dy": -6},
-                x=_quantity("x", "$x"),
-                y=_quantity("y", "$y"),
-                text={"field": "label", "type": "nominal"},
-            ),
-        },
+        # Each label twice: the first is the space around the second, which keeps it off the points behind.
+        _label({"stroke": "@page", "strokeWidth": 4}),
+        _label({}),
     ],
 }
 

@@ -44,13 +44,14 @@ class Column:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Figures or facts in rows; `filterable` by their text."""
+    """Figures or facts in rows; `filterable` by their text; `marked` is the row that stands out."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     sortable: bool = False
     filterable: bool = False
+    marked: int | None = None
 
 
 @dataclass(frozen=True)

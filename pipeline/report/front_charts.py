@@ -17,6 +17,10 @@ RUNS = tuple(sorted({round(10 ** (exponent / 3)) for exponent in range(19)}))
 """Runs per load that costs are drawn at: three a decade, up to a million."""
 
 
+_LABEL_WIDTH, _LABEL_HEIGHT = 0.16, 0.07
+"""Parts of a chart's width and height that a label takes."""
+
+
 @dataclass(frozen=True)
 class _Spot:
     """A trial in the plane: two figures in ms."""
@@ -96,7 +100,10 @@ def _chart(
     record: TuningRecord, spots: Sequence[_Spot], front: Sequence[_Spot], *, title: str, axis: str, text: str
 ) -> Chart:
     ranks = {spot.trial.number: rank for rank, spot in enumerate(front)}
-    values = tuple(_spot_row(record, spot, ranks, axis) for spot in spots)
+    labelled = _choose_labelled(record, spots, front)
+    # The chosen one last, so that it is drawn over the others.
+    ordered = sorted(spots, key=lambda spot: spot.trial.number == record.chosen)
+    values = tuple(_spot_row(record, spot, ranks, axis, is_labelled=spot in labelled) for spot in ordered)
     columns = (">trial", "~plan", f">{axis}", ">steady run, ms")
     rows = tuple((spot.trial.number, describe_choice(record, spot.trial), spot.x, spot.y) for spot in front)
     table = make_table("Plans that no other beats in both figures", columns, rows)
@@ -105,7 +112,29 @@ def _chart(
     )
 
 
-def _spot_row(record: TuningRecord, spot: _Spot, ranks: Mapping[int, int], axis: str) -> Mapping[str, Any]:
+def _choose_labelled(
+    record: TuningRecord, spots: Sequence[_Spot], front: Sequence[_Spot]
+) -> tuple[_Spot, ...]:
+    """Returns the spots with a label: the chosen one, and those of the front whose labels do not overlap."""
+    chosen = [spot for spot in spots if spot.trial.number == record.chosen]
+    widths = [
+        math.log(max(side) / min(side)) or 1.0 for side in zip(*((s.x, s.y) for s in spots), strict=True)
+    ]
+    labelled: list[_Spot] = []
+    for spot in (*chosen, *front):
+        far = (
+            abs(math.log(spot.x / one.x)) > _LABEL_WIDTH * widths[0]
+            or abs(math.log(spot.y / one.y)) > _LABEL_HEIGHT * widths[1]
+            for one in labelled
+        )
+        if all(far):
+            labelled.append(spot)
+    return tuple(labelled)
+
+
+def _spot_row(
+    record: TuningRecord, spot: _Spot, ranks: Mapping[int, int], axis: str, *, is_labelled: bool
+) -> Mapping[str, Any]:
     number = spot.trial.number
     row: dict[str, Any] = {
         "x": rounded(spot.x),
@@ -116,8 +145,8 @@ def _spot_row(record: TuningRecord, spot: _Spot, ranks: Mapping[int, int], axis:
     }
     if number in ranks:
         row |= {"rank": ranks[number]}
-    if number in ranks or number == record.chosen:
-        row |= {"label": str(number)}
+    if is_labelled:
+        row |= {"label": f"{number}, chosen" if number == record.chosen else str(number)}
     return row
 
 

@@ -11,7 +11,6 @@ from ortprep.measuring.shipped import worst_error
 from ortprep.report.content import Chart, Fact, ReportSection, ReportTable, Tone
 from ortprep.report.formatting import (
     CellValue,
-    format_instant,
     format_ratio,
     join_words,
     make_table,
@@ -183,5 +182,5 @@ def _model_row(manifest: Manifest, variant: VariantRecord | None, anchor: str) -
         *others,
         number_cell(worst, None if worst is None else f"{worst:.2g}"),
         sum(entry.size_bytes for entry in manifest.files) / 2**20,
-        format_instant(manifest.created_at),
+        manifest.created_at[:10],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from ortprep.report.content import Cell, ReportTable, Tone
@@ -47,9 +48,14 @@ def build_trials_table(record: TuningRecord) -> ReportTable:
         "~remark",
         "tried as",
     )
-    rows = tuple(_row(record, trial) for trial in sorted(record.trials, key=rank_trial))
-    caption = f"Every trial, cheapest first, at {count_of(record.runs_per_load, 'run')} per load"
-    return make_table(caption, columns, rows, sortable=True, filterable=True)
+    trials = sorted(record.trials, key=rank_trial)
+    runs = count_of(record.runs_per_load, "run")
+    caption = f"Every trial, cheapest first, at {runs} per load; ★ is the chosen one"
+    table = make_table(
+        caption, columns, (_row(record, trial) for trial in trials), sortable=True, filterable=True
+    )
+    chosen = (row for row, trial in enumerate(trials) if trial.number == record.chosen)
+    return replace(table, marked=next(chosen, None))
 
 
 def rank_trial(trial: TrialRecord) -> tuple[bool, float, int]:

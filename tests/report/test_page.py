@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ortprep.report.html_page import render_report
@@ -206,6 +207,53 @@ def test_a_phone_never_scrolls_sideways(
         ".map(one => one.tagName + '.' + (one.className.baseVal ?? one.className))"
     )
     assert wide == []
+
+
+def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium: Page, one: Path, many: Path) -> None:
+    for path in (one, many):
+        page = chromium.show(path, width=1200)
+        tables = page.ask(
+            "return [...document.querySelectorAll('.scroll')].filter(one => one.checkVisibility())"
+            ".map(one => [one.getAttribute('aria-label'), one.scrollWidth - one.clientWidth])"
+        )
+        assert tables
+        assert [label for label, excess in tables if excess > 0] == []
+
+
+MID_WORD = """
+const ends = cell => {
+  const text = cell.firstChild, range = document.createRange(), found = [];
+  for (const {index, 0: word} of text.data.matchAll(/[^ ]+/g)) {
+    range.setStart(text, index); range.setEnd(text, index + word.length);
+    if (range.getClientRects().length > 1) found.push(word);
+  }
+  return found;
+};
+const cells = [...document.querySelectorAll('.table.sortable:has(.filter) tbody td:nth-child(2)')];
+return [cells.length, cells.filter(cell => cell.firstChild?.nodeType === 3).flatMap(ends)];
+"""
+
+
+def test_the_name_of_a_plan_is_never_broken_within_a_word(chromium: Page, one: Path) -> None:
+    for width in (1200, PHONE_WIDTH):
+        count, broken = chromium.show(one, width=width).ask(MID_WORD)
+        assert (count, broken) == (40, [])
+
+
+def test_the_chosen_trial_stands_out_in_the_table_and_in_the_charts(chromium: Page, one: Path) -> None:
+    page = chromium.show(one)
+    page.draw_all()
+    (row,) = page.find_all(".table.sortable tr.marked")
+    assert row.find_element(By.CSS_SELECTOR, "td").text == "4"
+    star = page.ask("return getComputedStyle(arguments[0].cells[0], '::before').content", row)
+    assert star.strip('"') == "★ "
+    labels = page.ask(
+        "return [...document.querySelectorAll('figure')]"
+        ".filter(one => one.textContent.includes('against steady'))"
+        ".map(one => [...one.querySelectorAll('.mark-text text')].map(label => label.textContent))"
+    )
+    assert labels
+    assert all("4, chosen" in texts for texts in labels)
 
 
 CONTRASTS = """

@@ -230,6 +230,17 @@ def test_every_trial_has_a_row_the_failed_ones_last() -> None:
     assert "steady run 3.5× of default’s, limit 1.2×" in remarks
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_of_plans_do_not_overlap_and_the_chosen_one_has_one(seed: int) -> None:
+    for chart in build_front_charts(tuning(trials=40, seed=seed))[:2]:
+        spots = [(math.log(row["x"]), math.log(row["y"])) for row in chart.values]
+        width, height = (max(side) - min(side) for side in zip(*spots, strict=True))
+        labelled = [spot for spot, row in zip(spots, chart.values, strict=True) if "label" in row]
+        assert [row["label"] for row in chart.values if row["what"] == "chosen"] == [f"{CHOSEN}, chosen"]
+        for one, other in itertools.combinations(labelled, 2):
+            assert abs(one[0] - other[0]) > 0.1 * width or abs(one[1] - other[1]) > 0.05 * height
+
+
 def test_no_plan_beats_one_of_the_drawn_front_in_both_figures() -> None:
     record = tuning(trials=40, seed=3)
     chart = build_front_charts(record)[0]

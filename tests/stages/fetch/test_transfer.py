@@ -43,6 +43,17 @@ def test_a_whole_file_arrives_with_its_digest(server: FileServer, tmp_path: Path
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 
+def test_progress_is_told_after_every_block_of_a_file_whose_size_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "m.onnx"
+    told: list[float] = []
+    source.write_bytes(bytes(4 * BLOCK_BYTES))
+    fetch_file(LocalFile(source, "m.onnx"), tmp_path / "got", progress=told.append)
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+
 def test_a_slow_server_is_waited_for(server: FileServer, tmp_path: Path) -> None:
     server.script = [send_slowly]
     assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
