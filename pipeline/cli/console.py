@@ -357,12 +357,12 @@ class BuildObserver:
             self._live.start()
         self._live.refresh()
 
-    def _describe_running(self) -> Spinner:
+    def _describe_running(self) -> Spinner | Text:
         """Returns what is shown; called by rich's thread, four times a second."""
         now_s = time.monotonic()
         texts = [task.describe(name, now_s) for name, task in tuple(self._running.items())]
         self._spinner.update(text=Text(printable("; ".join(texts), lines=False)))
-        return self._spinner
+        return self._spinner if texts else Text()
 
 
 class TransferBar:
