@@ -333,6 +333,7 @@ class BuildObserver:
         shown = printable(text)
         with _talking():
             if self._live is not None and os.getpid() == self._pid:
+                self._live.refresh()  # what is shown again below the line
                 self._live.console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
             else:
                 self._stream.write(shown + "\n")

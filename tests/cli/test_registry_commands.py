@@ -263,6 +263,15 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(
     assert locate(project.root) == project.root
 
 
+def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(project: Project) -> None:
+    code = (
+        "import sys; sys.modules['filelock'] = None; from ortprep.runtime import load; load('registry://net')"
+    )
+    ended = project.python("-c", code)
+    assert "MissingExtraError: registries are not installed" in ended.err
+    assert ended.err.splitlines()[-1] == f"hint: {install_command('registry')}"
+
+
 def test_a_reference_that_names_nothing_is_an_error_of_load(
     project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,13 +39,13 @@ def locate(
         return Path(path)
     from importlib import metadata
 
-    found = metadata.entry_points(group=_GROUP, name=_NAME)
-    if not found:
+    try:
+        open_source = next(iter(metadata.entry_points(group=_GROUP, name=_NAME))).load()
+    except (StopIteration, ModuleNotFoundError) as error:
         raise MissingExtraError(
             "registries are not installed\n  expected them for bundles in one, and for signatures",
             hint=install_command("registry"),
-        )
-    open_source = next(iter(found)).load()
+        ) from error
     required = None if require_signature is None else os.fspath(require_signature)
     located: Path = open_source(path, require_signature=required)
     return located
