@@ -44,8 +44,8 @@ def test_the_tab_key_completes_commands_once_completion_is_installed(tmp_path: P
     ) as bash:
         os.close(theirs)
         try:
-            os.write(ours, b"ortprep serve-\t\t")
-            shown = _read_until(ours, "serve-config")
+            os.write(ours, b"ortprep serve-ch\t")
+            shown = _read_until(ours, "serve-check")
         finally:
             bash.kill()
             os.close(ours)
