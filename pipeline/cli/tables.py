@@ -49,7 +49,11 @@ def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
     """Returns a column per plan: medians, the distance between quartiles, and ratios to the default plan."""
     plans = measurement.plans
     default = next((plan for plan in plans if plan.plan == "default"), None)
-    rows = [(name, *(format_summary(figure(plan)) for plan in plans)) for name, figure in _ROWS]
+    rows = [
+        (name, *(format_summary(figure(plan)) for plan in plans))
+        for name, figure in _ROWS
+        if any(figure(plan) is not None for plan in plans)
+    ]
     if default is not None:
         rows.append(
             ("sooner", *(format_ratio(default.ready_ms.median / plan.ready_ms.median) for plan in plans))
