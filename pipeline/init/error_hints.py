@@ -21,6 +21,7 @@ _PAIRS = (
     re.compile(r"W: ?\{(\d+), ?\d+\} K: ?(\d+)"),
     re.compile(r"(\d+) != (\d+)"),
 )
+_NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|bad_alloc|MemoryError")
 _STRIDES = (16, 32, 64, 128, 256)
 _NEARLY = 0.1
 _MAX_PAIRS = 8
@@ -50,6 +51,8 @@ def suggest_sizes(message: str, size: int) -> tuple[int, ...]:
     Sizes in the message follow from `size` by strides, products or sums; so its ratios and differences are
     applied to `size` itself. What is close points to a size that strides do not divide.
     """
+    if _NO_MEMORY.search(message):
+        return tuple(one for one in (size // 2, size // 4) if one > 0)
     pairs = tuple(_pairs(message))
     found: list[int] = []
     if any(abs(one - other) <= max(2, _NEARLY * max(one, other)) for one, other in pairs):

@@ -253,9 +253,8 @@ class InputSearch:
                 sizes[one.role] = max(sizes[one.role], self._size(choice, one))
         longest = max((max(shape) for shape in shapes.values() if len(shape) in (2, 3)), default=0)
         length = sizes["samples"] or sizes["frames"] or sizes["sequence"] or longest
-        images = [shape for shape in shapes.values() if len(shape) == 4]
-        height = sizes["height"] or (images[0][2] if images else 0)
-        width = sizes["width"] or (images[0][3] if images else 0)
+        sides = next((_sides(shape) for shape in shapes.values() if len(shape) == 4), (0, 0))
+        height, width = sizes["height"] or sides[0], sizes["width"] or sides[1]
         return ValueContext(length, height, width, sizes["past"])
 
     def _proposals(self, item: TensorSpec, context: ValueContext) -> Sequence[ValueProposal]:
@@ -272,6 +271,11 @@ class InputSearch:
         if limit is None:
             return chosen
         return ValueProposal((0, limit - 1), None, f"rows of a table of {limit}, as ONNX Runtime said")
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns height and width of a batch of images, whose channels come before them or after."""
+    return (shape[1], shape[2]) if shape[3] in (1, 3, 4) else (shape[2], shape[3])
 
 
 def _with_size(choice: Choice, group: tuple[OpenSize, ...], size: int) -> Choice:

@@ -272,6 +272,6 @@ def _settle_totals(opened: Sequence[OpenSize]) -> Iterator[tuple[str, tuple[tupl
 
 def _one_at_a_time(one: OpenSize) -> OpenSize:
     """Returns the size of a sequence of which the past is given: its next position."""
-    if one.role != "sequence" or "enc" in one.key.lower():
+    if one.role != "sequence" or "encoder" in one.key.lower():
         return one
     return replace(one, sizes=(1, *(size for size in one.sizes if size != 1)), reason="the next position")

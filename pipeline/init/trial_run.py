@@ -15,6 +15,7 @@ from ortprep.bundle.loader_config import Tolerance
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError
 from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_search import Attempt, Feed, InputSearch, ObservedInput, RunResult
+from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import VerifySpec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _DEADLINE_S = 600.0
 _MAX_ERROR = 600
 _MAX_TOLD = 12
+_MEMORY_SHARE = 0.75
 _MAX_ELEMENTS = 2**24
 _NEAR_TOLERANCE = 0.5
 _MAX_RELATIVE_NOISE = 0.1
@@ -105,7 +107,14 @@ def try_inputs(
     """
     request = {"model": str(model.absolute()), "facts": encode(facts), "observed": encode(dict(observed))}
     try:
-        return decode(TrialRun, run_child(f"{__name__}:run_trial", request, timeout_s=timeout_s).value)
+        reply = run_child(
+            f"{__name__}:run_trial",
+            request,
+            timeout_s=timeout_s,
+            # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
+            memory_bytes=int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes),
+        )
+        return decode(TrialRun, reply.value)
     except LoadError as error:
         reason, hint = explain_refusal(error.message)
         raise SourceError(

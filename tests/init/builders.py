@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -132,3 +134,17 @@ def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
         for index, name in enumerate(node.input):
             node.input[index] = new if name == old else name
     return model
+
+
+def copies(**inputs: tuple[int, Sequence[Axis]]) -> onnx.ModelProto:
+    """Returns a model that gives its inputs back: what they are can be told by name, type and shape alone.
+
+    Args:
+        inputs: Element type and axes by name; `__` stands for a dot.
+    """
+    named = {name.replace("__", "."): declared for name, declared in inputs.items()}
+    return build_model(
+        [helper.make_node("Identity", [name], [f"{name}_copy"], name=name) for name in named],
+        inputs=[value(name, kind, axes) for name, (kind, axes) in named.items()],
+        outputs=[value(f"{name}_copy", kind, axes) for name, (kind, axes) in named.items()],
+    )

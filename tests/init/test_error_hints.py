@@ -28,6 +28,11 @@ RESHAPE = "cannot be reshaped to the requested shape. Input shape:{1,512,20,20},
         (BROADCAST.format("128 by 50"), 128, 50),
         (GATHER, 128, 77),
         (RESHAPE % 25088, 640, 224),
+        (
+            "MatMul node. Name:'m' Status Message: Failed to allocate memory for requested buffer of size 9",
+            640,
+            320,
+        ),
     ],
 )
 def test_a_message_leads_to_the_size_that_runs(message: str, size: int, expected: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from ortprep.bundle.codec import decode
 from ortprep.errors import SourceError, SpecError
@@ -27,6 +28,7 @@ from ortprep.spec.models import InputSpec
 from ortprep.spec.reading import read_spec
 from tests import builders as models
 from tests.init import builders as open_models
+from tests.init.builders import FLOAT, INT64
 
 
 def draft(model: onnx.ModelProto, folder: Path, **options: object) -> InitResult:
@@ -80,6 +82,41 @@ def test_values_follow_from_how_an_input_is_used(tmp_path: Path) -> None:
         "audio": ((-1, 1), None),
         "state": (None, (0,)),
         "sr": (None, (16000,)),
+    }
+
+
+@pytest.mark.parametrize("total", ["past_sequence_length + sequence_length", "total_sequence_length"])
+def test_a_decoder_gets_its_past_and_the_next_position(tmp_path: Path, total: str) -> None:
+    decoder = open_models.copies(
+        input_ids=(INT64, ["batch_size", "sequence_length"]),
+        attention_mask=(INT64, ["batch_size", total]),
+        past_key_values__0__key=(FLOAT, ["batch_size", 2, "past_sequence_length", 4]),
+    )
+    shapes = {name: feed.shape for name, feed in feeds_of(decoder, tmp_path).items()}
+    assert shapes == {
+        "input_ids": (1, 1),
+        "attention_mask": (1, 17),
+        "past_key_values.0.key": (1, 2, 16, 4),
+    }
+
+
+def test_what_an_input_is_called_tells_its_values(tmp_path: Path) -> None:
+    model = open_models.copies(
+        features=(FLOAT, ["batch", "frames", 80]),
+        lengths=(INT64, ["batch"]),
+        orig_target_sizes=(INT64, ["batch", 2]),
+        image=(TensorProto.UINT8, ["batch", 480, 640, 3]),
+        iou_threshold=(FLOAT, []),
+        use_cache_branch=(TensorProto.BOOL, [1]),
+    )
+    drawn = {name: (feed.drawn.range, feed.drawn.values) for name, feed in feeds_of(model, tmp_path).items()}
+    assert drawn == {
+        "features": ((-1, 1), None),
+        "lengths": (None, (128,)),
+        "orig_target_sizes": (None, (480,)),
+        "image": ((0, 255), None),
+        "iou_threshold": (None, (0.5,)),
+        "use_cache_branch": (None, (True,)),
     }
 
 
