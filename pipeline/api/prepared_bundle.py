@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ class PreparedBundle:
     """
 
     folder: Path
-    spec: ModelSpec
+    spec: ModelSpec = field(repr=False)
 
     def __fspath__(self) -> str:
         return os.fspath(self.folder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle.manifest import Manifest
 from ortprep.errors import MissingExtraError
-from ortprep.report.content import Chart, ReportSection
+from ortprep.report.content import Chart, ReportSection, ReportTable
+from ortprep.report.formatting import ABSENT
 from ortprep.report.measurement_sections import build_measurement_sections
 from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
 from ortprep.report.static_chart import draw_chart
@@ -40,7 +42,7 @@ def render_summary(manifest: Manifest) -> str:
         variant=variant,
         headline=describe_gain(gain),
         facts=build_gain_facts(gain),
-        tables=() if section is None else section.tables,
+        tables=() if section is None else tuple(map(_without_empty_columns, section.tables)),
         chart=_first_chart(section),
         draw=lambda chart: Markup(draw_chart(chart, colours=_read_colours())),
     )
@@ -48,6 +50,20 @@ def render_summary(manifest: Manifest) -> str:
 
 def _first_chart(section: ReportSection | None) -> Chart | None:
     return section.charts[0] if section is not None and section.charts else None
+
+
+def _without_empty_columns(table: ReportTable) -> ReportTable:
+    """Returns a table without columns of dashes, which leaves its rows the width of a notebook."""
+    shown = [
+        index
+        for index in range(len(table.columns))
+        if any(row[index].text not in ("", ABSENT) for row in table.rows)
+    ]
+    return replace(
+        table,
+        columns=tuple(table.columns[index] for index in shown),
+        rows=tuple(tuple(row[index] for index in shown) for row in table.rows),
+    )
 
 
 def _read_colours() -> dict[str, str]:
