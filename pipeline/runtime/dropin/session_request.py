@@ -138,7 +138,7 @@ def find_obstacle(request: SessionRequest, onnxruntime: Any) -> str | None:
     others = sorted(request.others.keys() - {"enable_fallback"})
     if others:
         return f"the application passes {others[0]}"
-    if "read_config_from_model" not in request.others and os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1":
+    if os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1":
         return "ORT_LOAD_CONFIG_FROM_MODEL is set"
     if request.options is None:
         return None
