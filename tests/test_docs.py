@@ -41,7 +41,12 @@ def test_what_is_written_fits_its_schema(tmp_path: Path, name: str) -> None:
     assert faults_of(json.loads((bundle / f"{name}.json").read_text()), f"{name}.schema.json") == []
 
 
-SPECS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "defaults")
+SPECS = sorted(
+    path
+    for folder in (ROOT / "configs", ROOT / "examples" / "configs", ROOT / "examples" / "hub")
+    for path in folder.glob("*.yaml")
+    if path.stem != "defaults"
+)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -60,7 +65,7 @@ def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_ano
 def test_links_in_the_documentation_lead_somewhere() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
-        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("artifacts/*.md")]
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
         for target in _links(page.read_text())
         if not (page.parent / target).exists()
     ]

@@ -1,0 +1,186 @@
+"""The examples are run as their README says; what needs a cluster or Docker is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+import yaml
+from PIL import Image, ImageDraw, ImageFont
+
+import ortprep.cli.app  # noqa: F401  puts the commands on the app
+from ortprep.bundle.digest import digest_bytes
+from ortprep.cli.command import app
+from tests.stages.fetch.fakes import serve_hub
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+MAX_LINES = 60
+QUICK = "{tune: {max_trials: 0}, measure: {rounds: 3, cold_rounds: 0, steady_s: 0.01}}"
+LINES = ("Invoice number 2026", "Total amount due 31.40", "Please pay within 30 days")
+
+
+def run(*command: str, folder: Path) -> str:
+    """Runs a command in a folder as a user does; returns what it wrote to stdout."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "ORTPREP_CACHE_DIR": str(folder / "cache"),
+        # Locks of its own: what others measure meanwhile is not waited for.
+        "XDG_RUNTIME_DIR": str(folder),
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the examples whose models were fetched and prepared by the commands of the README."""
+    folder = tmp_path_factory.mktemp("examples") / "examples"
+    shutil.copytree(EXAMPLES, folder)
+    (folder / "configs" / "defaults.yaml").write_text(QUICK)
+    (block,) = re.findall(r"```bash\n(.*?prepare\n)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
+    run("bash", "-euc", block, folder=folder)
+    return folder
+
+
+def draw_page(path: Path, *, turned: int = 0) -> str:
+    """Writes an image of a page of text, turned clockwise by some degrees; returns its name."""
+    page = Image.new("RGB", (640, 480), "white")
+    font = ImageFont.load_default(size=32)
+    for number in range(2 * len(LINES)):
+        place = (40, 20 + 75 * number)
+        ImageDraw.Draw(page).text(place, LINES[number % len(LINES)], fill="black", font=font)
+    page.rotate(-turned, expand=True).save(path)
+    return path.name
+
+
+def write_voice(path: Path) -> str:
+    """Writes 1 s of silence, 2 s of a voice that says "a", and 1 s of silence; returns the file's name."""
+    rate = 16_000
+    seconds = np.arange(2 * rate) / rate
+    pitch = 120 + 10 * np.sin(2 * np.pi * 3 * seconds)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    voice = np.zeros_like(seconds)
+    for harmonic in range(1, 30):
+        frequency = harmonic * 120
+        formants = sum(np.exp(-(((frequency - centre) / 120) ** 2)) for centre in (730, 1090, 2440))
+        voice += (0.03 + formants) * np.sin(harmonic * phase)
+    voice *= 0.6 + 0.4 * np.sin(2 * np.pi * 4 * seconds)
+    samples = np.concatenate([np.zeros(rate), 0.3 * voice / np.abs(voice).max(), np.zeros(rate)])
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples * 32767).astype(np.int16).tobytes())
+    return path.name
+
+
+@pytest.mark.slow
+def test_images_are_classified(examples: Path) -> None:
+    pages = [draw_page(examples / f"page{turned}.png", turned=turned) for turned in (0, 90, 180, 270)]
+    written = run(sys.executable, "classify_image.py", *pages, folder=examples)
+    found = re.findall(r"^page(\d+)\.png: turned clockwise by (\d+) degrees", written, re.MULTILINE)
+    assert found == [(turned, turned) for turned in ("0", "90", "180", "270")]
+
+
+@pytest.mark.slow
+def test_three_models_in_one_pool_read_a_page_that_is_upside_down_too(examples: Path) -> None:
+    pages = draw_page(examples / "upright.png"), draw_page(examples / "turned.png", turned=180)
+    written = run(sys.executable, "read_text.py", *pages, folder=examples).splitlines()
+    assert written == [*LINES * 2, *reversed(LINES * 2)]
+
+
+@pytest.mark.slow
+def test_speech_is_found_in_a_stream(examples: Path) -> None:
+    recording = write_voice(examples / "voice.wav")
+    written = run(sys.executable, "detect_speech.py", recording, folder=examples)
+    (begin, first), (end, second) = re.findall(r"([\d.]+) s  (\w+) ", written)
+    assert (first, second) == ("speech", "silence")
+    assert abs(float(begin) - 1) < 0.2
+    assert abs(float(end) - 3) < 0.2
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_is_prepared_and_loaded(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (examples / "hub" / "defaults.yaml").write_text(QUICK)
+    model = (examples / "models" / "silero_vad" / "data" / "silero_vad.onnx").read_bytes()
+    with serve_hub() as hub:
+        hub.add("onnx-community/silero-vad", {"onnx/model.onnx": model})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        written = run(sys.executable, "hub_model.py", folder=examples).splitlines()
+    assert written[0] == f"hf://onnx-community/silero-vad/onnx/model.onnx, {digest_bytes(model)}"
+    assert written[-1] == "sr: tensor(int64) []"
+
+
+@pytest.mark.slow
+def test_the_container_job_loads_and_checks_its_bundle(
+    examples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUNDLE", "artifacts/silero-vad")
+    written = run(sys.executable, "deploy/job.py", folder=examples)
+    assert written.splitlines()[-1].startswith("sr: tensor(int64)")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_loads_by_the_package_name(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    assert len(lines) <= MAX_LINES
+    assert any(line.startswith("from ortprep.runtime import ") and "load" in line for line in lines)
+    assert script.name in (EXAMPLES / "README.md").read_text()
+
+
+def commands_in(path: Path) -> Iterator[list[str]]:
+    """Yields every `ortprep` command of a file: in lines of a shell, and in lists of arguments."""
+    text = path.read_text()
+    for found in re.finditer(r"(?:^\s*|run: |RUN |&& |; )(ortprep [^|;&>\n]*)", text, re.MULTILINE):
+        yield shlex.split(found[1])
+    for document in yaml.safe_load_all(text) if path.suffix == ".yaml" else ():
+        yield from (one for one in _lists(document) if one[:1] == ["ortprep"])
+
+
+def _lists(data: Any) -> Iterator[list[Any]]:
+    if isinstance(data, list):
+        yield data
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _lists(item)
+
+
+DEPLOYMENTS = sorted(
+    path for folder in ("deploy", "github") for path in (EXAMPLES / folder).iterdir() if path.suffix != ".py"
+)
+
+
+WORKFLOWS = sorted((EXAMPLES / "github").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_script_of_a_workflow_is_one_that_bash_takes(path: Path) -> None:
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert scripts
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
+def test_every_command_of_a_deployment_is_one_that_the_command_line_takes(path: Path) -> None:
+    known: Any = typer.main.get_command(app)
+    commands = list(commands_in(path))
+    assert commands
+    for _, name, *arguments in commands:
+        known.commands[name].make_context(name, list(arguments))  # raises for what it does not take
