@@ -30,7 +30,7 @@ tune: {max_trials: 0}
 measure: {rounds: 3, cold_rounds: 0, steady_s: 0.05}
 """
 _TIMEOUT_S = 900.0
-_MAX_SAID = 400
+_MAX_SAID = 1000
 
 
 @dataclass(frozen=True)

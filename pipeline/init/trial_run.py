@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _DEADLINE_S = 600.0
+_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ .*? was false\. ")
 _MAX_ERROR = 600
 _MAX_TOLD = 12
 _MEMORY_SHARE = 0.75
@@ -284,4 +286,4 @@ def _describe(attempt: Attempt, search: InputSearch) -> FailedAttempt:
 
 def _one_line(error: str) -> str:
     reason, _ = explain_refusal(error) if error else ("", None)
-    return reason[:_MAX_ERROR]
+    return _PLACE.sub("", reason)[:_MAX_ERROR]

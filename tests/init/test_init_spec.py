@@ -144,6 +144,7 @@ def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path: Pat
     assert result.question.input == "x"
     assert (1, 128) in result.question.tried
     assert "Reshape" in result.question.said
+    assert "onnxruntime_src" not in result.question.said
     marked = [line for line in result.text.splitlines() if line.startswith(OPEN_QUESTION)]
     assert len(marked) == 1
     assert "which shape does input x [rows, columns] take?" in marked[0]
