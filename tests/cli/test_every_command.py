@@ -152,7 +152,7 @@ def _is_page(path: Path) -> bool:
 
 
 def test_commands_of_the_app_are_all_here() -> None:
-    lines = [f"{command.line} " for command in COMMANDS]
+    lines = [f"{line} " for line in (*(command.line for command in COMMANDS), *ELSEWHERE)]
     names = _leaves(typer.main.get_command(app), "ortprep")
     assert [name for name in names if not any(line.startswith(f"{name} ") for line in lines)] == []
 
