@@ -11,6 +11,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, 
 from ortprep.errors import ChildError, ChildTimeoutError, LoadError, SourceError
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.probing.child import run_child
+from ortprep.versions import installed_wheel
 
 _REFUSALS = (
     (r"No Op registered for (\S+) with domain_version of (\d+)", "unknown operator {0} in opset {1}", None),
@@ -18,12 +19,12 @@ _REFUSALS = (
     (
         r"Opset (\d+) is under development.*?Current official support for domain (\S+) is till opset (\d+)",
         "expected opset up to {2} of {1}, got {0}",
-        "export the model with a lower opset, or pip install --upgrade onnxruntime-gpu",
+        "export the model with a lower opset, or {upgrade}",
     ),
     (
         r"Unsupported model IR version: (\d+), max supported IR version: (\d+)",
         "expected IR version up to {1}, got {0}",
-        "set a lower ir_version at export, or pip install --upgrade onnxruntime-gpu",
+        "set a lower ir_version at export, or {upgrade}",
     ),
 )
 """Messages of ONNX Runtime 1.23 to 1.31, and what they mean."""
@@ -68,7 +69,8 @@ def explain_refusal(message: str) -> tuple[str, str | None]:
     for pattern, meaning, hint in _REFUSALS:
         found = re.search(pattern, message, re.DOTALL)
         if found is not None:
-            return meaning.format(*found.groups()), hint
+            upgrade = f"pip install --upgrade {installed_wheel() or 'onnxruntime-gpu'}"
+            return meaning.format(*found.groups()), hint and hint.format(upgrade=upgrade)
     # The rest after the places in ONNX Runtime's sources, which tell the user nothing.
     plain = re.sub(r"\S*onnxruntime\S*\.(?:cc|h):\d+ .*?\)(?: const)? (?=[A-Z])", "", message)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]

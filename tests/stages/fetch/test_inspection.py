@@ -18,6 +18,7 @@ from ortprep.stages.core.graphs.graph_walk import values_bytes
 from ortprep.stages.fetch.acceptance import check_accepted, explain_refusal
 from ortprep.stages.fetch.index_bounds import find_index_bounds
 from ortprep.stages.fetch.inspection import Inspection, inspect_file, inspect_model
+from ortprep.versions import installed_wheel
 from tests import builders as models
 
 Build = Callable[[], onnx.ModelProto]
@@ -277,3 +278,11 @@ def test_an_unknown_refusal_is_passed_on_without_places_in_sources() -> None:
     reason, hint = explain_refusal(said)
     assert reason == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
     assert hint is None
+
+
+def test_the_hint_for_a_model_that_is_too_new_upgrades_the_wheel_that_is_installed(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        check_accepted(models.write_model(models.future_ir(), tmp_path / "m.onnx"), name="m")
+    assert (
+        caught.value.hint == f"set a lower ir_version at export, or pip install --upgrade {installed_wheel()}"
+    )
