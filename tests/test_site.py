@@ -84,10 +84,12 @@ def test_every_page_loads_only_its_own_files(documents: dict[Path, _Document]) -
     assert [url for path, url in loaded if not (path.parent / urlsplit(url).path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["load", "SessionPool", "PoolConfig", "PipelineError"])
+@pytest.mark.parametrize(
+    "name", ["runtime.load", "runtime.SessionPool", "prepare", "session", "errors.PipelineError"]
+)
 def test_the_reference_has_what_jobs_import(documents: dict[Path, _Document], name: str) -> None:
     anchors = next(one.anchors for path, one in documents.items() if path.name == "api_classes.html")
-    assert {f"ortprep.runtime.{name}", f"ortprep.errors.{name}"} & anchors
+    assert f"ortprep.{name}" in anchors
 
 
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortprep.stages.tune.remeasurement import Remeasurement
 
 
-LEGEND = "a ± b: the median, and half the distance between the quartiles"
+LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"
 """What the figures of every table are."""
 
 _ROWS: tuple[tuple[str, Callable[[PlanFigures], Summary | None]], ...] = (
