@@ -1,8 +1,7 @@
-"""What mkdocs.yml cannot say: pages link to raw figures and examples, which lie beside `docs/`."""
+"""What mkdocs.yml cannot say: pages link to `bench/results` and `examples`, which lie beside `docs/`."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -10,18 +9,21 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).resolve().parent.parent
-_LINK = re.compile(r"\]\(\.\./((?:bench/results|examples)/[^)#]+)")
+_ADDED = {"results": _ROOT / "bench" / "results", "examples": _ROOT / "examples"}
+_SUFFIXES = ("", ".json", ".md", ".py", ".yaml")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files beside `docs/` that its pages link to, in a folder `files/` of the site."""
-    pages = [page.content_string for page in files.documentation_pages()]
-    for name in sorted({name for text in pages for name in _LINK.findall(text)}):
-        if (_ROOT / name).is_file():
-            files.append(File.generated(config, f"files/{name}", abs_src_path=str(_ROOT / name)))
+    """Adds the raw figures and the examples to the site."""
+    for name, folder in _ADDED.items():
+        for path in sorted(one for one in folder.rglob("*") if one.is_file() and one.suffix in _SUFFIXES):
+            place = f"{name}/{path.relative_to(folder).as_posix()}"
+            files.append(File.generated(config, place, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Leads links to where the site has those files."""
-    return _LINK.sub(r"](files/\1", markdown)
+    """Leads links to where the site has those files, and from there back to the pages."""
+    if page.file.src_uri.startswith("examples/"):
+        return markdown.replace("](../docs/", "](../")
+    return markdown.replace("](../bench/results/", "](results/").replace("](../examples/", "](examples/")
