@@ -13,13 +13,18 @@ import onnxruntime
 import pytest
 
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import (
+    FileEntry,
+    VersionRange,
+    read_loader_config,
+    write_loader_config,
+)
 from tests.prepare.builders import Project, new_project
 
 OLD = "1.23.2"
 HERE = onnxruntime.__version__
 PREPARED = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv"
-"""A bundle whose variant for the CPU is for ONNX Runtime 1.31 alone."""
+"""A bundle that this version reads, whatever prepared it."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +32,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a model that is prepared, and a bundle without a spec; it keeps the environments."""
     project = new_project(tmp_path_factory.mktemp("upgrade"))
     assert project.run("prepare").code == 0
-    shutil.copytree(PREPARED, project.bundle("conv"))
+    bind(shutil.copytree(PREPARED, project.bundle("conv")))
     return project
+
+
+def bind(bundle: Path) -> None:
+    """Has the first variant require a newer ONNX Runtime than `OLD`, as graphs with its operators do."""
+    config = read_loader_config(bundle)
+    first, *others = config.variants
+    needs = replace(first.requirements, onnxruntime=VersionRange("1.24"))
+    variants = (replace(first, requirements=needs), *others)
+    write_loader_config(bundle, replace(config, variants=variants))
 
 
 def damage_answer(bundle: Path) -> None:
