@@ -2,7 +2,7 @@
 
 Each check is a question with a measured answer; a failing check does not hide the others. Copy the results,
 with date and versions, to docs/gpu.md. The last output is a short table. Without a GPU the script says so and
-exits 1.
+exits 1. `--dry-run` runs on the CPU what can be run there: a mistake here must not cost time on a GPU.
 """
 
 from __future__ import annotations
@@ -20,36 +20,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare
 from bench.machine import describe_machine
-from bench.models import demo_specs, find_prepared, prepare_command, write_specs
-from ortprep.bundle.loader_config import Variant, find_variant, read_loader_config, write_loader_config
-from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, PlanFigures, read_manifest
+from bench.models import demo_specs, prepare_command, write_specs
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.manifest import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError, PipelineError
 from ortprep.options import known_provider_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.probing.availability import unavailable_reason
 from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.runtime.verification.golden import find_problems, read_golden
 
-MODELS = ("resnet50", "bert-base")
-DEFAULTS = (
-    "targets: [cuda, cpu]\ntune: {max_trials: 0}\nmeasure: {rounds: 5, cold_rounds: 2, steady_s: 0.3}\n"
-)
-TUNED = (*MODELS, "conv1d")
-TUNE_DEFAULTS = """\
-targets: [cuda]
-tune: {budget_s: 45, rounds: 8, steady_s: 0.1, allow: [tf32, io_binding]}
-"""
-_CONV1D = """\
-name: conv1d
-source: {path: ../conv1d.onnx}
-inputs: {x: {shapes: [[1, 64, 4096]]}}
-verify: {rtol: 1.0e-2, atol: 1.0e-3}
-"""
 DOCTOR = ("env", "gil", "init", "options", "parallel", "concurrent", "profile")
 ROUNDS = 3
 PROBE_TIMEOUT_S = 120.0
@@ -72,58 +57,23 @@ class Row:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A bundle made here, and where its samples and receipts are."""
-
-    name: str
-    bundle: Path
-    manifest: Manifest
-    sample: Path
-
-    def variant(self, name: str) -> Variant:
-        """Returns a variant of the bundle, which must be there."""
-        found = find_variant(read_loader_config(self.bundle), name)
-        if found is None:
-            raise LoadError(f"no variant {name} in {self.bundle}")
-        return found
-
-    def plan(self, name: str) -> SessionPlan:
-        """Returns how a variant is loaded."""
-        return build_plan(self.bundle, self.variant(name))
-
-
-def prepare(root: Path) -> tuple[tuple[Prepared, ...], float]:
-    """Prepares the models for `cuda` and `cpu` by the command, and returns them with the seconds it took."""
-    configs, artifacts = root / "configs", root / "artifacts"
-    write_specs(demo_specs(MODELS), configs, defaults=DEFAULTS)
-    started = time.perf_counter()
-    subprocess.run(prepare_command(configs, artifacts), check=False)
-    elapsed_s = time.perf_counter() - started
-    made = (name for name in MODELS if (artifacts / name / MANIFEST_FILE).exists())
-    return tuple(_read_prepared(name, artifacts) for name in made), elapsed_s
-
-
-def _read_prepared(name: str, artifacts: Path) -> Prepared:
-    found = find_prepared(name, artifacts)
-    return Prepared(name, found.bundle, read_manifest(found.bundle), found.sample)
-
-
-def tune(root: Path) -> list[Row]:
-    """Searches the CUDA space on a convolution net, a transformer and a 1-D convolution net."""
+def tune(root: Path, place: Place) -> list[Row]:
+    """Searches the target's space on a convolution net, a transformer and a 1-D convolution net."""
     configs, artifacts = root / "configs-tune", root / "artifacts"
-    write_specs(demo_specs(MODELS), configs, defaults=TUNE_DEFAULTS)
-    run_child("bench.gpu_acceptance:write_conv1d", {"path": str(root / "conv1d.onnx")})
-    (configs / "conv1d.yaml").write_text(_CONV1D, encoding="utf-8")
+    write_specs(demo_specs(place.models), configs, defaults=place.tune_defaults)
+    run_child("bench.gpu_models:write_conv1d", {"path": str(root / "conv1d.onnx")})
+    (configs / "conv1d.yaml").write_text(CONV1D, encoding="utf-8")
     command = prepare_command(configs, artifacts)
     command[command.index("prepare")] = "tune"
     done = subprocess.run([*command, "--json"], check=False, stdout=subprocess.PIPE, text=True)
     searches = json.loads(done.stdout) if done.returncode == 0 else {}
-    return [_tuned_row(name, searches.get(f"{name}/cuda")) for name in TUNED]
+    return [
+        _tuned_row(f"{name}: tune on {place.target}", searches.get(f"{name}/{place.target}"))
+        for name in (*place.models, "conv1d")
+    ]
 
 
-def _tuned_row(name: str, search: Mapping[str, Any] | None) -> Row:
-    check = f"{name}: tune on cuda"
+def _tuned_row(check: str, search: Mapping[str, Any] | None) -> Row:
     if search is None:
         return Row(check, "FAILED", "the search failed; see above")
     failed = {str(trial["choice"]): trial["failure"] for trial in search["trials"] if trial["failure"]}
@@ -132,16 +82,27 @@ def _tuned_row(name: str, search: Mapping[str, Any] | None) -> Row:
     return Row(check, "seen", answer, {"failed": failed, "search": dict(search)})
 
 
-def examine(root: Path) -> list[Row]:
-    """Runs each check of the doctor on the machine and one model, on the first GPU."""
+def examine(root: Path, place: Place) -> list[Row]:
+    """Runs each check of the doctor on the machine and one model."""
     folders = ["--configs", str(root / "configs"), "--artifacts", str(root / "artifacts")]
-    return [_doctor_row(check, [*folders, "--trace", str(root / "trace.json")]) for check in DOCTOR]
+    folders += ["--trace", str(root / "trace.json")]
+    return [_doctor_row(check, folders, place) for check in DOCTOR]
 
 
-def _doctor_row(check: str, folders: list[str]) -> Row:
+def _doctor_row(check: str, folders: list[str], place: Place) -> Row:
     title = f"doctor {check}"
-    subject = ["--expect", "cuda"] if check == "env" else [MODELS[0]]
-    command = [sys.executable, "-m", "ortprep", "doctor", check, *subject, "--devices", "cuda:0", "--json"]
+    subject = ["--expect", place.target] if check == "env" else [place.models[0]]
+    command = [
+        sys.executable,
+        "-m",
+        "ortprep",
+        "doctor",
+        check,
+        *subject,
+        "--devices",
+        place.device,
+        "--json",
+    ]
     done = subprocess.run([*command, *folders], stdout=subprocess.PIPE, text=True, check=False)
     try:
         (found,) = json.loads(done.stdout)
@@ -151,44 +112,21 @@ def _doctor_row(check: str, folders: list[str]) -> Row:
     return Row(title, "FAILED" if done.returncode else "seen", told, found)
 
 
-def write_conv1d(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function: writes eight 1-D convolutions of 64 channels, seeded weights, to `path`."""
-    import numpy as np
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    rng = np.random.default_rng(0)
-    weights, nodes = [], []
-    for layer in range(8):
-        kernel = (rng.standard_normal((64, 64, 9)) / 24).astype(np.float32)
-        weights.append(numpy_helper.from_array(kernel, f"w{layer}"))
-        source = f"r{layer - 1}" if layer else "x"
-        nodes.append(helper.make_node("Conv", [source, f"w{layer}"], [f"c{layer}"], pads=[4, 4]))
-        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
-    shape = [1, 64, 4096]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "r7"))
-    graph = helper.make_graph(nodes, "conv1d", [x], [y], weights)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), request["path"]
-    )
-    return {}
-
-
 def check_prepared(model: Prepared) -> Row:
-    """Was the CUDA variant prepared, at which step, how close are its answers, how much sooner is it?"""
-    record = next(variant for variant in model.manifest.variants if variant.name == "cuda")
+    """Was the variant prepared, at which step, how close are its answers, how much sooner is it?"""
+    record = model.record()
     worst = max((error.ratio for error in record.verification.errors), default=0.0)
     noise = max((error.ratio for error in record.verification.noise_floor), default=0.0)
     findings = sorted({finding.rule for attempt in record.ladder for finding in attempt.findings})
     reason = record.decision.reason if record.decision else "not measured"
     answer = f"step {record.level}, error {worst:.2g} of tolerance (noise {noise:.2g}); {reason}"
     detail = {"ladder": [attempt.outcome for attempt in record.ladder], "findings": findings}
-    return Row(f"{model.name}: prepare cuda, verify", "seen", answer, detail)
+    return Row(f"{model.name}: prepare {model.place.target}, verify", "seen", answer, detail)
 
 
 def check_measured(model: Prepared) -> Row:
-    """What do the plans cost on CUDA: default, inline recipe, mapped?"""
-    record = next(variant for variant in model.manifest.variants if variant.name == "cuda")
+    """What do the plans cost: default, inline recipe, mapped?"""
+    record = model.record()
     figures = {
         f"{measurement.cache} {plan.plan}": _figures(plan)
         for measurement in record.measurements
@@ -199,7 +137,9 @@ def check_measured(model: Prepared) -> Row:
         plan.gpu_mb is not None for m in record.measurements for plan in m.plans if plan.plan != "portable"
     )
     return Row(
-        f"{model.name}: inline against mapped, GPU memory", "seen" if has_gpu_memory else "FAILED", answer
+        f"{model.name}: inline against mapped, GPU memory",
+        "seen" if has_gpu_memory or not model.place.is_gpu else "FAILED",
+        answer,
     )
 
 
@@ -216,14 +156,16 @@ def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_provider(model: Prepared) -> Row:
-    """Does `load` give CUDA, and the golden answers?"""
+    """Does `load` give the target, and the golden answers?"""
     reply = run_child(
         "bench.gpu_acceptance:check_golden",
-        {"bundle": str(model.bundle), "target": "cuda"},
+        {"bundle": str(model.bundle), "target": model.place.target},
     )
-    verdict = "seen" if reply.value["variant"] == "cuda" else "FAILED"
+    verdict = "seen" if reply.value["variant"] == model.place.target else "FAILED"
     return Row(
-        f"{model.name}: load(target='cuda', check='golden')", verdict, f"took {reply.value['variant']}"
+        f"{model.name}: load(target={model.place.target!r}, check='golden')",
+        verdict,
+        f"took {reply.value['variant']}",
     )
 
 
@@ -253,14 +195,15 @@ def check_portable(model: Prepared) -> Row:
 
 
 def check_pool(model: Prepared) -> Row:
-    """Do two workers share a GPU, and is starting them at once sooner than in turn, or as threads?"""
+    """Do two workers share a device, and is starting them at once sooner than in turn, or as threads?"""
+    place = model.place
     feeds, _ = read_golden(read_loader_config(model.bundle).golden, model.bundle)
     seconds: dict[str, float] = {}
 
     def start(workers: int) -> float:
         started = time.perf_counter()
         with SessionPool(
-            model.bundle, PoolConfig(devices="cuda:0", target="cuda", workers_per_device=workers)
+            model.bundle, PoolConfig(devices=place.device, target=place.target, workers_per_device=workers)
         ) as pool:
             elapsed_s = time.perf_counter() - started
             list(pool.map([feeds] * 20))
@@ -272,7 +215,7 @@ def check_pool(model: Prepared) -> Row:
     request = {"bundle": str(model.bundle), "count": 2, "together": True}
     seconds["two threads"] = run_child("bench.pool:open_in_threads", request).value["seconds"]
     answer = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-    return Row(f"{model.name}: two workers on one GPU", "seen", answer, seconds)
+    return Row(f"{model.name}: two workers on one device", "seen", answer, seconds)
 
 
 def check_graph_replay(model: Prepared) -> Row:
@@ -280,23 +223,24 @@ def check_graph_replay(model: Prepared) -> Row:
     config = read_loader_config(model.bundle)
     feeds, expected = read_golden(config.golden, model.bundle)
     figures = {}
-    for name, options in (("plain", {}), ("graph", {"enable_cuda_graph": "1"})):
+    recorded = {"enable_cuda_graph": "1"} if model.place.is_gpu else {}
+    for name, options in (("plain", {}), ("graph", recorded)):
         copy = model.bundle.with_name(f"{model.name}-{name}")
         shutil.copytree(model.bundle, copy, dirs_exist_ok=True)
         variants = tuple(
             replace(
                 variant,
-                io_binding=bool(options),
+                io_binding=name == "graph",
                 providers=(
                     variant.providers[0]._replace(options={**variant.providers[0].options, **options}),
                     *variant.providers[1:],
                 ),
             )
             for variant in config.variants
-            if variant.name == "cuda"
+            if variant.name == model.place.target
         )
         write_loader_config(copy, replace(config, variants=variants))
-        with SessionPool(copy, PoolConfig(devices="cuda:0", target="cuda")) as pool:
+        with SessionPool(copy, PoolConfig(devices=model.place.device, target=model.place.target)) as pool:
             problems = [
                 line for _ in range(50) for line in find_problems(config.golden, expected, pool.run(feeds))
             ]
@@ -309,7 +253,7 @@ def check_graph_replay(model: Prepared) -> Row:
 
 def check_options(model: Prepared) -> Row:
     """Which options does this CUDA provider accept at their default, and is an unknown one refused?"""
-    plan = model.plan("cuda")
+    plan = model.plan()
     version = str(model.manifest.environment["onnxruntime"])
     refused = {}
     accepted = 0
@@ -333,8 +277,8 @@ def check_options(model: Prepared) -> Row:
 
 def check_reading_threads(model: Prepared) -> Row:
     """Does `external_data_loader_reading_threads` matter, cold?"""
-    plan = model.plan("cuda")
-    files = tuple(str(model.bundle / entry.path) for entry in model.variant("cuda").files)
+    plan = model.plan()
+    files = tuple(str(model.bundle / entry.path) for entry in model.variant().files)
     threads = ("0", "4", "8")
     init_ms: dict[str, list[float]] = {count: [] for count in threads}
     for _ in range(ROUNDS):
@@ -364,12 +308,11 @@ def run_checks(models: tuple[Prepared, ...]) -> list[Row]:
         (check_measured, models),
         (check_provider, models),
         (check_portable, models),
-        (check_refusal, models[:1]),
-        (check_reading_threads, models),
         (check_pool, models),
         (check_graph_replay, models[:1]),
-        (check_options, models[:1]),
     ]
+    if all(model.place.is_gpu for model in models):
+        checks += [(check_refusal, models[:1]), (check_reading_threads, models), (check_options, models[:1])]
     return [_answer(check, model) for check, subjects in checks for model in subjects]
 
 
@@ -384,23 +327,29 @@ def main() -> int:
     """Runs the acceptance; the table comes last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="Also write JSON here.")
+    parser.add_argument("--dry-run", action="store_true", help="Try this script on the CPU.")
     arguments = parser.parse_args()
     machine = describe_machine()
-    reason = unavailable_reason("cuda")
+    place = DRY_RUN if arguments.dry_run else GPU
+    reason = unavailable_reason(place.target)
     if reason is not None:
         print(f"nothing was seen: {reason}")
         return 1
     with tempfile.TemporaryDirectory(prefix="gpu-acceptance-") as folder:
-        models, elapsed_s = prepare(Path(folder))
-        rows = [*run_checks(models), *examine(Path(folder)), *tune(Path(folder))]
-    missing = sorted({*MODELS} - {model.name for model in models})
+        root = Path(folder)
+        models, elapsed_s = prepare(root, place)
+        rows = [*run_checks(models), *examine(root, place), *tune(root, place)]
+    missing = sorted({*place.models} - {model.name for model in models})
     rows += [
-        Row(f"{name}: prepare cuda, verify", "FAILED", "the build failed; see above") for name in missing
+        Row(f"{name}: prepare {place.target}, verify", "FAILED", "the build failed; see above")
+        for name in missing
     ]
-    rows.append(Row("prepare, both models, both targets", "seen", f"{elapsed_s:.0f} s"))
+    rows.append(Row("prepare, both models, all targets", "seen", f"{elapsed_s:.0f} s"))
     if arguments.out:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}
         arguments.out.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    if arguments.dry_run:
+        print("A dry run on the CPU: nothing was seen on a GPU.")
     for row in rows:
         print(f"{row.verdict:8} | {row.check:48} | {row.answer}")
     return 1 if any(row.verdict == "FAILED" for row in rows) else 0
