@@ -31,7 +31,13 @@ from ortprep.stages.fetch.external_data import check_extent, check_location, dig
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import Inspection, inspect_file
 from ortprep.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
-from ortprep.stages.fetch.transfer import Origin, RetryPolicy, TransferResult, fetch_file
+from ortprep.stages.fetch.transfer import (
+    Origin,
+    RetryPolicy,
+    TransferResult,
+    fetch_file,
+    retry_request,
+)
 
 MAX_CONFIG_BYTES = 8 << 20
 """Largest `config.json` that comes along with a model, in bytes."""
@@ -154,7 +160,10 @@ class FetchStage:
 
     def _fetch_config(self, context: Context, model: Origin | None) -> str | None:
         """Returns the configuration of a model of the Hub, None where there is none."""
-        config = find_config(model.address) if isinstance(model, HubFile) else None
+        if not isinstance(model, HubFile):
+            return None
+        beside = str(model.address.at(CONFIG_FILE))
+        config = retry_request(lambda: find_config(model.address), beside, self.retry)
         if config is None:
             return None
         context.say(f"fetching {config.address.path}")

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.errors import SourceError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BLOCK_BYTES = 1 << 20
 
 
 class TransferError(Exception):
-    """The transfer was interrupted, and a retry may succeed; never leaves `fetch_file`.
+    """The transfer was interrupted, and a retry may succeed; `fetch_file` and `retry_request` handle it.
 
     Args:
         message: What happened.
@@ -182,17 +184,44 @@ def fetch_file(
             except TransferError as error:
                 version = None if error.start_again else version
                 failures = 1 if partial.size_bytes - before >= BLOCK_BYTES else failures + 1
-                if failures >= retry.attempts:
-                    raise SourceError(
-                        f"cannot fetch in full: {origin.name}\n  {error}; gave up after {failures} tries"
-                        f" in a row, with {partial.size_bytes} bytes received",
-                        hint="run the command again later, or download the file by hand and use "
-                        "source: {path: …}",
-                    ) from error
-                log.info("%s: %s; trying again", origin.name, error)
-                time.sleep(min(retry.retry_delay_s * 2 ** (failures - 1), retry.max_retry_delay_s))
+                _wait_to_retry(
+                    f"cannot fetch in full: {origin.name}", error, failures, retry, partial.size_bytes
+                )
     DigestCache().record(destination, partial.digest)
     return TransferResult(partial.size_bytes, partial.digest)
+
+
+def retry_request(request: Callable[[], T], name: str, retry: RetryPolicy) -> T:
+    """Returns what a request returns, and repeats it where a retry may succeed.
+
+    Args:
+        request: Raises `TransferError` if it is worth repeating.
+        name: What is asked for, as it may be shown.
+        retry: Limits of the retries.
+
+    Raises:
+        SourceError: No attempt succeeded.
+    """
+    failures = 0
+    while True:
+        try:
+            return request()
+        except TransferError as error:
+            failures += 1
+            _wait_to_retry(f"cannot fetch: {name}", error, failures, retry, 0)
+
+
+def _wait_to_retry(
+    message: str, error: TransferError, failures: int, retry: RetryPolicy, received_bytes: int
+) -> None:
+    if failures >= retry.attempts:
+        raise SourceError(
+            f"{message}\n  {error}; gave up after {failures} tries in a row, with {received_bytes} bytes "
+            "received",
+            hint="run the command again later, or download the file by hand and use source: {path: …}",
+        ) from error
+    log.info("%s: %s; trying again", message, error)
+    time.sleep(min(retry.retry_delay_s * 2 ** (failures - 1), retry.max_retry_delay_s))
 
 
 def _receive(

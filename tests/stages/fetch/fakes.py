@@ -46,6 +46,8 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     spoils: bool = False
     """Whether the next file arrives with other bytes."""
+    unavailable: list[str] = field(default_factory=list)
+    """Ends of paths that answer with HTTP 520, each entry once; after 408, 429 or 503 the client asks again."""
 
     def add(self, name: str, files: Files, **options: Any) -> Repository:
         """Adds a repository with one commit on `main`."""
@@ -70,7 +72,11 @@ class HubHandler(BaseHTTPRequestHandler):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.hub.requests.append((self.command, self.path, token))
         try:
-            parts = urlsplit(self.path).path.strip("/").split("/")
+            path = urlsplit(self.path).path
+            for ending in filter(path.endswith, self.hub.unavailable):
+                self.hub.unavailable.remove(ending)
+                raise _Refused(520, "Unknown")
+            parts = path.strip("/").split("/")
             if parts[:2] == ["api", "models"]:
                 self._answer_api("/".join(parts[2:4]), parts[4:], token)
             else:

@@ -135,6 +135,17 @@ def test_a_configuration_beside_the_model_goes_first(hub: Hub, tmp_path: Path) -
         run(task_of(tmp_path / "bad", "hf://o/bad/m.onnx"))
 
 
+def test_a_busy_hub_is_asked_again_for_the_configuration(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG}).refs["main"]
+    task = task_of(tmp_path, "hf://o/r/onnx/m.onnx")
+    root = f"/tree/{commit}"
+    hub.unavailable = [root, root]
+    with pytest.raises(SourceError, match=r"cannot fetch: .*config\.json\n  HTTP 520; gave up after 2 tries"):
+        run(task)
+    hub.unavailable = [root]
+    assert run(task).config == CONFIG.decode()
+
+
 def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     repository = hub.add("o/r", {"m.onnx": MODEL})
     old = repository.refs["main"]
