@@ -33,7 +33,7 @@ class HubAddress:
     @property
     def commit(self) -> str | None:
         """The revision if it is a whole commit, which never moves."""
-        return self.revision if self.revision and _COMMIT.fullmatch(self.revision) else None
+        return self.revision if self.revision and is_commit(self.revision) else None
 
     def at(self, path: str) -> HubAddress:
         """Returns the address of another file of the same revision."""
@@ -43,6 +43,11 @@ class HubAddress:
         """Returns the address as fsspec's plug-in of the Hub takes it."""
         revision = "" if self.revision is None else f"@{quote(self.revision, safe='')}"
         return f"{HUB_SCHEME}{self.repository}{revision}/{self.path}"
+
+
+def is_commit(revision: str) -> bool:
+    """Says whether a revision is a whole commit: 40 lower-case hexadecimal digits."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def is_hub_url(url: str) -> bool:

@@ -11,13 +11,12 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.digest import PREFIX, default_cache_folder, digest_json
+from ortprep.bundle.digest import PREFIX, digest_json
+from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.errors import MissingExtraError, SourceError
-from ortprep.spec.hub_url import HubAddress
+from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.transfer import Download, TransferError, first_line
@@ -30,6 +29,7 @@ _BLOCK_BYTES = 32 << 20
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _RETRIED_STATUS = frozenset({408, 425, 429})
+_COMMIT_BYTES = 40
 _LOGIN = "hf auth login   # or set HF_TOKEN"
 
 
@@ -105,8 +105,8 @@ def pin(address: HubAddress) -> HubAddress:
     that.
 
     Raises:
-        SourceError: There is no such repository or revision, no access to it, or the Hub cannot be reached
-            and was never asked before.
+        SourceError: There is no such repository or revision, no access to it, the Hub's answer is no commit,
+            or the Hub cannot be reached and was never asked before.
         MissingExtraError: The Hub's client is not installed.
     """
     if address.commit is not None:
@@ -115,9 +115,8 @@ def pin(address: HubAddress) -> HubAddress:
     try:
         commit = _ask(address)
     except TransferError as error:
-        try:
-            commit = entry.read_text(encoding="ascii")
-        except OSError:
+        commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
+        if not is_commit(commit):
             raise SourceError(
                 f"cannot reach the Hub: {address}\n  {error}",
                 hint="run the command again later, or download the file by hand and use source: {path: …}",
@@ -125,9 +124,9 @@ def pin(address: HubAddress) -> HubAddress:
         log.warning("%s: the Hub cannot be reached; it last was commit %s", address, commit)
     else:
         try:
-            write_bytes_atomic(entry, commit.encode("ascii"), durable=False)
+            write_entry(entry, commit.encode("ascii"))
         except OSError as error:
-            log.debug("cache %s is not usable: %s", entry.parent, error)
+            log.debug("cache entry %s is not usable: %s", entry, error)
     return replace(address, revision=commit)
 
 
@@ -141,13 +140,17 @@ def _ask(address: HubAddress) -> str:
             revision=address.revision,
             timeout=client.constants.HF_HUB_ETAG_TIMEOUT,
         )
+    if not is_commit(str(info.sha)):
+        raise SourceError(
+            f"bad answer of the Hub: {address}\n  expected a commit, got {str(info.sha)[:80]!r}"
+        )
     return str(info.sha)
 
 
-def _entry(address: HubAddress) -> Path:
+def _entry(address: HubAddress) -> str:
     whole = replace(address, path="")
     key = {"endpoint": _client().constants.ENDPOINT, "revision": str(whole)}
-    return default_cache_folder().with_name("hub") / digest_json(key).removeprefix(PREFIX)
+    return f"{cache_folder()}/hub/{digest_json(key).removeprefix(PREFIX)}"
 
 
 def _client() -> Any:

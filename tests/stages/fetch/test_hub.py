@@ -182,6 +182,31 @@ def test_without_a_network_what_was_fetched_is_up_to_date(
         run(task_of(tmp_path / "other", "hf://o/other/m.onnx"))
 
 
+@pytest.mark.parametrize("content", [b"main", b"\xff" * 40, b"0" * 5000, None])
+def test_a_remembered_commit_that_cannot_be_trusted_is_not_used(
+    hub: Hub, tmp_path: Path, stack: ExitStack, content: bytes | None
+) -> None:
+    hub.add("o/r", {"m.onnx": MODEL})
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    task.stage.key(task.plan, None)
+    (entry,) = (tmp_path / "cache" / "hub").iterdir()
+    if content is None:
+        entry.chmod(0o666)
+    else:
+        entry.write_bytes(content)
+    stack.close()
+    with pytest.raises(SourceError, match="cannot reach the Hub: hf://o/r/m"):
+        task.stage.key(task.plan, None)
+
+
+def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> None:
+    repository = hub.add("o/r", {"m.onnx": MODEL})
+    repository.commits["../x"] = {"m.onnx": MODEL}
+    repository.refs["main"] = "../x"
+    with pytest.raises(SourceError, match=r"expected a commit, got '\.\./x'"):
+        run(task_of(tmp_path, "hf://o/r/m.onnx"))
+
+
 @pytest.mark.parametrize("place", ["variable", "file"])
 def test_a_private_repository_is_read_with_the_token_of_the_login(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
