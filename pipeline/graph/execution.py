@@ -185,7 +185,8 @@ def run_task(
         _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:
             with shared():
-                result = _run_stage(replace(open_context(task, folder, kept, say), progress=progress), task)
+                context = open_context(task, folder, kept, say)
+                result = _run_stage(replace(context, key=key, progress=progress), task)
             entries = describe_files(folder, cache.digest)
         receipt = TaskReceipt(
             schema_version=RECEIPT_VERSION,
@@ -221,9 +222,10 @@ def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
     Raises:
         StageError: A required task was not done.
     """
+    receipts = {required: _require(task, required) for required in task.requires}
     upstream = {
-        required: Upstream(task_folder(task.artifacts, task.model, required), _require(task, required).result)
-        for required in task.requires
+        required: Upstream(task_folder(task.artifacts, task.model, required), receipt.result, receipt.key)
+        for required, receipt in receipts.items()
     }
     return Context(
         plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say, kept=kept

@@ -114,10 +114,11 @@ class TaskId:
 
 @dataclass(frozen=True)
 class Upstream:
-    """Files and result of an earlier task."""
+    """Files and result of an earlier task, and the key it was done with."""
 
     folder: Path
     result: Mapping[str, Any]
+    key: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class Context:
         folder: Empty folder for this task's files; it becomes visible only if the stage succeeds.
         kept: Folder that a killed run leaves to the next one; it may be missing; it is removed when the task
             is done or its key has changed.
+        key: What decided that the task runs: the stage's `key` and more.
         progress: Takes the fraction of the work that is done, from 0 to 1, as often as it is known.
     """
 
@@ -179,6 +181,7 @@ class Context:
     folder: Path
     say: Callable[[str], None]
     kept: Path
+    key: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = ignore_progress
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.results import ConvertResult, FetchResult, OptimizeResult, TuneResult
 
@@ -51,6 +52,15 @@ def read_source(context: Context) -> Graph:
 def read_fetched(context: Context) -> Graph:
     """Returns the source itself."""
     return read_graph(context, FETCH)
+
+
+def read_location(context: Context) -> str:
+    """Returns where the source came from: path, URL or demo name; on the Hub at its commit."""
+    location = read_fetched(context).description.source.location
+    if not is_hub_url(location):
+        return location
+    commit = context.upstream[FETCH].key["source"]["commit"]
+    return str(replace(parse_hub_url(location), revision=commit))
 
 
 def read_graph(context: Context, task: TaskId) -> Graph:

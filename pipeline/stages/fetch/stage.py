@@ -100,7 +100,7 @@ class FetchStage:
         context.say(f"fetching {name}")
         file = _file_name(spec.source)
         model = context.folder / file
-        origin = _remote_origin(spec.source)
+        origin = _remote_origin(spec.source, context.key)
         received = self._fetch_model(context, model, origin)
         _refuse_what_is_no_model(model, name)
         _check_digest(received, spec.source, name)
@@ -174,11 +174,13 @@ class FetchStage:
             return _read_config(file, config.name)
 
 
-def _remote_origin(source: SourceSpec) -> Origin | None:
-    """Returns where a remote model comes from, None for one of this machine; on the Hub that is a commit."""
+def _remote_origin(source: SourceSpec, key: Mapping[str, Any]) -> Origin | None:
+    """Returns where a remote model comes from, on the Hub the key's commit; None for one of this machine."""
     if source.url is None or not _is_remote(source):
         return None
-    return HubFile(_pinned(source.url)) if is_hub_url(source.url) else origin_of(source.url)
+    if not is_hub_url(source.url):
+        return origin_of(source.url)
+    return HubFile(replace(parse_hub_url(source.url), revision=key["source"]["commit"]))
 
 
 def _pinned(url: str) -> HubAddress:

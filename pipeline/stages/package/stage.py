@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +26,14 @@ from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import read_git_state
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sources import CONFIG_FILE, FETCH, prepared_task, read_fetched, source_task
+from ortprep.stages.core.sources import (
+    CONFIG_FILE,
+    FETCH,
+    prepared_task,
+    read_fetched,
+    read_location,
+    source_task,
+)
 from ortprep.stages.measure.contenders import PREPARED
 from ortprep.stages.package.prepared_variants import (
     PreparedVariant,
@@ -40,7 +48,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -134,7 +142,7 @@ def _manifest(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         pipeline_version=ortprep.__version__,
         spec_digest=digest_json(resolved_spec(context.spec)),
-        source=fetched.source,
+        source=replace(fetched.source, location=read_location(context)),
         environment=environment,
         variants=tuple(_record(variant) for variant in prepared),
         files=describe_files(context.folder, DigestCache().digest),

@@ -47,7 +47,7 @@ class Hub:
     spoils: bool = False
     """Whether the next file arrives with other bytes."""
     unavailable: list[str] = field(default_factory=list)
-    """Ends of paths that answer with HTTP 520, each entry once; after 408, 429 or 503 the client asks again."""
+    """Ends of paths that answer with HTTP 520, each entry once; the client retries 408, 429 and 503."""
 
     def add(self, name: str, files: Files, **options: Any) -> Repository:
         """Adds a repository with one commit on `main`."""

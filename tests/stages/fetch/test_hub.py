@@ -12,6 +12,7 @@ import pytest
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
 from ortprep.graph.execution import Task, build_tasks, run_task, why_stale
 from ortprep.graph.receipts import read_receipt
@@ -160,6 +161,22 @@ def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     assert run(task).source.sha256 == digest_bytes(other)
 
 
+def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    repository = hub.add("o/r", {"m.onnx": MODEL})
+    commit = repository.refs["main"]
+    model = models.zero_inputs()
+    model.producer_version = "2"
+    other = model.SerializeToString()
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+
+    def move_branch(_: str) -> None:
+        repository.commit({"m.onnx": other})
+
+    run_task(task, cache=DigestCache(), say=move_branch)
+    assert key_of(task)["commit"] == commit
+    assert (task.folder / "m.onnx").read_bytes() == MODEL
+
+
 def test_a_commit_with_the_same_model_leaves_the_same_outcome(hub: Hub, tmp_path: Path) -> None:
     repository = hub.add("o/r", {"m.onnx": MODEL})
     task = task_of(tmp_path, "hf://o/r/m.onnx")
@@ -274,6 +291,7 @@ def test_the_command_prepares_a_private_model_and_needs_no_network_again(
     outcome = project.run("prepare", env=environment)
     assert done(outcome) == all_tasks()
     assert (project.bundle() / "config.json").read_bytes() == CONFIG
+    assert read_manifest(project.bundle()).source.location == f"hf://o/r@{commit}/onnx/net.onnx"
     assert is_intact(project.bundle())
     written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
     assert TOKEN not in outcome.err
