@@ -54,7 +54,7 @@ class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
-    version = 1
+    version = 2
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the variants whose graph differs from their parent's."""

@@ -60,7 +60,7 @@ class FetchStage:
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     name: str = "fetch"
-    version: int = 1
+    version: int = 2
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""

@@ -43,7 +43,7 @@ class OptimizeStage:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets and the portable variant."""
