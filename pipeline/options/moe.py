@@ -81,7 +81,7 @@ def _offload_choice(name: str, default: str, effect: str, values: tuple[str, ...
 
 
 def _offload_number(
-    name: str, effect: str, *, least: int = 0, most: int | None = _INT_MAX, fraction: bool = False
+    name: str, effect: str, *, minimum: int = 0, maximum: int | None = _INT_MAX, fraction: bool = False
 ) -> Option:
     return Option(
         f"session.moe.offload.{name}",
@@ -89,8 +89,8 @@ def _offload_number(
         default="built in",
         effect=effect,
         since="1.32",
-        minimum=least,
-        maximum=most,
+        minimum=minimum,
+        maximum=maximum,
         source=NEWEST_WHEEL,
     )
 
@@ -143,13 +143,15 @@ _OFFLOAD = (
         )
     ),
     *(
-        _offload_number(f"{name}_working_bytes", f"Scratch memory on the {device}.", least=1, most=_SIZE_MAX)
+        _offload_number(
+            f"{name}_working_bytes", f"Scratch memory on the {device}.", minimum=1, maximum=_SIZE_MAX
+        )
         for name, device in (("device", "GPU"), ("host", "CPU"))
     ),
     _offload_number(
         "gpu_device_mem_limit",
         "Limit of GPU memory that budgets are derived from; 0 is none.",
-        most=_SIZE_MAX,
+        maximum=_SIZE_MAX,
     ),
     _offload_text(
         "budget_group",
@@ -163,7 +165,7 @@ _OFFLOAD = (
         "async_max_tokens", "Largest number of tokens for which experts are copied asynchronously."
     ),
     _offload_number(
-        "prefill_wave_experts", "Experts that are copied at a time when a prompt is read.", least=1
+        "prefill_wave_experts", "Experts that are copied at a time when a prompt is read.", minimum=1
     ),
     _offload_text(
         "node_overrides",
@@ -173,7 +175,7 @@ _OFFLOAD = (
         form="entries as in moe_1:max_resident_slots=8,device_expert_bytes=4096;moe_2:max_resident_slots=4",
     ),
     _offload_number(
-        "min_expert_weight", "Experts with a smaller routing weight are left out.", most=1, fraction=True
+        "min_expert_weight", "Experts with a smaller routing weight are left out.", maximum=1, fraction=True
     ),
     _offload_switch(
         "skip_tail_cold_only", "Leaves out experts of small weight only if they are not on the GPU."
@@ -184,7 +186,7 @@ _OFFLOAD = (
     _offload_number(
         "tail_substitution_threshold",
         "Weight below which an expert that is on the GPU stands in for one that is not; results change.",
-        most=None,
+        maximum=None,
         fraction=True,
     ),
     _offload_number(
