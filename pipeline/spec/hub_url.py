@@ -9,10 +9,11 @@ from urllib.parse import quote, unquote
 HUB_SCHEME = "hf://"
 
 _ADDRESS = re.compile(
-    r"hf://(?:models/)?((?:(?:datasets|spaces)/)?[\w.-]+/[\w.-]+)(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/(.+)",
+    r"hf://(?:models/)?((?:(?:datasets|spaces)/)?(?!(?:models|datasets|spaces)/)[\w.-]+/[\w.-]+)"
+    r"(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/(.+)",
     re.IGNORECASE,
 )
-_REVISION_LAST = re.compile(r"(.+?\.onnx)@(.+)", re.IGNORECASE)
+_REVISION_LAST = re.compile(r"(.+?\.onnx)@(.*)", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -71,6 +72,8 @@ def parse_hub_url(url: str) -> HubAddress:
     last = _REVISION_LAST.fullmatch(path)
     if last is None:
         return HubAddress(found[1], path, None if found[2] is None else unquote(found[2]))
+    if not last[2]:
+        raise ValueError("expected a revision after @, got none")
     if found[2] is not None:
         raise ValueError(f"expected one revision, got {found[2]!r} and {last[2]!r}")
     return HubAddress(found[1], last[1], last[2])

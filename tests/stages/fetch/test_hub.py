@@ -90,7 +90,18 @@ def test_both_ways_to_write_a_revision_mean_the_same(url: str, expected: HubAddr
     assert parse_hub_url(str(address)) == expected
 
 
-@pytest.mark.parametrize("url", ["hf://m.onnx", "hf://o/r", "hf://o/r@a/m.onnx@b", "hf://o/r/../m.onnx"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hf://m.onnx",
+        "hf://o/r",
+        "hf://o/r@a/m.onnx@b",
+        "hf://o/r/../m.onnx",
+        "hf://datasets/o/m.onnx",
+        "hf://models/o/m.onnx",
+        "hf://o/r/m.onnx@",
+    ],
+)
 def test_what_names_no_file_of_the_hub_is_a_wrong_spec(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         task_of(Path(), url)
