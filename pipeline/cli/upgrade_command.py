@@ -14,7 +14,7 @@ from ortprep.cli.model_resolution import Locations, examine_prepared
 from ortprep.cli.tables import format_summary
 from ortprep.diagnose.upgrade.check import ROUNDS, check_upgrade
 from ortprep.diagnose.upgrade.environments import parse_versions
-from ortprep.diagnose.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun
+from ortprep.diagnose.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun, describe_verdict
 from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.regression.limits import FIGURES as UNITS
@@ -83,16 +83,7 @@ def _row(check: UpgradeCheck, run: UpgradeRun, figures: Sequence[str]) -> tuple[
         cells.append(f"{format_summary(run.figures.get(name))}{compared}")
     loaded = run.case.way if run.variant is None else f"{run.case.way}: {run.variant}"
     answers = "as recorded" if run.failure is None else _DASH
-    return (run.case.version, loaded, answers, *cells, _verdict(check, run))
-
-
-def _verdict(check: UpgradeCheck, run: UpgradeRun) -> str:
-    worse = [change.figure for change in run.changes if change.verdict == "regression"]
-    if run.failure is not None:
-        return "wrong"
-    if worse:
-        return f"worse: {', '.join(worse)}"
-    return "baseline" if run.case.version == check.versions[0] else "no worse"
+    return (run.case.version, loaded, answers, *cells, describe_verdict(run, check.versions[0]))
 
 
 def _judge(checks: Sequence[UpgradeCheck]) -> None:

@@ -107,6 +107,23 @@ def judge_upgrade(
     return tuple(runs.values())
 
 
+def describe_verdict(run: UpgradeRun, baseline: str) -> str:
+    """Returns what became of a case in a few words.
+
+    Args:
+        run: The case.
+        baseline: The version that the others are compared with.
+    """
+    worse = [change.figure for change in run.changes if change.verdict == "regression"]
+    if run.failure is not None:
+        return "fails"
+    if run.case.version == baseline:
+        return "baseline"
+    if not run.changes:
+        return "not compared"
+    return f"worse: {', '.join(worse)}" if worse else "no worse"
+
+
 def find_failures(runs: Sequence[UpgradeRun]) -> tuple[str, ...]:
     """Returns a sentence for everything that is wrong, or became worse beyond its limit and the noise."""
     failures = [f"{run.case}: {run.failure}" for run in runs if run.failure is not None]

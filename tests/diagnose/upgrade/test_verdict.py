@@ -3,7 +3,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ortprep.diagnose.upgrade.session_check import SessionCheck
-from ortprep.diagnose.upgrade.verdict import UpgradeCase, find_failures, find_remarks, judge_upgrade
+from ortprep.diagnose.upgrade.verdict import (
+    UpgradeCase,
+    describe_verdict,
+    find_failures,
+    find_remarks,
+    judge_upgrade,
+)
 from ortprep.measuring.regression.limits import RegressionLimits
 from ortprep.runtime.probing.probe import ProbeResult
 
@@ -62,6 +68,21 @@ def test_a_version_that_does_not_load_or_answers_wrongly_fails_without_figures()
 def test_a_version_that_dies_while_it_is_measured_fails() -> None:
     runs = judge_upgrade({OLD: TAKEN, NEW: TAKEN}, {OLD: BASE, NEW: "child died"}, RegressionLimits())
     assert find_failures(runs) == ("bundle on 1.32.0: child died",)
+
+
+def test_a_verdict_says_what_failed_and_what_was_not_compared() -> None:
+    slow = measured(70, 71, 72, 73, 74)
+    cases: list[tuple[SessionCheck | str, Sequence[ProbeResult], list[str]]] = [
+        (TAKEN, BASE, ["baseline", "no worse"]),
+        (TAKEN, slow, ["baseline", "worse: ready"]),
+        (TAKEN, [], ["baseline", "fails"]),
+        ("does not load", BASE, ["fails", "not compared"]),
+    ]
+    for old, new, expected in cases:
+        checks = {OLD: old, NEW: TAKEN if new else "does not load"}
+        results = ({OLD: BASE} if old is TAKEN else {}) | ({NEW: new} if new else {})
+        runs = judge_upgrade(checks, results, RegressionLimits())
+        assert [describe_verdict(run, OLD.version) for run in runs] == expected
 
 
 def test_each_way_is_compared_with_itself() -> None:
