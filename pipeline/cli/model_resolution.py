@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
+from ortprep.bundle.manifest import MANIFEST_FILE, SourceRecord, read_manifest
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
+from ortprep.bundle.verification import compare_files
 from ortprep.cli.command import find_bundle, locate_bundle
 from ortprep.cli.console import BuildObserver, echo
 from ortprep.diagnose.doctor_model import DoctorModel
@@ -88,10 +89,17 @@ def examine_prepared(name: str, locations: Locations) -> DoctorModel:
         remark = f"its source is not compared: there is no spec {locations.configs / prepared.name}.yaml"
         return replace(prepared, remarks=(remark,))
     source = _examine_spec(prepared.name, locations).require_source()
-    if DigestCache().digest(Path(source)) != read_manifest(bundle).source.sha256:
+    if not _is_source(Path(source), read_manifest(bundle).source):
         remark = "its source is not compared: it is another than the bundle was prepared from"
         return replace(prepared, remarks=(remark,))
     return replace(prepared, source=source)
+
+
+def _is_source(model: Path, recorded: SourceRecord) -> bool:
+    """Says whether a model and its external data are what a bundle was prepared from."""
+    digest = DigestCache().digest
+    # The first file is the model itself, which may have another name by now.
+    return digest(model) == recorded.sha256 and not compare_files(model.parent, recorded.files[1:], digest)
 
 
 def _examine_spec(name: str, locations: Locations) -> DoctorModel:
