@@ -7,6 +7,7 @@ from typing import Any
 
 from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
+from ortprep.runtime.loading.bundle_loader import log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS
 
 
@@ -22,10 +23,14 @@ def install() -> None:
 
 def install_in(onnxruntime: Any) -> None:
     """Does what `install` does, in ONNX Runtime's module."""
-    if hasattr(onnxruntime.InferenceSession, PLAIN_CLASS):
+    session_class = getattr(onnxruntime, "InferenceSession", None)
+    if hasattr(session_class, PLAIN_CLASS):
         return
     if os.environ.get(VERBOSE_VARIABLE):
         _log_to_stderr()
+    if session_class is None or not hasattr(onnxruntime, "SessionOptions"):
+        log_line("info", "no session of %s comes from a bundle: it is not ONNX Runtime", onnxruntime.__name__)
+        return
     from ortprep.runtime.dropin.session import bundle_session_class
 
     put_in_place(onnxruntime, bundle_session_class())

@@ -112,6 +112,8 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
         found = _find_bundles(request.model, places)
     except OSError as error:
         return str(error.strerror)
+    except ValueError as error:  # no path at all; ONNX Runtime says so in its own way
+        return str(error)
     if not found:
         return f"no bundle of these bytes in {places}"
     onnxruntime = import_onnxruntime()
@@ -201,4 +203,7 @@ def _restore_request(instance: Any, request: SessionRequest) -> None:
 
 
 def _name(request: SessionRequest) -> str:
-    return f"{len(request.model)} bytes" if isinstance(request.model, bytes) else str(request.model)
+    model = request.model
+    if isinstance(model, str | os.PathLike):
+        return str(model)
+    return f"{len(model)} bytes" if isinstance(model, bytes) else f"a {type(model).__name__}"

@@ -116,3 +116,17 @@ import onnxruntime
 assert of_bundle(session) and isinstance(session, onnxruntime.InferenceSession)
 """,
     )
+
+
+def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model: Path) -> None:
+    run(
+        model,
+        """
+import types
+from ortprep.runtime import install
+stub = sys.modules["onnxruntime"] = types.ModuleType("onnxruntime")
+stub.InferenceSession = object
+install()
+assert stub.InferenceSession is object
+""",
+    )
