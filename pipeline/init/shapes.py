@@ -98,7 +98,8 @@ class ShapePlan:
     Attributes:
         axes: A size or the key of an open size per axis, by input.
         open: The open sizes, each once, in order of the inputs.
-        sums: Symbolic dimensions that follow from others: (factor, key) terms, "" for the constant 1.
+        sums: Symbolic dimensions that follow from others: (factor, key) terms, "" for the constant 1; each
+            after those that its terms name.
     """
 
     axes: Mapping[str, tuple[int | str, ...]]
@@ -150,7 +151,8 @@ def plan_shapes(facts: GraphFacts, known: Mapping[str, tuple[int, ...]]) -> Shap
     opened = [_most_certain(found) for key, found in proposals.items() if key not in sums]
     if any(one.role == "past" for one in opened):
         opened = [_one_at_a_time(one) for one in opened]
-    sums |= dict(_settle_totals(opened))
+    # Totals come first: a sum may have a total among its terms, never the other way round.
+    sums = dict(_settle_totals(opened)) | sums
     return ShapePlan(axes, tuple(one for one in opened if one.key not in sums), sums)
 
 

@@ -100,6 +100,17 @@ def test_a_decoder_gets_its_past_and_the_next_position(tmp_path: Path, total: st
     }
 
 
+def test_a_size_may_be_a_sum_of_a_total(tmp_path: Path) -> None:
+    decoder = open_models.copies(
+        past=(FLOAT, ["batch_size", 2, "past_sequence_length", 4]),
+        input_ids=(INT64, ["batch_size", "sequence_length"]),
+        attention_mask=(INT64, ["batch_size", "total_sequence_length"]),
+        positions=(INT64, ["batch_size", "total_sequence_length + 1"]),
+    )
+    shapes = {name: feed.shape for name, feed in feeds_of(decoder, tmp_path).items()}
+    assert (shapes["attention_mask"], shapes["positions"]) == ((1, 17), (1, 18))
+
+
 def test_what_an_input_is_called_tells_its_values(tmp_path: Path) -> None:
     model = open_models.copies(
         features=(FLOAT, ["batch", "frames", 80]),
