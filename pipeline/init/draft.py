@@ -94,7 +94,8 @@ def init_spec(
         The draft, with a `question` if the model did not run.
 
     Raises:
-        SourceError: It is not a model, ONNX Runtime does not accept it, or it takes what is no tensor.
+        SourceError: It is not a model, ONNX Runtime does not accept it, it takes what is no tensor, or it has
+            no inputs and does not run.
         SpecError: An observed input or a section does not fit.
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
@@ -106,7 +107,7 @@ def init_spec(
     _check_inputs(facts, known, path)
     told(f"running {path.name} on proposed inputs")
     trial = try_inputs(path, facts, known)
-    question = _question(trial, facts)
+    question = _question(trial, facts, path)
     for _ in range(_MAX_QUESTIONS):
         answer = ask(question) if ask is not None and question is not None else None
         if question is None or answer is None:
@@ -114,7 +115,7 @@ def init_spec(
         known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
         _check_inputs(facts, known, path)
         trial = try_inputs(path, facts, known)
-        question = _question(trial, facts)
+        question = _question(trial, facts, path)
     draft = Draft(
         name=name or find_spec_name(path, folder) or choose_name(path, folder),
         path=_relative(path, folder),
@@ -158,11 +159,17 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             )
 
 
-def _question(trial: TrialRun, facts: GraphFacts) -> Question | None:
-    """Returns what to ask of a model that did not run, None of one that did."""
+def _question(trial: TrialRun, facts: GraphFacts, model: Path) -> Question | None:
+    """Returns what to ask of a model that did not run, None of one that did.
+
+    Raises:
+        SourceError: It did not run, and has no input to ask about.
+    """
     inputs = facts.inspection.interface.inputs
-    if trial.ran or not inputs:
+    if trial.ran:
         return None
+    if not inputs:
+        raise SourceError(f"model that does not run, and has no inputs: {model}\n  {trial.error}")
     named = find_input(trial.error, tuple(item.name for item in inputs))
     open_ones = [
         item for item in inputs if item.shape is None or any(not isinstance(a, int) for a in item.shape)

@@ -126,6 +126,16 @@ def impossible() -> onnx.ModelProto:
     )
 
 
+def failing_without_inputs() -> onnx.ModelProto:
+    """`y` [1], from no input at all; no run succeeds: it takes row 9 of a table of 4."""
+    return build_model(
+        [helper.make_node("Gather", ["table", "row"], ["y"], name="take")],
+        inputs=[],
+        outputs=[value("y", FLOAT, [1])],
+        initializers=[tensor("table", np.zeros(4, np.float32)), tensor("row", np.array([9]))],
+    )
+
+
 def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
     """Returns a model with another name for an input."""
     for item in model.graph.input:

@@ -206,6 +206,7 @@ def test_two_models_of_one_name_get_two_specs(tmp_path: Path) -> None:
     [
         (models.sequence_input, "no tensor"),
         (models.unknown_operator, "unknown operator"),
+        (open_models.failing_without_inputs, "does not run, and has no inputs(.|\n)*indices element"),
     ],
 )
 def test_a_model_that_cannot_be_prepared_is_told(tmp_path: Path, build: Build, said: str) -> None:
