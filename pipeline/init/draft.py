@@ -17,7 +17,7 @@ from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import choose_name, find_spec_name
 from ortprep.init.shapes import ShapePlan, plan_shapes
 from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
-from ortprep.init.trial_run import TrialRun, try_inputs
+from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE
 from ortprep.spec.validation import parse_spec
@@ -48,7 +48,7 @@ class InitResult:
     path: Path
     text: str
     question: Question | None
-    trial: TrialRun
+    trial: InitTrial
 
     def write(self, *, force: bool = False) -> Path:
         """Writes the spec's file and returns its path.
@@ -159,7 +159,7 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             )
 
 
-def _question(trial: TrialRun, facts: GraphFacts, model: Path) -> Question | None:
+def _question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | None:
     """Returns what to ask of a model that did not run, None of one that did.
 
     Raises:

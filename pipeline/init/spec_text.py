@@ -14,7 +14,7 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_search import Feed, ObservedInput
 from ortprep.init.shapes import ShapePlan
-from ortprep.init.trial_run import TrialRun
+from ortprep.init.trial_run import InitTrial
 from ortprep.spec.models import VerifySpec
 
 OPEN_QUESTION = "# OPEN QUESTION:"
@@ -76,7 +76,7 @@ class Draft:
     size_bytes: int
     facts: GraphFacts
     plan: ShapePlan
-    trial: TrialRun
+    trial: InitTrial
     observed: Mapping[str, ObservedInput] = field(default_factory=dict)
     defaults: frozenset[str] = frozenset()
     sections: Mapping[str, Any] = field(default_factory=dict)
@@ -193,7 +193,7 @@ def _budget(draft: Draft) -> Iterator[str]:
     yield f"tune: {{runs_per_load: 1000, budget_s: {budget}}}  # about {count} plans at {trial_s:.1f} s each"
 
 
-def _tolerances(trial: TrialRun) -> Iterator[str]:
+def _tolerances(trial: InitTrial) -> Iterator[str]:
     noisy = [one for one in trial.noise if one.is_small]
     if not noisy:
         return

@@ -63,7 +63,7 @@ class OutputNoise:
 
 
 @dataclass(frozen=True)
-class TrialRun:
+class InitTrial:
     """What running a model once has shown.
 
     Attributes:
@@ -100,7 +100,7 @@ class TrialRun:
 
 def try_inputs(
     model: Path, facts: GraphFacts, observed: Mapping[str, ObservedInput], *, timeout_s: float = _DEADLINE_S
-) -> TrialRun:
+) -> InitTrial:
     """Runs a model in a child process until it runs or nothing is left to try.
 
     Raises:
@@ -116,7 +116,7 @@ def try_inputs(
             # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
             memory_bytes=int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes),
         )
-        return decode(TrialRun, reply.value)
+        return decode(InitTrial, reply.value)
     except LoadError as error:
         reason, hint = explain_refusal(error.message)
         raise SourceError(
@@ -146,7 +146,7 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
     noise = trial.measure_noise(feeds) if best.result.is_verifiable else ()
     return dict(
         encode(
-            TrialRun(
+            InitTrial(
                 feeds=feeds,
                 chosen=best.choice.sizes,
                 error=_one_line(best.result.error),

@@ -23,7 +23,7 @@ from ortprep.init import (
 from ortprep.init.graph_facts import describe_facts
 from ortprep.init.input_search import Feed
 from ortprep.init.naming import choose_name
-from ortprep.init.trial_run import TrialRun, run_trial
+from ortprep.init.trial_run import InitTrial, run_trial
 from ortprep.spec.models import InputSpec
 from ortprep.spec.reading import read_spec
 from tests import builders as models
@@ -48,7 +48,7 @@ def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
     """Returns what a model runs on, found in this process, which has imported ONNX Runtime anyway."""
     path = models.write_model(model, folder / "net.onnx")
     facts = describe_facts({"model": str(path)})
-    trial = decode(TrialRun, run_trial({"model": str(path), "facts": facts, "observed": {}}))
+    trial = decode(InitTrial, run_trial({"model": str(path), "facts": facts, "observed": {}}))
     assert trial.ran, trial.error
     return dict(trial.feeds)
 
