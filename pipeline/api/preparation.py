@@ -136,13 +136,7 @@ def _find_drafted(
         report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
 
     drafted = init_spec(model, folder=configs, name=name, sections=as_json(sections), say=say)
-    drafted.write()
-    if drafted.question is not None:
-        raise SpecError(
-            f"spec with an open question: {drafted.path}\n  {drafted.question.text}",
-            hint=f"answer it in {drafted.path}, or give inputs={{…}}",
-        )
-    return read_spec(drafted.path.absolute())
+    return read_spec(drafted.write().absolute())
 
 
 class _Observer:

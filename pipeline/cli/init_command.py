@@ -42,7 +42,6 @@ def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:
     """Returns names of specs for what a user named; a model file without a spec gets one first.
 
     Raises:
-        SpecError: A model does not run on what could be proposed; its spec says what is left to answer.
         PipelineError: As `init_spec`.
     """
     return tuple(_name_of_spec(name, configs) if _is_model(name) else name for name in names)
@@ -58,13 +57,7 @@ def _name_of_spec(model: str, configs: Path) -> str:
     known = find_spec_name(Path(model), configs)
     if known is not None:
         return known
-    result = _write_spec(Path(model), configs)
-    if result.question is not None:
-        raise SpecError(
-            f"spec with an open question: {result.path}\n  {result.question.text}",
-            hint=f"answer it in {result.path}, then ortprep prepare {result.spec.name}",
-        )
-    return result.spec.name
+    return _write_spec(Path(model), configs).spec.name
 
 
 def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:

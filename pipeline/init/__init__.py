@@ -5,6 +5,6 @@ from __future__ import annotations
 from ortprep.init.draft import Ask, InitResult, init_spec
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import find_spec_name
-from ortprep.init.spec_text import OPEN_QUESTION, Question
+from ortprep.init.spec_text import Question
 
-__all__ = ["OPEN_QUESTION", "Ask", "InitResult", "ObservedInput", "Question", "find_spec_name", "init_spec"]
+__all__ = ["Ask", "InitResult", "ObservedInput", "Question", "find_spec_name", "init_spec"]

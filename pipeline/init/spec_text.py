@@ -16,9 +16,7 @@ from ortprep.init.input_search import Feed, ObservedInput
 from ortprep.init.shapes import ShapePlan
 from ortprep.init.trial_run import InitTrial
 from ortprep.spec.models import VerifySpec
-
-OPEN_QUESTION = "# OPEN QUESTION:"
-"""What the line begins with that says what `init` could not find out."""
+from ortprep.spec.reading import OPEN_QUESTION
 
 _WIDTH = 110
 _PLAIN = re.compile(r"(\.\./)*[A-Za-z_][A-Za-z0-9_./-]*")

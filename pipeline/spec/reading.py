@@ -22,6 +22,9 @@ from ortprep.versions import installed_onnxruntime
 DEFAULTS_FILE = "defaults.yaml"
 """Values for whatever the specs of the same folder leave out."""
 
+OPEN_QUESTION = "# OPEN QUESTION:"
+"""What the line begins with that says what `init` could not find out; a spec with it is refused."""
+
 _NO_SPECS = frozenset({DEFAULTS_FILE, FLEET_FILE})
 
 _OWN_KEYS = ("name", "source")
@@ -133,7 +136,17 @@ def _read_document(path: Path) -> YamlDocument:
     except OSError as error:
         problem = Problem(file, None, (), f"cannot be read: {error.strerror}")
         return YamlDocument(file, problems=(problem,), readable=False)
-    return parse_yaml(text, file=file)
+    document = parse_yaml(text, file=file)
+    if not document.readable:
+        return document
+    return replace(document, problems=(*document.problems, *_find_questions(text.decode("utf-8-sig"), file)))
+
+
+def _find_questions(text: str, file: str) -> Iterator[Problem]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(OPEN_QUESTION):
+            question = line.removeprefix(OPEN_QUESTION).strip()
+            yield Problem(file, number, (), f"answer this question, then delete the line: {question}")
 
 
 def _read(path: Path, defaults: YamlDocument) -> _Outcome:

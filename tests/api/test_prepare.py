@@ -19,6 +19,8 @@ from ortprep import BuildProgress, PreparedBundle, Spec, prepare
 from ortprep.errors import PipelineError, SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
+from tests.builders import write_model
+from tests.init.builders import impossible
 from tests.prepare.builders import QUICK, SHAPES, UNTUNED, Project, answers, new_project, source_answers
 
 NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
@@ -94,6 +96,13 @@ def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
             prepare("models/net.onnx", targets=["cpu"], target="cuda", on_progress=events.append)
     assert read_spec(spec).inputs["x"].shapes
     assert [(event.task, event.event) for event in events] == [("init:net", "said")]
+
+
+def test_a_model_that_does_not_run_is_refused_each_time(place: Project) -> None:
+    write_model(impossible(), place.models / "odd.onnx")
+    for _ in range(2):
+        with pytest.raises(SpecError, match="delete the line: which shape does input x"):
+            prepare("models/odd.onnx")
 
 
 @dataclass

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.init import OPEN_QUESTION
-from ortprep.spec.reading import read_spec
+from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
 from tests.init.builders import impossible
 from tests.prepare.builders import QUICK, Project, done
@@ -46,6 +45,11 @@ def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project:
     assert outcome.code == 2
     assert f"\n{OPEN_QUESTION} which shape" in (project.configs / "odd.yaml").read_text()
     assert "which shape does input x [rows, columns] take? Tried [1, 128]" in outcome.err
+    for named in ("models/odd.onnx", "odd"):
+        outcome = project.call("prepare", named)
+        assert outcome.code == 2
+        told = "odd.yaml:3: answer this question, then delete the line: which shape does input x"
+        assert told in outcome.err
 
 
 @pytest.mark.slow
@@ -63,4 +67,4 @@ def test_on_a_terminal_the_question_is_asked(project: Project) -> None:
     assert code == 2
     assert said.count("which shape does input x [rows, columns] take?") >= 2
     assert "not a shape" in said
-    assert read_spec(project.configs / "odd.yaml").inputs["x"].shapes == ((3, 5),)
+    assert "shapes: [[3, 5]]" in (project.configs / "odd.yaml").read_text()

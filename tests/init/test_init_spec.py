@@ -13,7 +13,6 @@ from onnx import TensorProto
 from ortprep.bundle.codec import decode
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import (
-    OPEN_QUESTION,
     InitResult,
     ObservedInput,
     Question,
@@ -25,7 +24,7 @@ from ortprep.init.input_search import Feed
 from ortprep.init.naming import choose_name
 from ortprep.init.trial_run import InitTrial, run_trial
 from ortprep.spec.models import InputSpec
-from ortprep.spec.reading import read_spec
+from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
 from tests.init import builders as open_models
 from tests.init.builders import FLOAT, INT64

@@ -102,6 +102,7 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "runtime: {cuda: {a: [1]}}",
             "x.yaml:3: runtime.cuda.a: expected text, a number or true or false, got a list",
         ),
+        ("# OPEN QUESTION: which?", "x.yaml:3: answer this question, then delete the line: which?"),
         ("name: twice", "x.yaml:3: name: duplicate key; it already stands in line 1"),
     ],
 )
