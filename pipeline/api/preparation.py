@@ -16,6 +16,7 @@ from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.python_spec import Spec, SpecSections, as_json, override
 from ortprep.spec.reading import read_spec, read_specs
+from ortprep.stages.fetch.stage import local_source
 
 BuildEvent: TypeAlias = Literal["started", "said", "progressed", "finished", "current", "failed"]
 
@@ -119,9 +120,11 @@ def _find_spec(
     text = os.fspath(model)
     if text.lower().endswith((".yaml", ".yml")) and "://" not in text:
         return override(read_spec(Path(text).absolute()), own)
-    if Path(text).is_file() and not sections.keys() & {"inputs", "samples"}:
-        return override(_find_drafted(Path(text), name, configs, report, sections), own)
-    return Spec(text, name=name, **sections)
+    spec = Spec(text, name=name, **sections)
+    path = local_source(spec)
+    if path is None or sections.keys() & {"inputs", "samples"} or not path.is_file():
+        return spec
+    return override(_find_drafted(path, name, configs, report, sections), own)
 
 
 def _find_drafted(

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ortprep.bundle.paths import is_safe_name
-from ortprep.errors import SpecError
-from ortprep.spec.reading import list_local_sources
+from ortprep.errors import SourceError, SpecError
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.reading import list_sources
+from ortprep.stages.fetch.stage import local_source
 
 _MAX_NAME = 128
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -18,7 +20,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 def find_spec_name(model: Path, configs: Path) -> str | None:
     """Returns the name of the spec in a folder whose source is that file, None if there is none."""
     wanted = os.path.realpath(model)
-    sources = list_local_sources(configs)
+    sources = _list_local_sources(configs)
     return next((name for name, path in sources.items() if path and os.path.realpath(path) == wanted), None)
 
 
@@ -30,7 +32,7 @@ def choose_name(model: Path, configs: Path) -> str:
     Raises:
         SpecError: Other models have both.
     """
-    taken = list_local_sources(configs)
+    taken = _list_local_sources(configs)
     absolute = model.absolute()
     candidates = [_plain(model.stem), _plain(f"{absolute.parent.name}-{model.stem}")]
     for name in candidates:
@@ -41,6 +43,18 @@ def choose_name(model: Path, configs: Path) -> str:
         f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
         hint=f"ortprep init {model} --name NAME",
     )
+
+
+def _list_local_sources(configs: Path) -> dict[str, Path | None]:
+    """Returns the local source of every spec in a folder, by the spec's name; None for a source elsewhere."""
+    return {name: _find_local_source(spec) for name, spec in list_sources(configs).items()}
+
+
+def _find_local_source(spec: ModelSpec | None) -> Path | None:
+    try:
+        return None if spec is None else local_source(spec)
+    except SourceError:
+        return None
 
 
 def _is_free(name: str, model: Path, configs: Path, taken: Mapping[str, Path | None]) -> bool:

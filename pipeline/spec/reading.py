@@ -89,18 +89,18 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
     return tuple(outcome.spec for outcome in outcomes if outcome.spec is not None)
 
 
-def list_local_sources(folder: Path) -> dict[str, Path | None]:
-    """Returns the local source of every spec in a folder, by the spec's name; None for a source elsewhere.
+def list_sources(folder: Path) -> dict[str, ModelSpec | None]:
+    """Returns specs of name and source alone for all specs in a folder, by name; None where these are wrong.
 
     Files that cannot be read, or are no specs, are left out; a folder that does not exist has none.
     """
-    found: dict[str, Path | None] = {}
+    found: dict[str, ModelSpec | None] = {}
     paths = _spec_files(folder) if folder.is_dir() else []
     for document in map(_read_document, paths):
-        name, source = document.data.get("name"), document.data.get("source")
-        if isinstance(name, str):
-            path = source.get("path") if isinstance(source, Mapping) else None
-            found[name] = folder / path if isinstance(path, str) else None
+        own = {key: document.data.get(key) for key in _OWN_KEYS}
+        if isinstance(own["name"], str):
+            spec, _ = validate(own, onnxruntime=None)
+            found[own["name"]] = None if spec is None else spec.located_in(folder)
     return found
 
 

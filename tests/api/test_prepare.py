@@ -98,6 +98,26 @@ def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
     assert [(event.task, event.event) for event in events] == [("init:net", "said")]
 
 
+@pytest.mark.parametrize("written", ["~/net.onnx", "file://{models}/net.onnx"])
+def test_a_model_gets_a_spec_however_it_is_named(
+    place: Project, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    spec = place.configs / "net.yaml"
+    spec.unlink()
+    monkeypatch.setenv("HOME", str(place.models))
+    with pytest.raises(SpecError, match="no such target in net: cuda"):
+        prepare(written.format(models=place.models), targets=["cpu"], target="cuda")
+    assert read_spec(spec).source.path == "../models/net.onnx"
+
+
+def test_wrong_sections_are_told_before_a_spec_is_written(place: Project) -> None:
+    spec = place.configs / "net.yaml"
+    spec.unlink()
+    with pytest.raises(SpecError, match="unknown key; did you mean 'tune'"):
+        prepare("models/net.onnx", tunes={})  # type: ignore[call-arg]
+    assert not spec.exists()
+
+
 def test_a_model_that_does_not_run_is_refused_each_time(place: Project) -> None:
     write_model(impossible(), place.models / "odd.onnx")
     for _ in range(2):
