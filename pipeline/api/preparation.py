@@ -14,7 +14,7 @@ from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
 from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, SpecSections, as_json, override
+from ortprep.spec.python_spec import Spec, SpecSections, override
 from ortprep.spec.reading import read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
 
@@ -82,7 +82,8 @@ def prepare(
         target: Build this target alone: `cpu` or `cuda`.
         skip_unavailable: Build the rest when a named target is not available on this machine.
         on_progress: Called with every event; what it raises ends the build.
-        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), over those of the spec's file.
+        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), over those of the spec's file, which
+            stays as it is.
 
     Raises:
         SpecError: The spec is wrong, a target is not available, or no inputs were found that the model runs
@@ -124,12 +125,10 @@ def _find_spec(
     path = local_source(spec)
     if path is None or sections.keys() & {"inputs", "samples"} or not path.is_file():
         return spec
-    return override(_find_drafted(path, name, configs, report, sections), own)
+    return override(_find_drafted(path, name, configs, report), own)
 
 
-def _find_drafted(
-    model: Path, name: str | None, configs: Path, report: ProgressCallback, sections: SpecSections
-) -> ModelSpec:
+def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
     """Returns the spec that a folder has for a model, or writes one."""
     known = find_spec_name(model, configs)
     if known is not None and name in (None, known):
@@ -138,7 +137,7 @@ def _find_drafted(
     def say(line: str) -> None:
         report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
 
-    drafted = init_spec(model, folder=configs, name=name, sections=as_json(sections), say=say)
+    drafted = init_spec(model, folder=configs, name=name, say=say)
     return read_spec(drafted.write().absolute())
 
 

@@ -95,6 +95,7 @@ def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
         with pytest.raises(SpecError, match="no such target in net: cuda"):
             prepare("models/net.onnx", targets=["cpu"], target="cuda", on_progress=events.append)
     assert read_spec(spec).inputs["x"].shapes
+    assert read_spec(spec).targets == "auto"
     assert [(event.task, event.event) for event in events] == [("init:net", "said")]
 
 
