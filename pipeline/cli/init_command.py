@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortprep.cli.command import CONFIGS, command
-from ortprep.cli.console import echo, write_line
-from ortprep.errors import SpecError
+from ortprep.cli.command import CONFIGS, command, exit_code_of
+from ortprep.cli.console import echo, echo_error, write_line
+from ortprep.errors import PipelineError, SpecError
 
 if TYPE_CHECKING:
     from ortprep.init import InitResult, Question
@@ -31,11 +31,19 @@ def init(
     """Write specs for models: inputs, shapes and ranges that the models run on, each with its reason."""
     if name is not None and len(models) > 1:
         raise SpecError(f"one name for {len(models)} models: {name}\n  expected one model with --name")
-    results = [_write_spec(model, out, name=name, force=force) for model in models]
-    for result in results:
+    errors: list[PipelineError] = []
+    for model in models:
+        try:
+            result = _write_spec(model, out, name=name, force=force)
+        except PipelineError as error:
+            echo_error(error)
+            errors.append(error)
+            continue
         write_line(str(result.path))
-    if any(result.question is not None for result in results):
-        raise typer.Exit(SpecError.exit_code)
+        if result.question is not None:
+            errors.append(SpecError(result.question.text))
+    if errors:
+        raise typer.Exit(exit_code_of(errors))
 
 
 def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:

@@ -52,6 +52,14 @@ def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project:
         assert told in outcome.err
 
 
+def test_a_model_that_fails_does_not_stop_the_others(project: Project) -> None:
+    (project.models / "broken.onnx").write_bytes(b"nothing")
+    outcome = project.call("init", "models/broken.onnx", "models/net.onnx", "models/absent.onnx")
+    assert (outcome.code, outcome.out) == (1, "configs/net.yaml\n")
+    assert "not an ONNX model" in outcome.err
+    assert "no such model: models/absent.onnx" in outcome.err
+
+
 @pytest.mark.slow
 def test_prepare_of_a_model_file_writes_a_spec_first(project: Project) -> None:
     assert "package:net" in done(project.run("prepare", "models/net.onnx"))
