@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.graph_facts import InputUse
 from ortprep.init.input_kind import InputKind, classify
+from ortprep.stages.core.inputs.agreement import INTEGER_RANGES
 
 Scalar = str | int | float | bool
 """One element of a tensor, as a spec writes it."""
@@ -62,7 +63,8 @@ def propose_values(
     """
     kind = classify(item, use, bound)
     proposals = tuple(_propose(kind, item, use, bound, context))
-    return tuple(dict.fromkeys(_of_type(one, item.dtype) for one in proposals))
+    typed = (_of_type(one, item.dtype) for one in proposals)
+    return tuple(dict.fromkeys(one for one in typed if one is not None))
 
 
 def _propose(
@@ -148,12 +150,12 @@ def _propose_integer(
         yield ValueProposal(None, (0,), f"the first of {bound}, which the graph has a row for")
     if "trip count" in use.roles or kind == "scale":
         yield ValueProposal(None, (1,), "a count of one")
-    if kind == "tokens" and bound is None:
+    if item.dtype in ("uint8", "int8", "uint4", "int4"):
+        yield ValueProposal(None, None, "any value of the type")
+    elif kind == "tokens" and bound is None:
         yield ValueProposal(
             (0, 100), None, "ids of a small vocabulary; the graph does not say how large it is"
         )
-    if item.dtype in ("uint8", "int8", "uint4", "int4"):
-        yield ValueProposal(None, None, "any value of the type")
     yield ValueProposal((0, 1), None, "nothing in the graph says more")
     yield ValueProposal(None, (1,), "nothing in the graph says more")
     yield ValueProposal(None, (0,), "nothing in the graph says more")
@@ -161,13 +163,20 @@ def _propose_integer(
         yield ValueProposal(None, (context.length,), "the whole sequence")
 
 
-def _of_type(proposal: ValueProposal, dtype: str) -> ValueProposal:
-    """Returns a proposal whose numbers are of the input's type: `true` for bool, integers for integers."""
+def _of_type(proposal: ValueProposal, dtype: str) -> ValueProposal | None:
+    """Returns a proposal whose numbers are of the input's type: `true` for bool, integers for integers.
+
+    A range is cut to the type's; None for values outside it.
+    """
+    lowest, highest = INTEGER_RANGES.get(dtype, (-math.inf, math.inf))
     if proposal.values is not None and dtype != "string":
-        return ValueProposal(None, tuple(_scalar(one, dtype) for one in proposal.values), proposal.reason)
+        values = tuple(_scalar(one, dtype) for one in proposal.values)
+        fits = all(isinstance(one, str) or lowest <= one <= highest for one in values)
+        return ValueProposal(None, values, proposal.reason) if fits else None
     if proposal.range is not None and dtype not in _FLOATS:
         low, high = proposal.range
-        return ValueProposal((math.ceil(low), math.floor(high)), None, proposal.reason)
+        cut = max(math.ceil(low), lowest), min(math.floor(high), highest)
+        return ValueProposal(cut, None, proposal.reason)
     return proposal
 
 

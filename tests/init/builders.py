@@ -112,6 +112,38 @@ def voice_detector() -> onnx.ModelProto:
     )
 
 
+def four_bits() -> onnx.ModelProto:
+    """`x` [1, 4] of uint4 → `y`, the same as float32."""
+    model = build_model(
+        [helper.make_node("DequantizeLinear", ["x", "scale"], ["y"], name="widen")],
+        inputs=[value("x", TensorProto.UINT4, [1, 4])],
+        outputs=[value("y", FLOAT, [1, 4])],
+        initializers=[tensor("scale", np.array(1, np.float32))],
+    )
+    model.opset_import[0].version, model.ir_version = 21, 10  # the first that have uint4
+    return model
+
+
+def compared_one_hot() -> onnx.ModelProto:
+    """`bytes` [?, 8] → `y` [?, 8, 257], compared with 0 to 256: a one-hot encoding as JAX exports it."""
+    nodes = [
+        helper.make_node("Reshape", ["bytes", "column"], ["rows"], name="rows"),
+        helper.make_node("Expand", ["rows", "one"], ["wide"], name="wide"),
+        helper.make_node("Equal", ["wide", "classes"], ["is_class"], name="is_class"),
+        helper.make_node("Cast", ["is_class"], ["y"], name="one_hot", to=FLOAT),
+    ]
+    return build_model(
+        nodes,
+        inputs=[value("bytes", TensorProto.INT32, ["batch", 8])],
+        outputs=[value("y", FLOAT, ["batch", 8, 257])],
+        initializers=[
+            tensor("column", np.array([-1, 8, 1])),
+            tensor("one", np.array([1, 1, 1])),
+            tensor("classes", np.arange(257, dtype=np.int32).reshape(1, 1, 257)),
+        ],
+    )
+
+
 def impossible() -> onnx.ModelProto:
     """`x` [rows, columns], of which no shape runs: it would need 15 elements and 16."""
     nodes = [

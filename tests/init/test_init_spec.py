@@ -130,6 +130,24 @@ def test_what_an_input_is_called_tells_its_values(tmp_path: Path) -> None:
     }
 
 
+def test_values_are_within_narrow_types(tmp_path: Path) -> None:
+    model = open_models.copies(
+        x=(TensorProto.INT8, [1, 4]),
+        input_ids=(TensorProto.UINT8, ["batch", "sequence"]),
+        target_size=(TensorProto.UINT8, [1]),
+        image=(TensorProto.UINT8, [1, 480, 640, 3]),
+    )
+    drawn = {name: (feed.drawn.range, feed.drawn.values) for name, feed in feeds_of(model, tmp_path).items()}
+    assert drawn == {
+        "x": (None, None),
+        "input_ids": (None, None),
+        "target_size": (None, None),
+        "image": ((0, 255), None),
+    }
+    four_bits = feeds_of(open_models.four_bits(), tmp_path)
+    assert (four_bits["x"].drawn.range, four_bits["x"].drawn.values) == (None, None)
+
+
 def test_the_written_spec_reads_back_as_the_draft(tmp_path: Path) -> None:
     result = draft(open_models.renamed(models.conv_net(), "image", 'odd: "näme"\n#💥'), tmp_path)
     path = result.write()

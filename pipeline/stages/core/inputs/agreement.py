@@ -12,11 +12,12 @@ from ortprep.stages.core.results import ModelInterface
 
 Shape = tuple[int, ...]
 
-_INTEGER_RANGES = {
+INTEGER_RANGES = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (4, 8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (4, 8, 16, 32, 64)},
     "bool": (0, 1),
 }
+"""Lowest and highest value of every integer type, by the type's name."""
 _LARGEST_FLOATS = {"float16": 65504.0, "float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38}
 
 
@@ -157,8 +158,8 @@ def _value_problems(item: TensorSpec, wanted: InputSpec, bound: int | None) -> I
 
 def _range_problems(dtype: str, ends: tuple[float, float], bound: int | None) -> Iterator[str]:
     low, high = ends
-    if dtype in _INTEGER_RANGES:
-        least, most = _INTEGER_RANGES[dtype]
+    if dtype in INTEGER_RANGES:
+        least, most = INTEGER_RANGES[dtype]
         if low < least or high > most:
             yield f"expected within [{least}, {most}] of {dtype}, got [{low:g}, {high:g}]"
         elif math.ceil(low) > math.floor(high):
@@ -173,8 +174,8 @@ def _value_problem(dtype: str, value: str | int | float | bool, bound: int | Non
     wrong = f"expected {dtype}, got {value!r}"
     if dtype == "string" or isinstance(value, str):
         return None if dtype == "string" and isinstance(value, str) else wrong
-    if dtype in _INTEGER_RANGES:
-        least, most = _INTEGER_RANGES[dtype]
+    if dtype in INTEGER_RANGES:
+        least, most = INTEGER_RANGES[dtype]
         if value != int(value) or (isinstance(value, bool) and dtype != "bool"):
             return wrong
         if not least <= value <= most:
