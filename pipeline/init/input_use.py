@@ -158,10 +158,8 @@ def _note(node: onnx.NodeProto, position: int, trace: _Trace, scope: _Scope, fou
             found.classes = int(depth.reshape(-1)[0])
     elif kind in ("If", "Loop") and position < 2:
         found.roles.add("condition" if kind == "If" or position == 1 else "trip count")
-    elif kind in ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"):
-        other = scope.values(_input(node, 1 - position))
-        if kind == "Equal" and other is not None and other.size == 1 and other.dtype.kind in "iu":
-            found.compared.append(int(other.reshape(-1)[0]))
+    elif kind == "Equal":
+        _note_equal(scope.values(_input(node, 1 - position)), found)
     elif kind in ("LabelEncoder", "CategoryMapper", "OneHotEncoder"):
         names = ("keys_strings", "cats_strings")
         found.words += [
@@ -170,6 +168,17 @@ def _note(node: onnx.NodeProto, position: int, trace: _Trace, scope: _Scope, fou
             if attribute.name in names
             for text in attribute.strings[:_MAX_WORDS]
         ]
+
+
+def _note_equal(other: Array | None, found: _Found) -> None:
+    """Notes a number that an input is compared with; all of 0 to N-1 make a one-hot encoding of N classes."""
+    if other is None or other.size == 0 or other.dtype.kind not in "iu":
+        return
+    numbers = other.reshape(-1)
+    if numbers.size == 1:
+        found.compared.append(int(numbers[0]))
+    elif numbers.size == max(other.shape) and np.array_equal(numbers, np.arange(numbers.size)):
+        found.classes = numbers.size
 
 
 def _note_convolution(node: onnx.NodeProto, trace: _Trace, scope: _Scope, found: _Found) -> None:

@@ -130,6 +130,10 @@ def test_what_an_input_is_called_tells_its_values(tmp_path: Path) -> None:
     }
 
 
+def test_a_comparison_with_all_classes_bounds_an_input(tmp_path: Path) -> None:
+    assert feeds_of(open_models.compared_one_hot(), tmp_path)["bytes"].drawn.range == (0, 256)
+
+
 def test_values_are_within_narrow_types(tmp_path: Path) -> None:
     model = open_models.copies(
         x=(TensorProto.INT8, [1, 4]),
