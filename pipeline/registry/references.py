@@ -54,7 +54,7 @@ def split_location(text: str, *, registry: str | None = None) -> tuple[str, Vers
     if text.startswith(_OWN):
         return registry or default_registry(), parse_reference(text.removeprefix(_OWN))
     url, _, reference = text.rpartition("/")
-    if not url:
+    if not url or _SCHEME.fullmatch(url):
         raise RegistryError(
             f"no registry in {redact_url(text)!r}\n"
             "  expected registry://NAME@VERSION or REGISTRY/NAME@VERSION"

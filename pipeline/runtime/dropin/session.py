@@ -20,7 +20,13 @@ from ortprep.runtime.dropin.session_request import (
     has_gpu,
     watch_options,
 )
-from ortprep.runtime.dropin.source_index import IndexedBundle, is_source, list_bundles
+from ortprep.runtime.dropin.source_index import (
+    IndexedBundle,
+    is_source,
+    list_bundles,
+    name_place,
+    split_places,
+)
 from ortprep.runtime.loading.bundle_loader import log_line, open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime, plain_session_class
@@ -115,7 +121,7 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
     except ValueError as error:  # no path at all; ONNX Runtime says so in its own way
         return str(error)
     if not found:
-        return f"no bundle of these bytes in {places}"
+        return f"no bundle of these bytes in {', '.join(map(name_place, split_places(places)))}"
     onnxruntime = import_onnxruntime()
     return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, found)
 

@@ -75,6 +75,15 @@ def split_places(places: str) -> list[str]:
     return _PLACE.findall(places)
 
 
+def name_place(place: str) -> str:
+    """Returns a place for the log: of a URL, which may have credentials, the scheme and the last part."""
+    scheme, separator, rest = place.partition("://")
+    if not separator or scheme == "registry":
+        return place
+    _, slash, name = rest.partition("?")[0].rpartition("/")
+    return f"{scheme}://…{slash}{name if slash else ''}"
+
+
 def is_source(bundle: IndexedBundle, model: str) -> bool:
     """Says whether a file is the model that a bundle was prepared from, its external data included.
 
@@ -121,7 +130,7 @@ def _list_place(place: str) -> list[IndexedBundle]:
     try:
         return _list_folder(os.path.realpath(folder))
     except OSError as error:
-        log_line("warning", "no bundles in %s: %s", place, error.strerror)
+        log_line("warning", "no bundles in %s: %s", name_place(place), error.strerror)
         return []
 
 
@@ -132,7 +141,7 @@ def _pull(reference: str) -> str | None:
     try:
         return str(locate(reference))
     except PipelineError as error:
-        log_line("warning", "cannot use %s: %s", reference, error)
+        log_line("warning", "cannot use %s: %s", name_place(reference), error)
         return None
 
 

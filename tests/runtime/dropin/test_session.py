@@ -128,6 +128,16 @@ def test_without_bundles_a_session_is_plain(
     assert len(reasons(said)) == 1
 
 
+@pytest.mark.parametrize("reference", ["https://user:tok3n@host/x/net@v1", "https://user:tok3n@host"])
+def test_no_log_line_has_the_credentials_of_a_place(
+    model: Path, monkeypatch: pytest.MonkeyPatch, reference: str, said: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ORTPREP_BUNDLES", reference)
+    assert not is_of_bundle(ortprep.session(model))
+    assert {record.levelno for record in said.records} == {logging.INFO, logging.WARNING}
+    assert "tok3n" not in said.text
+
+
 def test_f26_a_bundle_without_its_source_is_never_used(
     model: Path, bundle: Path, said: pytest.LogCaptureFixture
 ) -> None:

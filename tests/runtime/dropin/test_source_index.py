@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.runtime.dropin.source_index import is_source, list_bundles, split_places
+from ortprep.runtime.dropin.source_index import is_source, list_bundles, name_place, split_places
 from tests.runtime.dropin.builders import run_python, write_bundle_of, write_source
 
 pytestmark = pytest.mark.runtime
@@ -26,6 +26,20 @@ pytestmark = pytest.mark.runtime
 )
 def test_places_are_folders_and_references(places: str, expected: list[str]) -> None:
     assert split_places(places) == expected
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("/opt/bundles", "/opt/bundles"),
+        ("registry://net@v1", "registry://net@v1"),
+        ("https://user:secret@host/x/net@v1", "https://…/net@v1"),
+        ("https://user:secret@host", "https://…"),
+        ("s3://x/net@v1?sig=secret/key", "s3://…/net@v1"),
+    ],
+)
+def test_a_place_is_logged_without_credentials(place: str, expected: str) -> None:
+    assert name_place(place) == expected
 
 
 def test_every_file_of_the_source_counts(tmp_path: Path) -> None:
