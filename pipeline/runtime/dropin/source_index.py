@@ -87,17 +87,18 @@ def name_place(place: str) -> str:
 def is_source(bundle: IndexedBundle, model: str) -> bool:
     """Says whether a file is the model that a bundle was prepared from, its external data included.
 
-    Sizes are compared first; a digest is computed once per file and machine.
-
-    Raises:
-        OSError: A file is missing or cannot be read.
+    Sizes are compared first; a digest is computed once per file and machine. A file that is missing or cannot
+    be read is none of the bundle's.
     """
     folder = os.path.dirname(model)
     first, *external = bundle.source
     files = [(model, first), *((os.path.join(folder, file.path), file) for file in external)]
-    if any(os.stat(path).st_size != file.size_bytes for path, file in files):
+    try:
+        if any(os.stat(path).st_size != file.size_bytes for path, file in files):
+            return False
+        return all(_digest(path) == file.sha256 for path, file in files)
+    except OSError:
         return False
-    return all(_digest(path) == file.sha256 for path, file in files)
 
 
 def _digest(path: str) -> str:

@@ -117,6 +117,19 @@ def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model: Path)
     assert answer[0, 0] == pytest.approx((sample() @ array.reshape(8, 4))[0, 0], rel=1e-4)
 
 
+def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(
+    model: Path, bundle: Path, tmp_path: Path
+) -> None:
+    foreign = write_bundle_of(model, tmp_path / "bundles/a-foreign")
+    config = read_loader_config(foreign)
+    graph, weights = config.source
+    write_loader_config(
+        foreign, dataclasses.replace(config, source=(graph, dataclasses.replace(weights, path="other.data")))
+    )
+    write_record(foreign)
+    assert is_of_bundle(ortprep.session(model, providers=CPU))
+
+
 @pytest.mark.parametrize("places", [None, "", "/no/such/folder"])
 def test_without_bundles_a_session_is_plain(
     model: Path, monkeypatch: pytest.MonkeyPatch, places: str | None, said: pytest.LogCaptureFixture
