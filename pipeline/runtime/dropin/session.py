@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 call_after_import("onnxruntime", watch_options)
 
+SOURCE_PRECISION = "fp32"
+"""What a bundle calls the precision of its source: no application asked for another."""
+
 
 def session(
     path_or_bytes: str | bytes | os.PathLike[str],
@@ -164,6 +167,7 @@ def _try_bundles(
 
     options = LoadOptions(
         target=placement.target,
+        precision=SOURCE_PRECISION,
         device_id=placement.device_id,
         adapt=placement.apply,
         session_options=request.options,

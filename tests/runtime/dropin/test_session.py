@@ -20,6 +20,7 @@ from tests.runtime.builders import (
     BUCKETED,
     CUDA_NEEDED,
     UNMET,
+    Part,
     add_model,
     operator_model,
     sample,
@@ -27,7 +28,13 @@ from tests.runtime.builders import (
     write_converted,
     write_record,
 )
-from tests.runtime.dropin.builders import is_of_bundle, write_bundle_of, write_source
+from tests.runtime.dropin.builders import (
+    BUNDLE_SEED,
+    SOURCE_SEED,
+    is_of_bundle,
+    write_bundle_of,
+    write_source,
+)
 
 pytestmark = pytest.mark.runtime
 
@@ -272,6 +279,19 @@ def test_a_variant_of_fixed_sizes_never_stands_for_its_source(
     write_loader_config(bundle, dataclasses.replace(config, source=source, variants=variants))
     write_record(bundle)
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
+
+
+@pytest.mark.parametrize("precisions", [("int8",), ("int8", "fp32")])
+def test_a_variant_of_reduced_precision_never_stands_for_its_source(
+    model: Path, bundle: Path, precisions: tuple[str, ...], said: pytest.LogCaptureFixture
+) -> None:
+    source = read_loader_config(bundle).source
+    seeds = {"int8": SOURCE_SEED + 1, "fp32": BUNDLE_SEED}
+    write_converted(bundle, [Part(f"cpu-{one}", seed=seeds[one], precision=one) for one in precisions])
+    write_loader_config(bundle, dataclasses.replace(read_loader_config(bundle), source=source))
+    write_record(bundle)
+    assert is_of_bundle(ortprep.session(model, providers=CPU)) == ("fp32" in precisions)
+    assert [("precision 'fp32'" in reason) for reason in reasons(said)] == [True] * ("fp32" not in precisions)
 
 
 def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
