@@ -132,7 +132,7 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
 def _find_bundles(model: Any, places: str) -> list[IndexedBundle]:
     """Returns the bundles that were prepared from a model; raises `OSError` if it cannot be read."""
     if isinstance(model, bytes):
-        same_size = [one for one in list_bundles(places) if _model_bytes(one) == len(model)]
+        same_size = [one for one in list_bundles(places) if one.source[0].size_bytes == len(model)]
         if not same_size:
             return []
         from ortprep.bundle.digest import digest_bytes
@@ -142,12 +142,8 @@ def _find_bundles(model: Any, places: str) -> list[IndexedBundle]:
         return [one for one in same_size if len(one.source) == 1 and one.source[0].sha256 == digest]
     path = os.fspath(model)
     size_bytes = os.stat(path).st_size
-    same_size = [one for one in list_bundles(places) if _model_bytes(one) == size_bytes]
+    same_size = [one for one in list_bundles(places) if one.source[0].size_bytes == size_bytes]
     return [one for one in same_size if is_source(one, path)]
-
-
-def _model_bytes(bundle: IndexedBundle) -> int | None:
-    return bundle.source[0].size_bytes if bundle.source else None
 
 
 def _try_bundles(

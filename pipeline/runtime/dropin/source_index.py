@@ -50,7 +50,7 @@ class IndexedBundle(NamedTuple):
 
     Attributes:
         loader: Stamp of its `loader.json`.
-        source: The model, then its external data; empty if the bundle does not record them.
+        source: The model, then its external data; empty if the bundle is damaged or does not record them.
     """
 
     folder: str
@@ -61,13 +61,14 @@ class IndexedBundle(NamedTuple):
 def list_bundles(places: str) -> list[IndexedBundle]:
     """Returns the bundles of some places, in order of place and name.
 
-    A place that cannot be read, and a bundle that is damaged, are logged at WARNING and left out.
+    A place that cannot be read, and a bundle that is damaged, are logged at WARNING and left out; so is,
+    without a word, a bundle that does not record its source.
 
     Args:
         places: Folders, each a bundle or full of bundles, and references to registries, as `load` takes them,
             separated by `os.pathsep`. A folder after a reference has to begin with `/`, `.` or `~`.
     """
-    return [bundle for place in split_places(places) for bundle in _list_place(place)]
+    return [bundle for place in split_places(places) for bundle in _list_place(place) if bundle.source]
 
 
 def split_places(places: str) -> list[str]:
@@ -154,7 +155,9 @@ def _list_folder(folder: str) -> list[IndexedBundle]:
         if unread:
             for name in unread:
                 _read(folder, name, stamps[name])
-            _remember(folder, stamps)
+            # A newer version may read a bundle that this one cannot, so no other process is told of that.
+            if any(_KNOWN[f"{folder}/{name}"].source for name in unread):
+                _remember(folder, stamps)
     found = (_known(folder, name, stamp) for name, stamp in stamps.items())
     return [bundle for bundle in found if bundle is not None]
 
@@ -186,11 +189,11 @@ def _read(folder: str, name: str, loader: Stamp) -> None:
 
     path = f"{folder}/{name}"
     try:
-        config = read_loader_config(Path(path))
+        files = read_loader_config(Path(path)).source
     except PipelineError as error:
         log_line("warning", "no bundle: %s", error)
-        return
-    source = tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in config.source)
+        files = ()
+    source = tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in files)
     _KNOWN[path] = IndexedBundle(path, loader, source)
 
 
@@ -211,7 +214,7 @@ def _recall(folder: str) -> None:
 
 def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
     found = (_known(folder, name, stamp) for name, stamp in stamps.items())
-    lines = [_format(folder, bundle) for bundle in found if bundle is not None and is_settled(bundle.loader)]
+    lines = [_format(folder, one) for one in found if one and one.source and is_settled(one.loader)]
     content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
     try:
         if len(content) <= _MAX_INDEX_BYTES:

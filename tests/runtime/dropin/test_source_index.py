@@ -83,3 +83,16 @@ def test_what_is_no_bundle_is_passed_over(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "file.txt").touch()
     assert list_bundles(str(tmp_path)) == []
     assert "no bundle" in caplog.text
+
+
+def test_a_damaged_bundle_is_read_once_until_it_is_written_again(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "bundles/net").mkdir(parents=True)
+    (tmp_path / "bundles/net/loader.json").write_text("{}")
+    for _ in range(3):
+        assert list_bundles(str(tmp_path / "bundles")) == []
+    assert caplog.text.count("no bundle") == 1
+    assert not (own_cache / "sources").exists()
+    write_bundle_of(write_source(tmp_path / "net.onnx"), tmp_path / "bundles/net")
+    assert len(list_bundles(str(tmp_path / "bundles"))) == 1
