@@ -92,7 +92,8 @@ class _Finder:
         if name != self._name:
             return None
         following = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(name, path, target) for finder in following)
+        # Python passes over finders of before 3.4, which have no `find_spec`, too.
+        found = (one.find_spec(name, path, target) for one in following if hasattr(one, "find_spec"))
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._finish)  # type: ignore[assignment]

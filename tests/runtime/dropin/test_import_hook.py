@@ -59,6 +59,15 @@ def test_a_package_and_its_submodules_are_imported_as_ever(folder: Path) -> None
     assert seen == ["late_package"]
 
 
+def test_a_finder_without_find_spec_is_passed_over(folder: Path) -> None:
+    (folder / "late_module.py").write_text("answer = 42\n")
+    sys.meta_path.insert(0, object())  # type: ignore[arg-type]
+    seen: list[int] = []
+    call_after_import("late_module", lambda module: seen.append(module.answer))
+    importlib.import_module("late_module")
+    assert seen == [42]
+
+
 def test_an_import_that_fails_may_be_tried_again(folder: Path) -> None:
     (folder / "failing.py").write_text("import os\nif 'WORKS' not in os.environ: raise OSError('not yet')\n")
     seen: list[ModuleType] = []
