@@ -78,7 +78,7 @@ class SessionRequest(NamedTuple):
     others: Mapping[str, Any]
 
 
-class Placement(NamedTuple):
+class SessionPlacement(NamedTuple):
     """Where a session runs.
 
     Attributes:
@@ -105,7 +105,7 @@ class Placement(NamedTuple):
 
 def choose_placement(
     request: SessionRequest, onnxruntime: Any, *, has_gpu: Callable[[], bool]
-) -> Placement | None:
+) -> SessionPlacement | None:
     """Returns where a plain session would run; None for execution providers that no bundle is prepared for.
 
     As in ONNX Runtime, providers that it does not have do not count, CUDA does not without a GPU, the CPU
@@ -121,7 +121,7 @@ def choose_placement(
     wanted = names or [name for name in available if name in (CUDA, CPU)]
     names_here = [name for name in wanted if name in available and (name != CUDA or has_gpu())]
     target = {(CPU,): "cpu", (CUDA, CPU): "cuda"}.get(tuple(dict.fromkeys([*names_here, CPU])))
-    return None if target is None else Placement(target, dict(zip(names, options, strict=True)))
+    return None if target is None else SessionPlacement(target, dict(zip(names, options, strict=True)))
 
 
 def has_gpu() -> bool:
