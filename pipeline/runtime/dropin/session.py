@@ -60,9 +60,9 @@ def session(
     Args:
         path_or_bytes: The source model.
         sess_options: As ONNX Runtime takes them; they win over the bundle's.
-        providers: Likewise.
-        provider_options: Likewise.
-        **kwargs: Likewise.
+        providers: Execution providers, as names or with options; None for ONNX Runtime's default.
+        provider_options: Options of each provider; they win over the bundle's.
+        **kwargs: Every other argument of `onnxruntime.InferenceSession`.
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed.
