@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +66,6 @@ def adopt_models(
     Raises:
         OSError: There is no room for what is written.
     """
-    command = shlex.join(processes[0].command)
     found: list[AdoptedModel] = []
     for model, problem, use in _find_models(processes, records):
         options = options_of(use, version=installed_onnxruntime() or NEWEST)
@@ -75,7 +73,9 @@ def adopt_models(
             found.append(AdoptedModel(_describe(use.model), use, None, False, problem, options.left_out))
             continue
         try:
-            found.append(_adopt(model, use, options, folder, command=command, force=force, say=say))
+            found.append(
+                _adopt(model, use, options, folder, program=processes[0].program, force=force, say=say)
+            )
         except PipelineError as error:
             found.append(AdoptedModel(str(model), use, None, False, error.message, options.left_out))
     return tuple(found)
@@ -124,7 +124,7 @@ def _adopt(
     options: SpecOptions,
     folder: Path,
     *,
-    command: str,
+    program: str,
     force: bool,
     say: Callable[[str], None] | None,
 ) -> AdoptedModel:
@@ -142,7 +142,7 @@ def _adopt(
         sections=options.sections,
         say=say,
     )
-    text = "\n".join([*_header(use, options, command), result.text])
+    text = "\n".join([*_header(use, options, program), result.text])
     replace(result, text=text).write(force=force)
     problem = "" if result.question is None else f"did not run: {result.question.text}"
     return AdoptedModel(str(model), use, result.spec.name, True, problem, options.left_out)
@@ -165,10 +165,10 @@ def _name(model: Path, folder: Path) -> str | None:
     return package if not (folder / f"{package}.yaml").exists() else f"{package}-{model.parent.name}"
 
 
-def _header(use: ModelUse, options: SpecOptions, command: str) -> Iterator[str]:
+def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
     seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shapes}"
     lines = [
-        f"Adopted from `{command}`: {seen}. What stands in `runtime` is how the application sets it, and is "
+        f"Adopted from `{program}`: {seen}. What stands in `runtime` is how the application sets it, and is "
         "not tuned. If sessions run more often in production, raise tune.runs_per_load."
     ]
     if use.other_options:

@@ -26,7 +26,7 @@ def record_of(path: Path | None, *, size_bytes: int = 0, modified_ns: int = 0) -
 
 
 def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:
-    process = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, ("python", "app.py"), "1.31.1", models)
+    process = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", models)
     found = adopt_models([process], folder, folder / "configs")
     assert not list((folder / "configs").glob("*.yaml"))
     return [(model.name, model.problem) for model in found]

@@ -105,7 +105,7 @@ class ProcessRecord:
     Attributes:
         schema_version: Version of this format.
         pid: Process number.
-        command: Arguments of the process, the program first.
+        program: Names of the interpreter and of its script or module: `python app.py`.
         onnxruntime: Version of its ONNX Runtime.
         models: Models, in the order of their first session.
         lost: Sessions beyond the limits of the recorder; these are in no model.
@@ -113,7 +113,7 @@ class ProcessRecord:
 
     schema_version: str
     pid: int
-    command: tuple[str, ...]
+    program: str
     onnxruntime: str
     models: tuple[ModelRecord, ...]
     lost: int = 0

@@ -46,7 +46,6 @@ MAX_SAVED_BYTES = 4 * 2**30
 """Maximum size of all models that one process was given as bytes and that are kept."""
 
 _WRITE_INTERVAL_S = 1.0
-_MAX_ARGUMENTS = 64
 _MAX_COPIED = 2**20  # elements of a value on the CPU that is copied to be looked at
 
 
@@ -131,7 +130,7 @@ class Recorder:
             record = ProcessRecord(
                 schema_version=OBSERVATION_SCHEMA_VERSION,
                 pid=os.getpid(),
-                command=tuple(sys.orig_argv[:_MAX_ARGUMENTS]),
+                program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
                 models=tuple(counter.observed() for counter in self._models.values()),
                 lost=self._lost,
@@ -333,6 +332,14 @@ def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
         name, own = one if isinstance(one, tuple | list) else (one, options[index] if options else {})
         found.append(ProviderRecord(str(name), {str(key): str(value) for key, value in own.items()}))
     return tuple(found)
+
+
+def _name_program() -> str:
+    """Returns the names of the interpreter and of its script or module; their arguments may be secrets."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    script = os.path.basename((getattr(sys, "argv", None) or [""])[0])
+    main = script if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
+    return f"{os.path.basename(sys.executable or 'python')} {main}".rstrip()
 
 
 @contextmanager

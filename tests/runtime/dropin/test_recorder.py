@@ -240,11 +240,13 @@ ENDINGS = {
 def test_the_record_is_complete_however_the_process_ends(
     model: Path, records: Path, code: str, returncode: int, runs: Sequence[int]
 ) -> None:
-    arguments = [sys.executable, "-c", APPLICATION + code, str(model)]
+    arguments = [sys.executable, "-c", APPLICATION + code, str(model), "--token", "secret"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), RECORDS_VARIABLE: str(records)}
     environment = startup_environment("ortprep.runtime.dropin.recorder:record_in", environment)
     process = subprocess.run(arguments, timeout=60, env=environment)
     assert process.returncode == returncode
+    assert {one.program for one in read_records(records)} == {f"{Path(sys.executable).name} -c"}
+    assert not any("secret" in one.read_text() for one in records.glob("*.json"))
     models = [one.models[0] for one in read_records(records)]
     assert sorted(one.runs for one in models) == runs
     assert {one.feeds[0].inputs["x"].shape for one in models} == {(1, 8)}
