@@ -15,6 +15,7 @@ from ortprep.errors import PipelineError
 from ortprep.init import find_spec_name, init_spec
 from ortprep.options import NEWEST
 from ortprep.runtime.dropin.observation import ModelRecord, ProcessRecord
+from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.versions import installed_onnxruntime
 
 MODELS_FOLDER = "models"
@@ -84,17 +85,25 @@ def adopt_models(
 def _find_models(
     processes: Sequence[ProcessRecord], records: Path
 ) -> Iterator[tuple[Path | None, str, ModelUse]]:
-    """Yields the file of each model, or why it has none, and how it is used; equal files are one model."""
+    """Yields the file of each model, or why it has none, and how it is used.
+
+    Equal files are one model, external data included.
+    """
     groups: dict[str, list[tuple[Path | None, str, ModelRecord]]] = {}
     cache = DigestCache()
     for record in (model for process in processes for model in process.models):
         path, problem = _locate(record, records)
-        key = repr(record.path) if path is None else cache.digest(path)
+        key = repr(record.path) if path is None else _digest(path, cache)
         groups.setdefault(key, []).append((path, problem, record))
     for group in groups.values():
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
         path, problem, _ = min(group, key=lambda one: one[2].path is None)
         yield path, problem, merge_uses([record for _, _, record in group])
+
+
+def _digest(model: Path, cache: DigestCache) -> str:
+    digest = cache.digest(model)
+    return repr((digest, sorted(digest_beside(model, digest, cache).items())))
 
 
 def _locate(record: ModelRecord, records: Path) -> tuple[Path | None, str]:

@@ -11,6 +11,7 @@ from ortprep.adopt.adoption import adopt_models
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, ModelRecord, ProcessRecord
 from tests.builders import conv_net, sequence_input, write_model
+from tests.runtime.builders import weights_of, write_linear
 
 DEFAULTS = SessionOptionsRecord("ORT_ENABLE_ALL")
 
@@ -25,8 +26,12 @@ def record_of(path: Path | None, *, size_bytes: int = 0, modified_ns: int = 0) -
     )
 
 
+def process_of(*models: ModelRecord) -> ProcessRecord:
+    return ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", models)
+
+
 def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:
-    process = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", models)
+    process = process_of(*models)
     found = adopt_models([process], folder, folder / "configs")
     assert not list((folder / "configs").glob("*.yaml"))
     return [(model.name, model.problem) for model in found]
@@ -56,3 +61,10 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
     assert [name for name, _ in found] == [None, None, None]
     for (_, problem), word in zip(found, ("own format", "no tensor", "too large to keep"), strict=True):
         assert word in problem
+
+
+def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Path) -> None:
+    paths = [write_linear(tmp_path / f"{seed}/linear.onnx", weights_of(seed % 2))[0] for seed in (1, 2, 3)]
+    assert len({path.read_bytes() for path in paths}) == 1
+    found = adopt_models([process_of(*map(record_of, paths))], tmp_path, tmp_path / "configs")
+    assert [(model.model, model.use.loads) for model in found] == [(str(paths[0]), 2), (str(paths[1]), 1)]
