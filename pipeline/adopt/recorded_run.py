@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,12 +62,15 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def read_records(folder: Path) -> tuple[ProcessRecord, ...]:
-    """Returns the records of all processes, the oldest file first.
+def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecord, ...]:
+    """Returns the records of all processes, the oldest file first, without those that cannot be read.
+
+    Args:
+        folder: Where they are.
+        say: Told which record cannot be read, and why.
 
     Raises:
-        SpecError: There is none, or more than `MAX_RECORDS`.
-        BundleError: One is not a record.
+        SpecError: There is none, none that can be read, or more than `MAX_RECORDS`.
     """
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not files:
@@ -80,7 +83,17 @@ def read_records(folder: Path) -> tuple[ProcessRecord, ...]:
         raise SpecError(
             f"too many processes\n  expected at most {MAX_RECORDS} that load models, got {len(files)}"
         )
-    return tuple(_read_record(path) for path in files)
+    records = []
+    for path in files:
+        try:
+            records.append(_read_record(path))
+        except BundleError as error:
+            say(f"record of a process left out: {error.message}")
+    if not records:
+        raise SpecError(
+            f"no record can be read\n  expected one of {len(files)} in version {OBSERVATION_SCHEMA_VERSION}"
+        )
+    return tuple(records)
 
 
 def _read_record(path: Path) -> ProcessRecord:

@@ -42,7 +42,7 @@ def adopt(
         if code:
             echo(f"{program[0]} ended with exit code {code}")
         try:
-            processes = read_records(records)
+            processes = read_records(records, say=echo)
         except SpecError:
             if code:
                 raise typer.Exit(code) from None

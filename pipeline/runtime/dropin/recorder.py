@@ -16,17 +16,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.codec import encode, format_json
+from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, encode, format_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import BundleError
 from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.observation import (
+    MAX_FEEDS,
     MAX_MODELS,
     OBSERVATION_SCHEMA_VERSION,
     FeedObserver,
@@ -136,7 +139,7 @@ class Recorder:
                 lost=self._lost,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
-            write_bytes_atomic(self._file, format_json(encode(record)), durable=False)
+            write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
             self._written_s, self._is_changed = time.monotonic(), False
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
@@ -332,6 +335,18 @@ def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
         name, own = one if isinstance(one, tuple | list) else (one, options[index] if options else {})
         found.append(ProviderRecord(str(name), {str(key): str(value) for key, value in own.items()}))
     return tuple(found)
+
+
+def _format_within_limits(record: ProcessRecord) -> bytes:
+    """Returns a record as JSON that `read_json` reads; sets of shapes beyond its limits are only counted."""
+    for max_feeds in (MAX_FEEDS, MAX_FEEDS // 8, 1, 0):
+        models = tuple(replace(model, feeds=model.feeds[:max_feeds]) for model in record.models)
+        content = format_json(encode(replace(record, models=models)))
+        with suppress(BundleError):
+            check_json_values(content, name="record")
+            if len(content) <= MAX_JSON_BYTES:
+                break
+    return content
 
 
 def _name_program() -> str:

@@ -18,6 +18,7 @@ from ortprep.bundle.codec import decode, read_json
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.observation import MAX_FEEDS, FeedObserver, ModelRecord, ProcessRecord
 from ortprep.runtime.dropin.recorder import RECORDS_VARIABLE, Recorder, binding_class, recording_class
+from ortprep.runtime.dropin.session_request import SessionRequest
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -126,6 +127,18 @@ def test_sessions_with_equal_options_are_counted_together(
     [record] = read_records(records)
     assert [(one.loads, one.runs) for one in record.models] == [(2, 2), (1, 1)]
     assert {one.path for one in record.models} == {str(model)}
+
+
+def test_a_record_stays_readable_however_much_is_fed(recorder: Recorder, records: Path, model: Path) -> None:
+    session = onnxruntime.InferenceSession(model, providers=CPU)
+    feeds = recorder.opened(session, SessionRequest(model, None, CPU, None, {}))
+    assert feeds is not None
+    recorder.ran(feeds, {"x": sample()}, 0.1)
+    for size in range(MAX_FEEDS - 1):
+        recorder.ran(feeds, {"name" * 50_000: np.zeros(size)}, 0.1)
+    found = read_model(recorder, records)
+    assert (found.runs, found.feeds[0].inputs["x"].shape) == (MAX_FEEDS, sample().shape)
+    assert len(found.feeds) < MAX_FEEDS
 
 
 def test_a_model_given_as_bytes_is_kept_once(recorder: Recorder, records: Path, tmp_path: Path) -> None:
