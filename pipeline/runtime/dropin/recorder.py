@@ -232,35 +232,33 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
                 self._ortprep_feeds = recorder.opened(self, request)
 
         def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-            begun_s = time.perf_counter()
-            answers = super().run(output_names, input_feed, run_options)
-            self._ran(input_feed, begun_s)
-            return answers
+            with self._recorded(input_feed):
+                return super().run(output_names, input_feed, run_options)
 
         def run_async(self, output_names: Any, input_feed: Any, *rest: Any, **options: Any) -> None:
-            begun_s = time.perf_counter()
-            super().run_async(output_names, input_feed, *rest, **options)
-            self._ran(input_feed, begun_s)
+            with self._recorded(input_feed):
+                super().run_async(output_names, input_feed, *rest, **options)
 
         def run_with_ort_values(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
-            begun_s = time.perf_counter()
-            answers = super().run_with_ort_values(output_names, feed, run_options)
-            self._ran(feed, begun_s)
-            return answers
+            with self._recorded(feed):
+                return super().run_with_ort_values(output_names, feed, run_options)
 
         def run_with_ortvaluevector(
             self, run_options: Any, feed_names: Any, feeds: Any, *fetches: Any, **more: Any
         ) -> None:
-            begun_s = time.perf_counter()
-            super().run_with_ortvaluevector(run_options, feed_names, feeds, *fetches, **more)
-            self._ran(dict(zip(feed_names, feeds, strict=False)), begun_s)
+            feed: dict[Any, Any] = {}
+            with self._recorded(feed):
+                super().run_with_ortvaluevector(run_options, feed_names, feeds, *fetches, **more)
+                feed.update(zip(feed_names, feeds, strict=False))
 
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-            begun_s = time.perf_counter()
-            super().run_with_iobinding(iobinding, run_options)
-            self._ran(getattr(iobinding, "_ortprep_bound", {}), begun_s)
+            with self._recorded(getattr(iobinding, "_ortprep_bound", {})):
+                super().run_with_iobinding(iobinding, run_options)
 
-        def _ran(self, feed: Any, begun_s: float) -> None:
+        @contextmanager
+        def _recorded(self, feed: Any) -> Iterator[None]:
+            begun_s = time.perf_counter()
+            yield
             run_s = time.perf_counter() - begun_s
             if self._ortprep_feeds is not None:
                 with _nothing_raised():
@@ -268,10 +266,7 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
 
     # What this package makes itself, as for an application that loads bundles, is not the application's.
     setattr(InferenceSession, PLAIN_CLASS, base)
-    InferenceSession.__module__ = base.__module__
-    InferenceSession.__qualname__ = base.__qualname__
-    InferenceSession.__doc__ = base.__doc__
-    return InferenceSession
+    return _described_as(base, InferenceSession)
 
 
 def binding_class(base: type[Any]) -> type[Any]:
@@ -301,8 +296,13 @@ def binding_class(base: type[Any]) -> type[Any]:
             super().clear_binding_inputs()
             self._ortprep_bound.clear()
 
-    IOBinding.__module__, IOBinding.__qualname__ = base.__module__, base.__qualname__
-    return IOBinding
+    return _described_as(base, IOBinding)
+
+
+def _described_as(base: type[Any], replacement: type[Any]) -> type[Any]:
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(replacement, name, getattr(base, name))
+    return replacement
 
 
 class _Shape(tuple[int, ...]):
