@@ -72,6 +72,16 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_links_to_headings_lead_to_one() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}#{anchor}"
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for target, anchor in re.findall(r"\]\(((?:[^):#]+\.md)?)#([^)]+)\)", page.read_text())
+        if anchor not in _anchors((page.parent / target if target else page).read_text())
+    ]
+    assert broken == []
+
+
 def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages() -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
     listed = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
@@ -97,3 +107,8 @@ def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
 def _links(text: str) -> list[str]:
     parts = [part.partition(")")[0] for part in text.split("](")[1:]]
     return [part.partition("#")[0] for part in parts if part.partition("#")[0] and "://" not in part]
+
+
+def _anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
