@@ -18,6 +18,7 @@ from ortprep.init.naming import choose_name, find_spec_name
 from ortprep.init.shapes import ShapePlan, plan_shapes
 from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
 from ortprep.init.trial_run import InitTrial, try_inputs
+from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE
 from ortprep.spec.validation import parse_spec
@@ -94,8 +95,8 @@ def init_spec(
         The draft, with a `question` if the model did not run.
 
     Raises:
-        SourceError: It is not a model, ONNX Runtime does not accept it, it takes what is no tensor, or it has
-            no inputs and does not run.
+        SourceError: It is not a model, ONNX Runtime does not accept it, it takes what is no tensor, an
+            axis of an input is too long, it has no outputs, or it has no inputs and does not run.
         SpecError: An observed input or a section does not fit.
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
@@ -150,6 +151,15 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             raise SourceError(
                 f"model with an input or output that is no tensor: {model}\n"
                 f"  expected tensors, got {item.name!r} of {item.dtype}"
+            )
+    if not interface.outputs:
+        raise SourceError(f"model without outputs: {model}\n  expected at least one output, got none")
+    for item in interface.inputs:
+        largest = max((axis for axis in item.shape or () if isinstance(axis, int)), default=0)
+        if largest > MAX_DIMENSION:
+            raise SourceError(
+                f"input too large: {item.name!r} of {model}\n"
+                f"  expected up to {MAX_DIMENSION} along an axis, got {show_shape(item)}"
             )
     names = [item.name for item in interface.inputs]
     for name in known:

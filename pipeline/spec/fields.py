@@ -91,13 +91,16 @@ def _check_glob(pattern: str) -> str:
     return pattern
 
 
+MAX_DIMENSION = 2**31
+"""Largest size of one axis of an input."""
+
 Text = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
 Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})]
 Sha256 = Annotated[str, AfterValidator(_check_digest)]
 Url = Annotated[str, AfterValidator(_check_url)]
 Glob = Annotated[str, AfterValidator(_check_glob)]
 OptimizerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
-Dimension = Annotated[int, Field(ge=0, le=2**31)]
+Dimension = Annotated[int, Field(ge=0, le=MAX_DIMENSION)]
 Shape = Annotated[tuple[Dimension, ...], Field(max_length=64)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
