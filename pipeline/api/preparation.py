@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, Unpack
 
 from ortprep.api.prepared_bundle import PreparedBundle
-from ortprep.errors import SpecError
+from ortprep.errors import SourceError, SpecError
 from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
 from ortprep.init import find_spec_name, init_spec
@@ -86,6 +86,7 @@ def prepare(
             stays as it is.
 
     Raises:
+        SourceError: There is no such model; nothing was started.
         SpecError: The spec is wrong, a target is not available, or no inputs were found that the model runs
             on; nothing was started.
         PipelineError: A task failed; the old bundle, if there was one, is untouched.
@@ -123,7 +124,12 @@ def _find_spec(
         return override(read_spec(Path(text).absolute()), own)
     spec = Spec(text, name=name, **sections)
     path = local_source(spec)
-    if path is None or sections.keys() & {"inputs", "samples"} or not path.is_file():
+    if path is not None and not os.path.isfile(path):
+        raise SourceError(
+            f"no such model: {text}\n  expected a URL or an ONNX file, got none at {path.absolute()}",
+            hint='prepare("path/of/model.onnx")',
+        )
+    if path is None or sections.keys() & {"inputs", "samples"}:
         return spec
     return override(_find_drafted(path, name, configs, report), own)
 

@@ -66,7 +66,7 @@ except MissingExtraError as error:
         (7, {}, SpecError, "cannot prepare a int"),
         ("configs/absent.yaml", {}, SpecError, "cannot be read"),
         ("models/net.onnx", {**NET, "tunes": {}}, SpecError, "unknown key; did you mean 'tune'"),
-        ("models/absent.onnx", NET, SourceError, "fetch of absent: source model missing"),
+        ("models/absent.onnx", NET, SourceError, "no such model: models/absent.onnx"),
         ("configs/net.yaml", {"target": "cuda"}, SpecError, "no such target in net: cuda"),
         ("models/net.onnx", {**NET, "name": "../net"}, SpecError, "name: expected up to 128"),
     ],
@@ -78,6 +78,7 @@ def test_what_is_wrong_is_raised_as_the_command_tells_it(
         prepare(model, **sections)  # type: ignore[arg-type]
     assert text in caught.value.message
     assert caught.value.hint is not None
+    assert not place.artifacts.exists()
 
 
 def test_a_folder_that_is_no_bundle_is_not_replaced(place: Project) -> None:
