@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool 
     if known is not None and name in (None, known) and not force:
         raise SpecError(
             f"spec exists: {known} in {out} is of {model}\n  expected a model without one",
-            hint=f"ortprep prepare {known}, or ortprep init {model} --force",
+            hint=f"{_command('prepare', known, '--configs', out)}, or "
+            f"{_command('init', model, '--out', out)} --force",
         )
     result = init_spec(model, folder=out, name=name, ask=_ask if _may_ask() else None, say=echo)
     result.write(force=force)
@@ -86,6 +88,11 @@ def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool 
     else:
         echo(f"wrote {result.path}, which has an open question: {result.question.text}")
     return result
+
+
+def _command(action: str, subject: str | Path, option: str, folder: Path) -> str:
+    """Returns a command to run, with the folder of specs where it is not the default."""
+    return shlex.join(["ortprep", action, str(subject), *([] if folder == CONFIGS else [option, str(folder)])])
 
 
 def _may_ask() -> bool:

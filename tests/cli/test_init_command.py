@@ -33,10 +33,20 @@ def test_a_spec_is_written_once(project: Project) -> None:
     second = project.call("init", "models/net.onnx")
     assert second.code == 2
     assert "spec exists: net in configs" in second.err
+    assert "hint: ortprep prepare net, or ortprep init models/net.onnx --force\n" in second.err
     assert spec.read_text().endswith("# mine\n")
     third = project.call("init", "models/net.onnx", "--force")
     assert third.code == 0
     assert "# mine" not in spec.read_text()
+
+
+def test_the_hint_of_a_spec_that_exists_names_its_folder(project: Project) -> None:
+    (project.root / "my specs").mkdir()
+    (project.root / "my specs" / "net.yaml").write_text("name: net\nsource: {path: ../models/net.onnx}\n")
+    outcome = project.call("init", "models/net.onnx", "--out", "my specs")
+    assert outcome.code == 2
+    assert "ortprep prepare net --configs 'my specs', or " in outcome.err
+    assert "ortprep init models/net.onnx --out 'my specs' --force" in outcome.err
 
 
 def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project: Project) -> None:
