@@ -124,7 +124,7 @@ def _find_spec(
         return override(read_spec(Path(text).absolute()), own)
     spec = Spec(text, name=name, **sections)
     path = local_source(spec)
-    if path is not None and not os.path.isfile(path):
+    if path is not None and not path.is_file():
         raise SourceError(
             f"no such model: {text}\n  expected a URL or an ONNX file, got none at {path.absolute()}",
             hint='prepare("path/of/model.onnx")',

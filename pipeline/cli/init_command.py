@@ -92,7 +92,9 @@ def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool 
 
 def _command(action: str, subject: str | Path, option: str, folder: Path) -> str:
     """Returns a command to run, with the folder of specs where it is not the default."""
-    return shlex.join(["ortprep", action, str(subject), *([] if folder == CONFIGS else [option, str(folder)])])
+    return shlex.join(
+        ["ortprep", action, str(subject), *([] if folder == CONFIGS else [option, str(folder)])]
+    )
 
 
 def _may_ask() -> bool:

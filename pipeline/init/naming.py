@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -65,5 +66,8 @@ def _is_free(name: str, model: Path, configs: Path, taken: Mapping[str, Path | N
 
 
 def _plain(text: str) -> str:
+    """Returns a name for any text: letters lose their accents, other characters become `-`."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    text = "".join(one for one in decomposed if not unicodedata.combining(one))
     name = re.sub(r"\.\.+", ".", _ODD.sub("-", text)).strip("-._")[:_MAX_NAME].rstrip("-._")
     return name if is_safe_name(name) else "model"
