@@ -10,7 +10,7 @@ from typing import Any
 
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.file_memory import open_regular
-from ortprep.errors import SourceError, SpecError
+from ortprep.errors import DISK_ERRORS, SourceError, SpecError
 from ortprep.init.error_hints import find_input
 from ortprep.init.graph_facts import GraphFacts, read_facts
 from ortprep.init.input_search import ObservedInput
@@ -58,15 +58,20 @@ class InitResult:
             force: Whether to replace a file that is there.
 
         Raises:
-            SpecError: There is such a file.
-            OSError: It cannot be written.
+            SpecError: There is such a file, or its folder cannot be made.
+            OSError: The disk is full or read-only.
         """
         if self.path.exists() and not force:
             raise SpecError(
                 f"spec exists: {self.path}\n  expected no such file, since what is in it would be lost",
                 hint=f"ortprep init MODEL --out {self.path.parent} --force   # replaces it",
             )
-        write_bytes_atomic(self.path, self.text.encode("utf-8"))
+        try:
+            write_bytes_atomic(self.path, self.text.encode("utf-8"))
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise
+            raise _unusable(self.path.parent, str(error.strerror)) from error
         return self.path
 
 
@@ -97,11 +102,12 @@ def init_spec(
     Raises:
         SourceError: It is not a model, ONNX Runtime does not accept it, it takes what is no tensor, an
             axis of an input is too long, it has no outputs, or it has no inputs and does not run.
-        SpecError: An observed input or a section does not fit.
+        SpecError: An observed input or a section does not fit, or the folder cannot be written to.
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
     """
     path = Path(model)
+    _check_folder(folder)
     told: Say = say or (lambda _: None)
     known = dict(observed or {})
     facts = read_facts(path)
@@ -130,6 +136,30 @@ def init_spec(
         question=question,
     )
     return _finish(draft, folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """Checks that specs can be written to a folder, or to the one that it would be made in.
+
+    Raises:
+        SpecError: They cannot.
+    """
+    try:
+        absolute = folder.absolute()
+    except OSError as error:  # the working folder was deleted
+        raise _unusable(folder, str(error.strerror)) from error
+    existing = next(one for one in (absolute, *absolute.parents) if os.path.lexists(one))
+    if not existing.is_dir():
+        raise _unusable(folder, f"something else at {existing}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise _unusable(folder, f"no permission to write to {existing}")
+
+
+def _unusable(folder: Path, got: str) -> SpecError:
+    return SpecError(
+        f"cannot write specs to {folder}\n  expected a folder, got: {got}",
+        hint="ortprep init MODEL --out DIR",
+    )
 
 
 def _finish(draft: Draft, folder: Path) -> InitResult:
