@@ -104,10 +104,13 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     found = locate_bundle(name, artifacts)
     if found is not None:
         return found
+    # An absolute path is the same below any folder.
+    places = tuple(dict.fromkeys((str(Path(name)), str(artifacts / name))))
+    got = "neither" if len(places) > 1 else "none"
     model = name if Path(name).is_file() else Path(name).name
     raise BundleError(
         f"no such bundle: {shlex.quote(name)}\n"
-        f"  expected {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got neither",
+        f"  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
         hint=shlex.join(["ortprep", "prepare", *([model] if model else [])]),
     )
 

@@ -120,6 +120,15 @@ def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path: Path) -> Non
     assert "error: no variant of linear runs on this machine: " in outcome.err
 
 
+def test_check_names_each_place_of_a_bundle_once(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.touch()
+    outcome = Project(tmp_path).call("check", str(model))
+    assert outcome.code == 3
+    assert f"\n  expected manifest.json in {model}, got none\n" in outcome.err
+    assert "in m or in artifacts/m, got neither\n" in Project(tmp_path).call("check", "m").err
+
+
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
