@@ -181,9 +181,8 @@ def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
         "not tuned. If sessions run more often in production, raise tune.runs_per_load."
     ]
     if use.other_options:
-        lines.append(
-            f"{use.other_options} more sets of options were seen; these are those with the most runs."
-        )
+        other = "1 other set" if use.other_options == 1 else f"{use.other_options} other sets"
+        lines.append(f"Seen with {other} of options, too; these are those with the most runs.")
     lines += [f"Not kept: {one}" for one in options.left_out]
     for line in lines:
         shown = "".join(one if one.isprintable() else " " for one in line)

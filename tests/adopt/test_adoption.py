@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
     assert [name for name, _ in found] == [None, None, None]
     for (_, problem), word in zip(found, ("own format", "no tensor", "too large to keep"), strict=True):
         assert word in problem
+
+
+def test_the_spec_counts_other_options(tmp_path: Path) -> None:
+    record = record_of(write_model(conv_net(), tmp_path / "net.onnx"))
+    records = [
+        replace(record, options=SessionOptionsRecord("ORT_ENABLE_ALL", {"intra_op_num_threads": count}))
+        for count in (1, 2)
+    ]
+    [model] = adopt_models([process_of(*records)], tmp_path, tmp_path / "configs")
+    assert "with 1 other set of options" in (tmp_path / "configs" / f"{model.name}.yaml").read_text()
 
 
 def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Path) -> None:
