@@ -61,6 +61,9 @@ def _warn(processes: Sequence[ProcessRecord]) -> None:
     own = installed_onnxruntime()
     for version in sorted({process.onnxruntime for process in processes} - {own}):
         echo(f"the application has ONNX Runtime {version}, this environment {own}: prepare with the former")
+    killed = [str(process.pid) for process in processes if process.models and not process.ended]
+    if killed:
+        echo(f"ended abruptly, so runs of the last second may be missing: process {', '.join(killed)}")
     lost = sum(process.lost for process in processes)
     if lost:
         echo(f"sessions that were not recorded, as a process had more than {MAX_MODELS} models: {lost}")

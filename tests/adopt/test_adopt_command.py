@@ -106,6 +106,14 @@ def test_the_exit_code_of_the_application_is_passed_on(
     assert not project.configs.exists()
 
 
+def test_runs_that_may_be_missing_are_told(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    net = write_model(folding_net(), project.models / "net.onnx")
+    program = f"import onnxruntime, os; onnxruntime.InferenceSession({str(net)!r}); os.remove({str(net)!r})"
+    outcome = project.run("adopt", "--", sys.executable, "-c", f"{program}; os._exit(3)")
+    assert (outcome.code, "ended abruptly" in outcome.err) == (3, True), outcome.err
+
+
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
     assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)

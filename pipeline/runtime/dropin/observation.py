@@ -14,7 +14,7 @@ import numpy as np
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
-OBSERVATION_SCHEMA_VERSION = "1.0"
+OBSERVATION_SCHEMA_VERSION = "1.1"
 
 MAX_MODELS = 256
 """Maximum number of models, each with one set of options, that one process records."""
@@ -109,6 +109,7 @@ class ProcessRecord:
         onnxruntime: Version of its ONNX Runtime.
         models: Models, in the order of their first session.
         lost: Sessions beyond the limits of the recorder; these are in no model.
+        ended: Whether the process ended in order, so that all its runs are recorded.
     """
 
     schema_version: str
@@ -117,6 +118,7 @@ class ProcessRecord:
     onnxruntime: str
     models: tuple[ModelRecord, ...]
     lost: int = 0
+    ended: bool = False
 
 
 class FeedObserver:

@@ -69,7 +69,8 @@ class _ModelCounter:
 class Recorder:
     """Writes what one process does with its models into a file of its own.
 
-    The file is replaced as a whole when a session was made, and at most every second while sessions run.
+    The file is replaced as a whole when a session was made, at the first run of a model, and at most every
+    second while sessions run.
 
     Args:
         folder: Where records and models given as bytes go; it exists.
@@ -84,10 +85,10 @@ class Recorder:
 
         A process that is forked from this one begins a record of its own.
         """
-        atexit.register(self.write)
+        atexit.register(self.end)
         os.register_at_fork(after_in_child=self._restart)
         if threading.current_thread() is threading.main_thread():
-            _call_at_sigterm(self.write)
+            _call_at_sigterm(self.end)
 
     def _restart(self) -> None:
         # Reentrant, since a signal's handler runs in the midst of anything the main thread does.
@@ -97,7 +98,7 @@ class Recorder:
         self._saved: dict[str, int] = {}
         self._lost = 0
         self._written_s = 0.0
-        self._is_changed = self._is_finalized = False
+        self._is_changed = self._is_finalized = self._is_ended = False
 
     def opened(self, session: Any, request: SessionRequest) -> FeedObserver | None:
         """Records a session that was just made, and returns the observer of its runs."""
@@ -121,9 +122,15 @@ class Recorder:
             feeds.run_s += run_s
             feeds.add(dict(_normalise(feed)))
             self._is_changed = True
-            if time.monotonic() - self._written_s > _WRITE_INTERVAL_S:
+            if feeds.runs == 1 or time.monotonic() - self._written_s > _WRITE_INTERVAL_S:
                 self.write()
             feeds.spent_s += time.perf_counter() - begun_s
+
+    def end(self) -> None:
+        """Writes the record of a process that is about to end."""
+        with self._lock:
+            self._is_ended, self._is_changed = True, bool(self._models)
+            self.write()
 
     def write(self) -> None:
         """Writes the record, if anything was recorded since it was written last."""
@@ -137,6 +144,7 @@ class Recorder:
                 onnxruntime=sys.modules["onnxruntime"].__version__,
                 models=tuple(counter.observed() for counter in self._models.values()),
                 lost=self._lost,
+                ended=self._is_ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
             write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
@@ -186,7 +194,7 @@ class Recorder:
         process = sys.modules.get("multiprocessing.process")
         if self._is_finalized or util is None or process is None or process.parent_process() is None:
             return
-        util.Finalize(None, self.write, exitpriority=0)
+        util.Finalize(None, self.end, exitpriority=0)
         self._is_finalized = True
 
 

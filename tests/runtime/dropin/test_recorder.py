@@ -249,17 +249,28 @@ ENDINGS = {
 }
 
 
+def run_application(code: str, model: Path, records: Path) -> int:
+    arguments = [sys.executable, "-c", APPLICATION + code, str(model), "--token", "secret"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), RECORDS_VARIABLE: str(records)}
+    environment = startup_environment("ortprep.runtime.dropin.recorder:record_in", environment)
+    return subprocess.run(arguments, timeout=60, env=environment).returncode
+
+
+@pytest.mark.parametrize("code", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_process_that_ends_abruptly_leaves_its_first_run(model: Path, records: Path, code: str) -> None:
+    run_application(f"work(3); {code}", model, records)
+    [record] = read_records(records)
+    assert (record.ended, record.models[0].runs > 0) == (False, True)
+
+
 @pytest.mark.parametrize(("code", "returncode", "runs"), ENDINGS.values(), ids=ENDINGS)
 def test_the_record_is_complete_however_the_process_ends(
     model: Path, records: Path, code: str, returncode: int, runs: Sequence[int]
 ) -> None:
-    arguments = [sys.executable, "-c", APPLICATION + code, str(model), "--token", "secret"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), RECORDS_VARIABLE: str(records)}
-    environment = startup_environment("ortprep.runtime.dropin.recorder:record_in", environment)
-    process = subprocess.run(arguments, timeout=60, env=environment)
-    assert process.returncode == returncode
+    assert run_application(code, model, records) == returncode
     assert {one.program for one in read_records(records)} == {f"{Path(sys.executable).name} -c"}
     assert not any("secret" in one.read_text() for one in records.glob("*.json"))
+    assert all(one.ended for one in read_records(records))
     models = [one.models[0] for one in read_records(records)]
     assert sorted(one.runs for one in models) == runs
     assert {one.feeds[0].inputs["x"].shape for one in models} == {(1, 8)}
