@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.command import CONFIGS, AsJson, command
+from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
 from ortprep.cli.console import build_table, echo, write_json, write_table
 from ortprep.errors import SpecError
 from ortprep.runtime.dropin.observation import MAX_MODELS
@@ -33,6 +34,7 @@ def adopt(
     """Run an application once, and write a spec for each model that it loads, with its options."""
     if not program:
         raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
+    check_writable(out, hint=f"ortprep adopt --out FOLDER -- {shlex.join(program)}")
     from ortprep.adopt.adoption import adopt_models
     from ortprep.adopt.recorded_run import read_records, run_recorded
     from ortprep.runtime.probing.scratch_folder import scratch_folder

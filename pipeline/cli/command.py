@@ -13,7 +13,14 @@ import typer
 
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.cli.console import INTERRUPTED, echo, echo_error
-from ortprep.errors import DISK_ERRORS, BundleError, MissingExtraError, PipelineError, hint_of_os_error
+from ortprep.errors import (
+    DISK_ERRORS,
+    BundleError,
+    MissingExtraError,
+    PipelineError,
+    SpecError,
+    hint_of_os_error,
+)
 from ortprep.versions import install_command
 
 P = ParamSpec("P")
@@ -87,6 +94,25 @@ def command(
     name = function.__name__.strip("_").replace("_", "-")
     settings = {"allow_interspersed_args": False} if takes_program else None
     return group.command(name=name, context_settings=settings)(guarded)
+
+
+def check_writable(folder: Path, *, hint: str) -> None:
+    """Raises unless files can be written to a folder, or to one that would be made; leaves nothing behind.
+
+    Args:
+        folder: The folder; it need not exist.
+        hint: Command with another folder.
+
+    Raises:
+        SpecError: It is no folder, or not writable.
+    """
+    try:
+        place = folder.absolute()
+        with tempfile.TemporaryFile(dir=next(one for one in (place, *place.parents) if one.exists())):
+            pass
+    except OSError as error:
+        problem = f"cannot write to {folder}\n  expected a folder, or a path where one can be made"
+        raise SpecError(f"{problem}, got: {error.strerror}", hint=hint) from error
 
 
 def exit_code_of(errors: Sequence[PipelineError]) -> int:

@@ -114,6 +114,14 @@ def test_runs_that_may_be_missing_are_told(tmp_path: Path) -> None:
     assert (outcome.code, "ended abruptly" in outcome.err) == (3, True), outcome.err
 
 
+@pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])
+def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path: Path, out: str) -> None:
+    (tmp_path / "app.py").write_text("open('ran', 'w').close()")
+    outcome = Project(tmp_path).run("adopt", "--out", out, "--", sys.executable, "app.py")
+    assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
     assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
