@@ -175,7 +175,7 @@ def _name(model: Path, folder: Path) -> str | None:
 
 
 def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
-    seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shapes}"
+    seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shape_count}"
     lines = [
         f"Adopted from `{program}`: {seen}. What stands in `runtime` is how the application sets it, and is "
         "not tuned. If sessions run more often in production, raise tune.runs_per_load."

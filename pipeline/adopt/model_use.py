@@ -23,7 +23,8 @@ class ModelUse:
         model: The sessions whose options count: those with the most runs.
         loads: Number of sessions.
         runs: Number of runs of all sessions.
-        shapes: Number of different sets of shapes that were seen.
+        shapes: Number of different sets of shapes that were told apart.
+        other_runs: Number of runs with other shapes than those.
         inputs: What is fed, by input name; empty if no session ran.
         weights: Number of runs of each set of shapes in `inputs`.
         other_options: Number of further sets of options that sessions of this model had.
@@ -33,9 +34,15 @@ class ModelUse:
     loads: int
     runs: int
     shapes: int
+    other_runs: int
     inputs: Mapping[str, ObservedInput]
     weights: tuple[int, ...]
     other_options: int
+
+    @property
+    def shape_count(self) -> str:
+        """Number of different sets of shapes, as far as it is known: `64 or more`."""
+        return f"{self.shapes} or more" if self.other_runs else str(self.shapes)
 
     @property
     def runs_per_load(self) -> int:
@@ -57,7 +64,8 @@ def merge_uses(models: Sequence[ModelRecord]) -> ModelUse:
         loads=sum(one.loads for one in models),
         runs=sum(one.runs for one in models),
         shapes=len(feeds),
-        inputs=_describe_inputs(chosen, feeds),
+        other_runs=sum(one.runs for one in models) - sum(feed.runs for feed in feeds),
+        inputs=_describe_inputs(chosen, feeds, [one.other_limits for one in models]),
         weights=tuple(feed.runs for feed in chosen),
         other_options=len({repr(_options_of(one)) for one in models}) - 1,
     )
@@ -127,12 +135,15 @@ def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] 
     return common or (() if isinstance(values[0][0], float) else None)
 
 
-def _describe_inputs(chosen: Sequence[FeedRecord], every: Sequence[FeedRecord]) -> dict[str, ObservedInput]:
+def _describe_inputs(
+    chosen: Sequence[FeedRecord], every: Sequence[FeedRecord], others: Sequence[Mapping[str, Limits]]
+) -> dict[str, ObservedInput]:
     found = {}
     for name in chosen[0].inputs if chosen else ():
         values = _common_values(chosen, name)
         here = [feed.inputs[name] for feed in chosen]
         seen = [feed.inputs[name] for feed in every if name in feed.inputs]
+        seen += [InputRecord((), *limits[name]) for limits in others if name in limits]
         limits = None if values else _shared_limits(here) or _rounded_outwards(_limits(seen))
         found[name] = ObservedInput(tuple(one.shape for one in here), limits, values or None)
     return found

@@ -92,7 +92,7 @@ def _build_table(models: Sequence[AdoptedModel]) -> Table:
             _shorten(model.model),
             str(model.use.loads),
             str(model.use.runs),
-            str(model.use.shapes),
+            model.use.shape_count,
             ", ".join(_describe_options(model)) or "defaults",
         )
         for model in models

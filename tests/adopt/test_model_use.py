@@ -78,6 +78,14 @@ def test_fractions_that_differ_become_limits() -> None:
     assert use.inputs["scale"].range == (0.5, 0.75)
 
 
+def test_runs_with_other_shapes_count_and_widen_the_range() -> None:
+    ids = feed(2, x=InputRecord((1, 8), 3, 9))
+    some = ModelRecord("/m", None, 1, 1, DEFAULTS, (), (), None, {}, 1, 5, (ids,), {"x": (1, 70)})
+    use = merge_uses([model(ids), some])
+    assert (use.inputs["x"].range, use.shapes, use.other_runs) == ((1, 70), 1, 3)
+    assert use.shape_count == "1 or more"
+
+
 def test_the_options_of_most_runs_count() -> None:
     rare = SessionOptionsRecord("ORT_ENABLE_ALL", {"intra_op_num_threads": 1})
     use = merge_uses([model(feed(1, x=floats(1)), options=rare), model(feed(5, x=floats(1)))])

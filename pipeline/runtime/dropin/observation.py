@@ -20,7 +20,7 @@ MAX_MODELS = 256
 """Maximum number of models, each with one set of options, that one process records."""
 
 MAX_FEEDS = 64
-"""Maximum number of sets of shapes that are told apart per model; runs with others are only counted."""
+"""Maximum number of sets of shapes told apart per model: the frequent, the latest and the largest."""
 
 MAX_SMALL_SIZE = 4
 """Maximum number of elements of an array whose values are remembered one by one."""
@@ -34,6 +34,8 @@ _FIRST_RUNS = 8  # of a set of shapes, all of them looked at
 _MAX_SHARE = 0.01  # of the time of the runs
 
 Value = int | float | str | bool
+
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class ModelRecord:
         loads: Number of sessions.
         runs: Number of runs of all of them.
         feeds: Runs by their shapes; other runs had yet other shapes.
+        other_limits: Lowest and highest finite number in those other runs, by input name.
     """
 
     path: str | None
@@ -96,6 +99,7 @@ class ModelRecord:
     loads: int
     runs: int
     feeds: tuple[FeedRecord, ...] = ()
+    other_limits: Mapping[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ class FeedObserver:
         self.runs = 0
         self.run_s = 0.0
         self.spent_s = 0.0
-        self._feeds: dict[tuple[tuple[str, tuple[int, ...]], ...], _Feed] = {}
+        self._feeds: dict[_Shapes, _Feed] = {}
+        self._other: dict[str, _Values] | None = None
 
     def add(self, feed: Mapping[str, Any]) -> None:
         """Counts a run.
@@ -145,13 +150,32 @@ class FeedObserver:
         seen = self._feeds.get(key)
         if seen is None:
             if len(self._feeds) == MAX_FEEDS:
-                return
+                self._make_room()
             seen = self._feeds[key] = _Feed({name: _Values() for name in feed})
         seen.runs += 1
-        is_cheap = seen.runs <= _FIRST_RUNS or self.spent_s < _MAX_SHARE * self.run_s
+        is_first = self._other is None and seen.runs <= _FIRST_RUNS
+        is_cheap = is_first or self.spent_s < _MAX_SHARE * self.run_s
         for name, value in feed.items():
             if isinstance(value, np.ndarray) and (is_cheap or _is_looked_at_always(value)):
                 seen.values[name].widen(value)
+
+    def _make_room(self) -> None:
+        """Gives up the oldest of the least frequent sets of shapes, though never the largest one."""
+        largest = max(self._feeds, key=_count_elements)
+        shapes = min((key for key in self._feeds if key != largest), key=lambda key: self._feeds[key].runs)
+        if self._other is None:
+            self._other = {}
+        for name, values in self._feeds.pop(shapes).values.items():
+            self._other.setdefault(name, _Values()).include(values)
+
+    def other_limits(self) -> dict[str, tuple[int | float, int | float]]:
+        """Returns the limits of the runs whose shapes were given up, by input name."""
+        known = list((self._other or {}).items())
+        return {
+            name: (values.minimum, values.maximum)
+            for name, values in known
+            if values.minimum is not None and values.maximum is not None
+        }
 
     def observed(self) -> tuple[FeedRecord, ...]:
         """Returns what was seen, in the order of the first run of each set of shapes."""
@@ -182,7 +206,13 @@ class _Values:
             self._remember(array)
         if array.dtype.kind not in "iuf":
             return
-        low, high = _limits(array)
+        self._extend(*_limits(array))
+
+    def include(self, others: _Values) -> None:
+        """Takes the limits of others over, not their values."""
+        self._extend(others.minimum, others.maximum)
+
+    def _extend(self, low: int | float | None, high: int | float | None) -> None:
         if low is not None and high is not None:
             self.minimum = low if self.minimum is None else min(self.minimum, low)
             self.maximum = high if self.maximum is None else max(self.maximum, high)
@@ -198,6 +228,10 @@ class _Values:
             () if self.distinct is None else tuple(sorted(self.distinct, key=lambda v: (str(type(v)), v)))
         )
         return InputRecord(shape, self.minimum, self.maximum, values)
+
+
+def _count_elements(shapes: _Shapes) -> int:
+    return sum(math.prod(shape) for _, shape in shapes)
 
 
 def _limits(array: np.ndarray[Any, Any]) -> tuple[int | float | None, int | float | None]:

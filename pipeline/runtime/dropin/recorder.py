@@ -63,7 +63,8 @@ class _ModelCounter:
     def observed(self) -> ModelRecord:
         model, feeds = self.model, self.feeds
         values = {name: getattr(model, name) for name in model.__dataclass_fields__}
-        return ModelRecord(**values | {"loads": self.loads, "runs": feeds.runs, "feeds": feeds.observed()})
+        values |= {"loads": self.loads, "runs": feeds.runs}
+        return ModelRecord(**values | {"feeds": feeds.observed(), "other_limits": feeds.other_limits()})
 
 
 class Recorder:

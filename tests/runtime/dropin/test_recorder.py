@@ -170,11 +170,15 @@ def test_what_onnxruntime_refuses_is_refused_and_not_counted(
     assert (read_model(recorder, records).loads, read_model(recorder, records).runs) == (1, 0)
 
 
-def test_shapes_beyond_the_limit_are_only_counted() -> None:
+def test_limits_cover_runs_whose_shapes_are_beyond_the_maximum() -> None:
     observer = FeedObserver()
-    for size in range(MAX_FEEDS + 10):
-        observer.add({"x": np.zeros((1, size), np.float32)})
-    assert (observer.runs, len(observer.observed())) == (MAX_FEEDS + 10, MAX_FEEDS)
+    sizes = [500, 7, 7, *range(10, 200), 300]
+    for size in sizes:
+        observer.add({"ids": np.full((1, size), size, np.int64)})
+    seen = {feed.inputs["ids"].shape[1]: feed for feed in observer.observed()}
+    assert (observer.runs, len(seen), seen[7].runs) == (len(sizes), MAX_FEEDS, 2)
+    assert seen.keys() >= {500, 7, 199, 300}  # the largest, the frequent, the latest
+    assert observer.other_limits()["ids"][0] == 10
 
 
 @pytest.mark.parametrize(
