@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ortprep.init import find_spec_name, init_spec
 from ortprep.options import NEWEST
 from ortprep.runtime.dropin.observation import ModelRecord, ProcessRecord
 from ortprep.stages.fetch.external_data import digest_beside
+from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.versions import installed_onnxruntime
 
 MODELS_FOLDER = "models"
@@ -98,7 +100,16 @@ def _find_models(
     for group in groups.values():
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
         path, problem, _ = min(group, key=lambda one: one[2].path is None)
-        yield path, problem, merge_uses([record for _, _, record in group])
+        yield path, problem, merge_uses([record for _, _, record in group], ids=_find_ids(path))
+
+
+def _find_ids(model: Path | None) -> Collection[str]:
+    """Returns the inputs of a model that index a table; none if the model cannot be read."""
+    if model is None:
+        return ()
+    with suppress(PipelineError):  # `init_spec` says what is wrong with it
+        return tuple(inspect_file(model, name=model.name).interface.index_bounds)
+    return ()
 
 
 def _digest(model: Path, cache: DigestCache) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ortprep.init import ObservedInput
-from ortprep.runtime.dropin.observation import MAX_SMALL_SIZE, FeedRecord, InputRecord, ModelRecord, Value
+from ortprep.runtime.dropin.observation import (
+    MAX_SMALL_SIZE,
+    MAX_VALUES,
+    FeedRecord,
+    InputRecord,
+    ModelRecord,
+    Value,
+)
 
 MAX_SHAPES = 4
 """Maximum number of sets of shapes in a spec: every one is verified, tuned and measured."""
@@ -27,6 +34,7 @@ class ModelUse:
         other_runs: Number of runs with other shapes than those.
         inputs: What is fed, by input name; empty if no session ran.
         weights: Number of runs of each set of shapes in `inputs`.
+        excluded_shapes: Number of sets of shapes not in `inputs` since small inputs had other values there.
         other_options: Number of further sets of options that sessions of this model had.
     """
 
@@ -37,6 +45,7 @@ class ModelUse:
     other_runs: int
     inputs: Mapping[str, ObservedInput]
     weights: tuple[int, ...]
+    excluded_shapes: int
     other_options: int
 
     @property
@@ -50,23 +59,25 @@ class ModelUse:
         return max(1, round(self.runs / self.loads))
 
 
-def merge_uses(models: Sequence[ModelRecord]) -> ModelUse:
+def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> ModelUse:
     """Returns how one model is used.
 
     Args:
         models: All that was observed of it; at least one.
+        ids: Names of inputs that index a table: their values do not depend on shapes.
     """
     main = max(models, key=lambda one: (one.runs, one.loads))
     feeds = _merge_feeds(feed for one in models for feed in one.feeds)
-    chosen = _choose_feeds(feeds)
+    chosen, excluded_shapes = _choose_feeds(feeds, ids)
     return ModelUse(
         model=main,
         loads=sum(one.loads for one in models),
         runs=sum(one.runs for one in models),
         shapes=len(feeds),
         other_runs=sum(one.runs for one in models) - sum(feed.runs for feed in feeds),
-        inputs=_describe_inputs(chosen, feeds, [one.other_limits for one in models]),
+        inputs=_describe_inputs(chosen, feeds, [one.other_limits for one in models], ids),
         weights=tuple(feed.runs for feed in chosen),
+        excluded_shapes=excluded_shapes,
         other_options=len({repr(_options_of(one)) for one in models}) - 1,
     )
 
@@ -101,8 +112,10 @@ def _limits(inputs: Iterable[InputRecord]) -> Limits | None:
     return (min(ends), max(ends)) if ends else None
 
 
-def _choose_feeds(feeds: Sequence[FeedRecord]) -> list[FeedRecord]:
-    """Returns the sets of shapes for a spec: the most frequent ones, and in any case the largest.
+def _choose_feeds(feeds: Sequence[FeedRecord], ids: Collection[str]) -> tuple[list[FeedRecord], int]:
+    """Returns the sets of shapes for a spec, and the number of those that do not suit them.
+
+    The spec gets the most frequent ones, and in any case the largest.
 
     A spec has one set of values per input, for all its shapes. So a set of shapes joins only if every input
     with few values, a length or a sample rate, was seen there with a value of those before.
@@ -112,13 +125,16 @@ def _choose_feeds(feeds: Sequence[FeedRecord]) -> list[FeedRecord]:
     frequent = fitting[: MAX_SHAPES - 1]
     rest = sorted(fitting[MAX_SHAPES - 1 :], key=_elements, reverse=True)
     chosen: list[FeedRecord] = []
+    excluded = 0
     for feed in (*frequent, *rest):
         together = [*chosen, feed]
-        if all(_common_values(together, name) is not None for name in feed.inputs):
+        if all(_common_values(together, name) is not None for name in feed.inputs if name not in ids):
             chosen = together
+        else:
+            excluded += 1
         if len(chosen) == MAX_SHAPES:
             break
-    return chosen
+    return chosen, excluded
 
 
 def _elements(feed: FeedRecord) -> int:
@@ -135,16 +151,26 @@ def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] 
     return common or (() if isinstance(values[0][0], float) else None)
 
 
+def _all_values(inputs: Sequence[InputRecord]) -> tuple[Value, ...]:
+    """Returns the values of an input under any shape; () if they are many."""
+    values = tuple(sorted({value for one in inputs for value in one.values}))
+    return values if all(one.values for one in inputs) and len(values) <= MAX_VALUES else ()
+
+
 def _describe_inputs(
-    chosen: Sequence[FeedRecord], every: Sequence[FeedRecord], others: Sequence[Mapping[str, Limits]]
+    chosen: Sequence[FeedRecord],
+    every: Sequence[FeedRecord],
+    others: Sequence[Mapping[str, Limits]],
+    ids: Collection[str],
 ) -> dict[str, ObservedInput]:
     found = {}
     for name in chosen[0].inputs if chosen else ():
-        values = _common_values(chosen, name)
         here = [feed.inputs[name] for feed in chosen]
         seen = [feed.inputs[name] for feed in every if name in feed.inputs]
         seen += [InputRecord((), *limits[name]) for limits in others if name in limits]
-        limits = None if values else _shared_limits(here) or _rounded_outwards(_limits(seen))
+        values = _all_values(seen) if name in ids else _common_values(chosen, name)
+        shared = None if name in ids else _shared_limits(here)
+        limits = None if values else shared or _rounded_outwards(_limits(seen))
         found[name] = ObservedInput(tuple(one.shape for one in here), limits, values or None)
     return found
 

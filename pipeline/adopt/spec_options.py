@@ -48,6 +48,8 @@ def options_of(use: ModelUse, *, version: str) -> SpecOptions:
         "runtime": _runtime_section(use, version, left_out),
         "tune": _tune_section(use),
     }
+    if use.excluded_shapes:
+        left_out.append(f"sets of shapes in which small inputs had other values: {use.excluded_shapes}")
     others = [name for name in use.model.obtained if name not in (CPU, CUDA)]
     left_out += [f"{name}: bundles are for CPU and CUDA" for name in others]
     if use.model.obstacle is not None:

@@ -10,8 +10,14 @@ import pytest
 
 from ortprep.adopt.adoption import adopt_models
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, ModelRecord, ProcessRecord
-from tests.builders import conv_net, sequence_input, write_model
+from ortprep.runtime.dropin.observation import (
+    OBSERVATION_SCHEMA_VERSION,
+    FeedRecord,
+    InputRecord,
+    ModelRecord,
+    ProcessRecord,
+)
+from tests.builders import conv_net, embedding, sequence_input, write_model
 from tests.runtime.builders import weights_of, write_linear
 
 DEFAULTS = SessionOptionsRecord("ORT_ENABLE_ALL")
@@ -72,6 +78,22 @@ def test_the_spec_counts_other_options(tmp_path: Path) -> None:
     ]
     [model] = adopt_models([process_of(*records)], tmp_path, tmp_path / "configs")
     assert "with 1 other set of options" in (tmp_path / "configs" / f"{model.name}.yaml").read_text()
+
+
+def test_ids_of_a_table_keep_their_values_under_every_shape(tmp_path: Path) -> None:
+    def feed(*ids: int) -> FeedRecord:
+        shape = (1, len(ids))
+        inputs = {"ids": InputRecord(shape, min(ids), max(ids), ids), "mask": InputRecord(shape, 1, 1, (1,))}
+        return FeedRecord(1, inputs)
+
+    record = replace(
+        record_of(write_model(embedding(), tmp_path / "words.onnx")),
+        feeds=(feed(1, 2), feed(3, 8, 9)),
+        runs=2,
+        inputs={"ids": "tensor(int64)", "mask": "tensor(int64)"},
+    )
+    [model] = adopt_models([process_of(record)], tmp_path, tmp_path / "configs")
+    assert (model.use.inputs["ids"].values, model.left_out) == ((1, 2, 3, 8, 9), ())
 
 
 def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Path) -> None:

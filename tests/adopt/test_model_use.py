@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ortprep.adopt.model_use import MAX_SHAPES, merge_uses
+from ortprep.adopt.spec_options import options_of
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.observation import FeedRecord, InputRecord, ModelRecord
 
@@ -69,6 +70,30 @@ def test_values_are_those_that_suit_every_shape(
     )
     assert use.inputs["x"].shapes == shapes
     assert {name: getattr(use.inputs["sr"], name) for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"),
+    [
+        ((30, 31, 32), {"values": (1, 2, 30, 31, 32)}),
+        ((), {"range": (1, 32)}),
+        ((1, 32), {"values": (1, 2, 32)}),
+    ],
+)
+def test_ids_of_a_table_may_differ_by_shape(longer: tuple[int, ...], said: dict[str, Any]) -> None:
+    ids = [InputRecord((1, 2), 1, 2, (1, 2)), InputRecord((1, 3), 1, 32, longer)]
+    records = [model(feed(40, x=ids[0]), feed(20, x=ids[1]))]
+    use = merge_uses(records, ids=["x"])
+    assert (use.inputs["x"].shapes, use.excluded_shapes) == (((1, 2), (1, 3)), 0)
+    assert {name: getattr(use.inputs["x"], name) for name in said} == said
+
+
+def test_shapes_with_other_values_are_counted() -> None:
+    use = merge_uses([model(feed(9, x=floats(1, 5), n=scalar(5)), feed(2, x=floats(1, 6), n=scalar(6)))])
+    assert (use.inputs["x"].shapes, use.excluded_shapes) == (((1, 5),), 1)
+    assert options_of(use, version="1.22.0").left_out == (
+        "sets of shapes in which small inputs had other values: 1",
+    )
 
 
 def test_fractions_that_differ_become_limits() -> None:
