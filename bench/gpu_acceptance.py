@@ -85,8 +85,8 @@ def _tuned_row(check: str, search: Mapping[str, Any] | None) -> Row:
 def examine(root: Path, place: Place) -> list[Row]:
     """Runs each check of the doctor on the machine and one model."""
     folders = ["--configs", str(root / "configs"), "--artifacts", str(root / "artifacts")]
-    folders += ["--trace", str(root / "trace.json")]
-    return [_doctor_row(check, folders, place) for check in DOCTOR]
+    trace = {"profile": ["--trace", str(root / "trace.json")]}
+    return [_doctor_row(check, [*folders, *trace.get(check, [])], place) for check in DOCTOR]
 
 
 def _doctor_row(check: str, folders: list[str], place: Place) -> Row:
