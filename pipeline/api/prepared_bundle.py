@@ -1,4 +1,4 @@
-"""A bundle in a program's hands: load it, read its record, show it in a notebook."""
+"""A prepared bundle in Python: load it, read its manifest, show it in a notebook."""
 
 from __future__ import annotations
 

@@ -113,16 +113,7 @@ def init_spec(
     facts = read_facts(path)
     _check_inputs(facts, known, path)
     told(f"running {path.name} on proposed inputs")
-    trial = try_inputs(path, facts, known)
-    question = _question(trial, facts, path)
-    for _ in range(_MAX_QUESTIONS):
-        answer = ask(question) if ask is not None and question is not None else None
-        if question is None or answer is None:
-            break
-        known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
-        _check_inputs(facts, known, path)
-        trial = try_inputs(path, facts, known)
-        question = _question(trial, facts, path)
+    trial, question = _try_with_answers(path, facts, known, ask)
     draft = Draft(
         name=name or find_spec_name(path, folder) or choose_name(path, folder),
         path=_relative(path, folder),
@@ -136,6 +127,23 @@ def init_spec(
         question=question,
     )
     return _finish(draft, folder)
+
+
+def _try_with_answers(
+    path: Path, facts: GraphFacts, known: dict[str, ObservedInput], ask: Ask | None
+) -> tuple[InitTrial, Question | None]:
+    """Runs the model, with the shapes that the user answers until it runs; adds them to `known`."""
+    trial = try_inputs(path, facts, known)
+    question = _question(trial, facts, path)
+    for _ in range(_MAX_QUESTIONS):
+        answer = ask(question) if ask is not None and question is not None else None
+        if question is None or answer is None:
+            break
+        known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
+        _check_inputs(facts, known, path)
+        trial = try_inputs(path, facts, known)
+        question = _question(trial, facts, path)
+    return trial, question
 
 
 def _check_folder(folder: Path) -> None:

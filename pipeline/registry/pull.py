@@ -108,7 +108,7 @@ def pull_cached(
 ) -> PullResult:
     """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
 
-    The bundle stays there as long as this process lives.
+    The bundle stays there until this process ends.
     """
     chosen = _choose(request, catalogue, hardware, say)
     names = [digest.removeprefix(PREFIX) for digest in (chosen.version.digest, chosen.part.digest)]

@@ -82,7 +82,7 @@ def require_version(pinned: PinnedBundle, root: Path) -> None:
 
 
 def keep_in_cache(pinned: PinnedBundle, root: Path) -> None:
-    """Keeps a pulled bundle in the node's cache as long as this process lives, whatever else is pulled."""
+    """Keeps a pulled bundle in the node's cache until this process ends, whatever else is pulled."""
     if "://" in pinned.bundle:
         from ortprep.registry.cache import Cache
 

@@ -1,7 +1,7 @@
 """Which of a variant's options Triton's ONNX Runtime backend takes, and where: a function of values.
 
 The backend reads a fixed set of keys of `parameters`, a graph level, and any option of the CUDA provider as a
-parameter of the accelerator `cuda`, which it hands to ONNX Runtime as it is. Whenever the configuration has
+parameter of the accelerator `cuda`, which it passes to ONNX Runtime unchanged. Whenever the configuration has
 `parameters`, and the server always has them, four options of CUDA are set from there, or else to their
 defaults, after the accelerator's: those go to `parameters`.
 """

@@ -36,7 +36,7 @@ def prefetch_file(path: str | os.PathLike[str]) -> None:
 def drop_file(path: str | os.PathLike[str]) -> None:
     """Drops a file from the page cache, so that the next reader waits for the disk as after a reboot.
 
-    Pages that some process has mapped stay, and so does everything on a file system that lives in memory.
+    Pages that some process has mapped stay, and so does everything on a file system in memory.
 
     Raises:
         OSError: The file cannot be opened, or is no regular file.

@@ -53,7 +53,7 @@ class BasePool(ABC):
     Args:
         signatures: What the models take and give, by name.
         submitter: Where requests are handed in.
-        long_copy_bytes: Inputs above this take too long to hand in for an event loop to wait.
+        long_copy_bytes: Inputs above this take too long to copy for an event loop to wait.
     """
 
     def __init__(

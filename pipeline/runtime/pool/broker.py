@@ -1,4 +1,4 @@
-"""How callers hand in requests: checked, written to a packet or to shared memory, and sent to a worker.
+"""How callers submit requests: checked, written to a packet or to shared memory, and sent to a worker.
 
 Callers send their own requests, and the supervisor's thread takes the answers.
 """
@@ -60,7 +60,7 @@ class RequestBroker(RequestTable):
         inputs: Mapping[str, Any],
         options: RequestOptions,
     ) -> None:
-        """Takes a request, and hands it to a worker if one has room.
+        """Takes a request, and sends it to a worker if one has room.
 
         Raises:
             InvalidRequestError: The inputs are not the model's.

@@ -183,7 +183,7 @@ class ServedSession:
 
 
 class AnswerMemory:
-    """Shared memory as a worker sees it: it hands out the blocks of its answers itself."""
+    """Shared memory as a worker sees it: it allocates the blocks of its answers itself."""
 
     def __init__(self, job: WorkerJob) -> None:
         assert job.memory is not None

@@ -46,7 +46,7 @@ class SessionPool(BasePool):
     It may be used from many threads. Large arrays go through shared memory: those from `empty`, and answers
     handed on, are not copied at all. It needs Linux.
 
-    Answers are arrays over shared memory, which is theirs as long as one of them lives; those under 16 KiB
+    Answers are arrays over shared memory, which is theirs until the last of them is gone; those under 16 KiB
     and those asked for with `copy=True` are ordinary arrays.
 
     Args:

@@ -1,4 +1,4 @@
-"""The graph that a variant is made of, and the task that hands on what jobs load."""
+"""The graph that a variant is made of, and the task that produces what jobs load."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read_graph(context: Context, task: TaskId) -> Graph:
 
 
 def prepared_task(plan: Plan, variant: str) -> TaskId:
-    """Returns the task that hands on what jobs load; the portable variant is not tuned."""
+    """Returns the task that produces what jobs load; the portable variant is not tuned."""
     is_tuned = plan.spec.tune.needs_trials and variant != PORTABLE
     return TaskId("tune" if is_tuned else "optimize", variant)
 

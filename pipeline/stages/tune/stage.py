@@ -45,7 +45,7 @@ FIRST_FOLDER = "first"
 
 
 class TuneStage:
-    """Tries plans in fresh processes and hands on the best of them."""
+    """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
     version = 5

@@ -75,7 +75,9 @@ def _drop(handle: int, size: int) -> str:
     if share is None:
         return "this file system does not tell what of another user's file is cached"
     return (
-        "" if share < _CACHED_SHARE else "the file stays in the page cache: it lives in memory, or is mapped"
+        ""
+        if share < _CACHED_SHARE
+        else "the file stays in the page cache: its file system is in memory, or it is mapped"
     )
 
 
