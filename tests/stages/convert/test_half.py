@@ -17,9 +17,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16, convert_n
 from ortprep.bundle.codec import decode, encode
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.probing.child import run_child
-from ortprep.stages.convert.half import convert as half
 from ortprep.stages.convert.half.convert import convert_half
-from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, round_to_half
+from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, largest_beyond, round_to_half
 from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
 from ortprep.stages.convert.weights import WeightReader, read_graph
 from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
@@ -153,24 +152,24 @@ def test_weights_are_rounded_as_the_library_does() -> None:
         ]
     ).astype(np.float32)
 
-    got, rounding = round_to_half(numbers, FLOAT16)
+    got = round_to_half(numbers, FLOAT16)
 
     expected = convert_np_to_float16(numbers)
     assert got.tobytes() == expected.tobytes()
     magnitude = np.abs(numbers)
-    assert rounding.out_of_range == np.count_nonzero((magnitude > 65504) & (magnitude < 1e38))
+    assert largest_beyond(numbers, FLOAT16) == magnitude[magnitude < 1e38].max()
 
 
 def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity() -> None:
     largest = np.finfo(np.float32).max
     numbers = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1e-12, largest, -largest, np.inf, np.nan], np.float32)
 
-    got, rounding = round_to_half(numbers, BFLOAT16)
+    got = round_to_half(numbers, BFLOAT16)
 
     bits = got.view(np.uint16)[:6].tolist()
     assert bits == [0x3F80, 0x3F82, 0x2B8D, 0x7F7F, 0xFF7F, 0x7F80]
     assert np.isnan(got[6])
-    assert rounding.out_of_range == 0
+    assert largest_beyond(numbers, BFLOAT16) == 0
 
 
 def test_what_is_kept_and_what_is_eligible_is_named_in_order(tmp_path: Path) -> None:
@@ -338,21 +337,10 @@ def test_weights_that_are_listed_as_inputs_become_weights_only(tmp_path: Path) -
     converted.agrees({"x": RNG.random((2, 64), np.float32)})
 
 
-def test_types_that_do_not_meet_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half, "insert_casts", lambda model, plan: None)
-
-    with pytest.raises(StageError, match=r"wrong type: input 1 of node 'matmul0'"):
-        Converted(models.matmul_net(), tmp_path)
-
-    assert not (tmp_path / "written" / "m.onnx").exists()
-
-
 def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path: Path) -> None:
     model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [1, -7e4, 1e5, np.inf]})
 
-    with pytest.raises(
-        StageError, match=r"tensor 'w' of 'n0', 'n1': 2 numbers, the largest 100000"
-    ) as caught:
+    with pytest.raises(StageError, match=r"tensor 'w' of 'n0', 'n1': 100000") as caught:
         Converted(model, tmp_path)
 
     assert caught.value.hint == "convert: {half: {keep_nodes: [n0, n1]}}"

@@ -1,10 +1,9 @@
 """Half precision: float16 or bfloat16 instead of float32, node by node, weights streamed.
 
 `onnxruntime.transformers.float16` lists the operators and inputs that stay float32. Its converter is not used
-here: it needs all weights in memory, knows no bfloat16, and its casts break graphs (see `casts`). The result
-is checked against the schemas of its operators before it is written. Whether a provider has kernels for it is
-another question: ONNX Runtime's CPU provider casts where it has none for float16, and has hardly any for
-bfloat16.
+here: it needs all weights in memory, knows no bfloat16, and its casts break graphs (see `casts`). Whether a
+provider has kernels for the result is another question: ONNX Runtime's CPU provider casts where it has none for
+float16, and has hardly any for bfloat16.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ortprep.stages.convert.half.casts import insert_casts
 from ortprep.stages.convert.half.operators import is_operator
 from ortprep.stages.convert.half.plain_graph import make_plain
 from ortprep.stages.convert.half.plan import HalfPlan, plan_half, split_shared
-from ortprep.stages.convert.half.rounding import HALF_TYPES, HalfType, Rounding, round_to_half
+from ortprep.stages.convert.half.rounding import HALF_TYPES, HalfType, largest_beyond, round_to_half
 from ortprep.stages.convert.half.value_types import declared_types, infer_value_types
 from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
 from ortprep.stages.convert.weights import (
@@ -38,7 +37,6 @@ from ortprep.stages.convert.weights import (
 from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
 
 _TYPE_ATTRIBUTES = ("to", "dtype")
-_TOLD = 5
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,11 @@ class _OutOfRange:
         tensor: Its name; for one that a node holds, `NODE.ATTRIBUTE`.
         nodes: Nodes that take it in half precision.
         max_abs: The largest magnitude of those numbers.
-        count: How many there are.
     """
 
     tensor: str
     nodes: tuple[str, ...]
     max_abs: float
-    count: int
 
 
 def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +83,6 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
     if weights.out_of_range and not wanted.clip:
         raise _out_of_range_error(weights.out_of_range)
     insert_casts(model, plan)
-    infer_value_types(model, plan.types)
     written.write_bytes(model.SerializeToString())
     too_large = tuple(dict.fromkeys(node for each in weights.out_of_range for node in each.nodes))
     return dict(encode(PrecisionReply(len(names), plan.eligible, plan.kept, too_large)))
@@ -168,24 +163,22 @@ class _Weights:
             writer.write(tensor, self._reader.pieces(source))
 
     def _rounded(self, tensor: TensorProto, called: str, users: tuple[str, ...]) -> Iterator[memoryview]:
-        total = Rounding()
+        max_abs = 0.0
         for piece in self._reader.pieces(tensor):
-            values, rounding = round_to_half(np.frombuffer(piece, np.float32), self._plan.half)
-            total += rounding
-            yield values.view(np.uint8).data
-        if total.out_of_range:
-            self.out_of_range.append(_OutOfRange(called, users, total.max_abs, total.out_of_range))
+            values = np.frombuffer(piece, np.float32)
+            max_abs = max(max_abs, largest_beyond(values, self._plan.half))
+            yield round_to_half(values, self._plan.half).view(np.uint8).data
+        if max_abs:
+            self.out_of_range.append(_OutOfRange(called, users, max_abs))
 
 
-def _out_of_range_error(found: list[_OutOfRange]) -> StageError:
-    told = [
-        f"tensor {each.tensor!r} of {', '.join(map(repr, each.nodes[:3])) or 'no node'}: "
-        f"{each.count} numbers, the largest {each.max_abs:g}"
-        for each in found[:_TOLD]
+def _out_of_range_error(tensors: list[_OutOfRange]) -> StageError:
+    lines = [
+        f"tensor {tensor.tensor!r} of {', '.join(map(repr, tensor.nodes)) or 'no node'}: {tensor.max_abs:g}"
+        for tensor in tensors
     ]
-    more = f"\n    and {len(found) - _TOLD} more tensors" if len(found) > _TOLD else ""
-    nodes = sorted({node for each in found for node in each.nodes})
+    nodes = sorted({node for tensor in tensors for node in tensor.nodes})
     return StageError(
-        "weights out of float16's range\n  expected at most 65504, got\n    " + "\n    ".join(told) + more,
-        hint=f"convert: {{half: {{keep_nodes: [{', '.join(nodes[:20])}]}}}}",
+        "weights out of float16's range\n  expected at most 65504, got\n    " + "\n    ".join(lines),
+        hint=f"convert: {{half: {{keep_nodes: [{', '.join(nodes)}]}}}}",
     )
