@@ -34,18 +34,17 @@ def test_an_input_of_unknown_rank_takes_any_shape(tmp_path: Path) -> None:
         check_calibration([path], _interface(TensorSpec("x", "float32", (None, None))))
 
 
-def test_an_empty_set_is_refused_with_the_command_that_makes_a_sample() -> None:
-    with pytest.raises(StageError, match="calibration set is empty") as caught:
+def test_an_empty_set_is_refused() -> None:
+    with pytest.raises(StageError, match="calibration set is empty"):
         check_calibration([], _interface())
-    assert "image=image, count=count" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"image": np.ones((2, 3), np.float64)}, "expected float32, got float64"),
-        ({"image": np.ones((2, 4), np.float32)}, r"expected \[batch, 3\], got \[2, 4\]"),
-        ({"image": np.ones(3, np.float32)}, r"expected \[batch, 3\], got \[3\]"),
+        ({"image": np.ones((2, 3), np.float64)}, r"expected float32 .*, got float64"),
+        ({"image": np.ones((2, 4), np.float32)}, r"expected float32 \['batch', 3\], got float32 \[2, 4\]"),
+        ({"image": np.ones(3, np.float32)}, r"expected float32 \['batch', 3\], got float32 \[3\]"),
         ({"image": np.ones((0, 3), np.float32)}, "expected at least one"),
         ({"image": np.array([[0, 1, 2], [3, np.nan, 5]], np.float32)}, r"got nan at index \[1, 1\]"),
         ({"image": np.array([[0, 1, -np.inf]], np.float32)}, r"got -inf at index \[0, 2\]"),
@@ -70,12 +69,9 @@ def test_a_bad_sample_after_good_ones_is_found(tmp_path: Path) -> None:
         check_calibration([good, good, bad], _interface())
 
 
-def test_a_missing_input_and_an_unknown_array_are_named(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="lacks input 'count'"):
+def test_a_missing_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="expected an array 'count', got image"):
         check_calibration([_write(tmp_path, image=GOOD["image"])], _interface())
-    with pytest.raises(StageError, match="no input: 'imag'") as caught:
-        check_calibration([_write(tmp_path, **GOOD, imag=GOOD["image"])], _interface())
-    assert "'image'" in str(caught.value.hint)
 
 
 def test_a_file_that_is_no_sample_is_named(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ortprep.spec.conversion import ConvertSpec
 from ortprep.stages.convert.pass_calls import call_of
 from ortprep.stages.convert.pass_requests import PrecisionReply
 from ortprep.stages.convert.pass_runner import run_pass
-from ortprep.stages.convert.precision.journal import TrialOutcome, TrialsJournal, journalled
+from ortprep.stages.convert.precision.journal import TrialsJournal
 from ortprep.stages.convert.precision.ladder import SEARCHED
 from ortprep.stages.convert.precision.search import search
 from ortprep.stages.core.accuracy import judge_accuracy
@@ -139,24 +139,26 @@ class PrecisionAttempts:
 
         every = frozenset(first.reply.converted)
 
-        def attempt(kept: frozenset[str]) -> TrialOutcome:
+        def attempt(kept: frozenset[str]) -> bool:
             latest.clear()
             if not kept:
-                return TrialOutcome(held=False, failures=first.failures)  # the reason for the search
+                return False  # the reason for the search
             if kept == every:
-                return TrialOutcome(held=True)  # without a converted node it is the source
-            trial = self._try_or_fail(precision, kept | always)
-            if isinstance(trial, TrialOutcome):
-                return trial
+                return True  # without a converted node it is the source
+            try:
+                trial = self._try(precision, kept | always)
+            except _REFUSALS as error:
+                _require_verdict(error)
+                return False
             latest[kept] = trial
             self._context.progress(min((time.monotonic() - began_s) / limits.budget_s, 1.0))
-            return TrialOutcome(held=not trial.failures, failures=trial.failures)
+            return not trial.failures
 
         self._context.kept.mkdir(parents=True, exist_ok=True)
         journal = TrialsJournal(self._context.kept / f"{precision}.jsonl")
         found = search(
             first.reply.converted,
-            journalled(attempt, journal),
+            lambda kept: journal.holds(kept, attempt),
             max_trials=limits.max_trials + _KNOWN_TRIALS,
             deadline=lambda: time.monotonic() > end,
             say=say,
@@ -166,14 +168,6 @@ class PrecisionAttempts:
         kept = frozenset(found.kept)
         trial = latest.get(kept) or self._try(precision, kept | always)
         return _step_of(precision, trial, trials=found.trials)
-
-    def _try_or_fail(self, precision: str, kept: frozenset[str]) -> PrecisionTrial | TrialOutcome:
-        """Tries a set; a set that cannot be converted or run counts as failed."""
-        try:
-            return self._try(precision, kept)
-        except _REFUSALS as error:
-            _require_verdict(error)
-            return TrialOutcome(held=False, failures=(self._clean(error.message),))
 
     def _try_first(self, precision: str) -> PrecisionTrial:
         """Tries a precision without a node kept, and settles the optimisation level of all its trials.

@@ -43,7 +43,7 @@ def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str,
     files = find_sample_files(spec)
     if not files:
         return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
-    return tuple(problem for path in files for problem in _file_problems(path, interface))
+    return tuple(f"samples: {problem}" for path in files for problem in find_file_problems(path, interface))
 
 
 def fits_interface(path: Path, interface: ModelInterface) -> bool:
@@ -104,17 +104,18 @@ def _read_header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
     return ArrayHeader(dtype_name(dtype), tuple(shape))
 
 
-def _file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+    """Yields every way in which a sample contradicts the model, going by its headers alone."""
     try:
         headers = read_headers(path)
     except (ValueError, OSError, PipelineError) as error:
-        yield f"samples: {path}: expected an .npz file, {error}"
+        yield f"{path}: expected an .npz file, {error}"
         return
     for item in interface.inputs:
         header = headers.get(item.name)
         if header is None:
-            yield f"samples: {path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
+            yield f"{path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
         elif header.dtype != item.dtype or not fits_shape(item, header.shape):
             shape = "" if item.shape is None else f" {list(item.shape)}"
             got = f"{header.dtype} {list(header.shape)}"
-            yield f"samples: {path}: array {item.name!r}: expected {item.dtype}{shape}, got {got}"
+            yield f"{path}: array {item.name!r}: expected {item.dtype}{shape}, got {got}"
