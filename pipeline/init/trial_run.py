@@ -20,7 +20,7 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import VerifySpec
-from ortprep.stages.fetch.acceptance import explain_refusal
+from ortprep.stages.fetch.acceptance import plain_refusal
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -118,10 +118,8 @@ def try_inputs(
         )
         return decode(InitTrial, reply.value)
     except LoadError as error:
-        reason, hint = explain_refusal(error.message)
-        raise SourceError(
-            f"ONNX Runtime does not accept the model: {model}\n  {reason}", hint=hint
-        ) from error
+        reason = plain_refusal(error.message)
+        raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error
     except ChildError as error:
         raise type(error)(f"cannot try the model: {model}\n  {error.message}", hint=error.hint) from error
 
@@ -285,5 +283,4 @@ def _describe(attempt: Attempt, search: InputSearch) -> FailedAttempt:
 
 
 def _one_line(error: str) -> str:
-    reason, _ = explain_refusal(error) if error else ("", None)
-    return _PLACE.sub("", reason)[:_MAX_ERROR]
+    return _PLACE.sub("", plain_refusal(error))[:_MAX_ERROR]

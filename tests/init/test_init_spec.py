@@ -241,7 +241,7 @@ def test_a_spec_is_found_however_it_names_its_model(
     ("build", "said"),
     [
         (models.sequence_input, "no tensor"),
-        (models.unknown_operator, "unknown operator"),
+        (models.unknown_operator, "No Op registered"),
         (lambda: open_models.copies(x=(FLOAT, [1, 2**40])), r"'x'.*\n.*got \[1, 1099511627776\]"),
         (open_models.copies, "model without outputs"),
         (open_models.failing_without_inputs, "does not run, and has no inputs(.|\n)*indices element"),

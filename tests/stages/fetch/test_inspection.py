@@ -15,10 +15,9 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SourceError
 from ortprep.runtime.probing.child import run_child
 from ortprep.stages.core.graphs.graph_walk import values_bytes
-from ortprep.stages.fetch.acceptance import check_accepted, explain_refusal
+from ortprep.stages.fetch.acceptance import check_accepted, plain_refusal
 from ortprep.stages.fetch.index_bounds import find_index_bounds
 from ortprep.stages.fetch.inspection import Inspection, inspect_file, inspect_model
-from ortprep.versions import installed_wheel
 from tests import builders as models
 
 Build = Callable[[], onnx.ModelProto]
@@ -249,10 +248,10 @@ def test_fused_embeddings_bound_their_indices() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (models.unknown_operator, "unknown operator Frobnicate in opset 17"),
-        (models.unknown_domain, "unknown operator com.example.nowhere:Relu"),
-        (models.future_opset, r"expected opset up to \d+ of ai.onnx, got 999"),
-        (models.future_ir, r"expected IR version up to \d+, got 999"),
+        (models.unknown_operator, ".*No Op registered for Frobnicate"),
+        (models.unknown_domain, ".*com.example.nowhere:Relu.* is not a registered function/op"),
+        (models.future_opset, ".*999"),
+        (models.future_ir, ".*Unsupported model IR version: 999"),
     ],
 )
 def test_what_onnxruntime_does_not_know_is_told(tmp_path: Path, build: Build, message: str) -> None:
@@ -275,14 +274,4 @@ def test_an_unknown_refusal_is_passed_on_without_places_in_sources() -> None:
         "ONNX Runtime cannot load /x/m.onnx\n  Fail: [ONNXRuntimeError] : 1 : FAIL : "
         "/onnxruntime_src/onnxruntime/core/x.cc:46 void onnxruntime::f(const std::string&) It is wrong."
     )
-    reason, hint = explain_refusal(said)
-    assert reason == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
-    assert hint is None
-
-
-def test_the_hint_for_a_model_that_is_too_new_upgrades_the_wheel_that_is_installed(tmp_path: Path) -> None:
-    with pytest.raises(SourceError) as caught:
-        check_accepted(models.write_model(models.future_ir(), tmp_path / "m.onnx"), name="m")
-    assert (
-        caught.value.hint == f"set a lower ir_version at export, or pip install --upgrade {installed_wheel()}"
-    )
+    assert plain_refusal(said) == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
