@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ortprep.spec.fields import (
-    Frozen,
-    FrozenDict,
     Glob,
     NotNegative,
     Number,
@@ -28,7 +26,7 @@ Step = Literal["fp32", "fp16", "bf16", "mixed", "int8", "int4"]
 OperatorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
 Metric = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 BoundSize = Annotated[int, Field(ge=1, le=2**31)]
-Binding = Frozen[BoundSize]
+Binding = Mapping[str, BoundSize]
 """Sizes by the name of a symbolic dimension, or by `INPUT[AXIS]` where a dimension has no name."""
 
 
@@ -123,8 +121,8 @@ class ThresholdsSpec(SpecSection):
 class GateSpec(ThresholdsSpec):
     """What a converted model must reach; what does not is not shipped."""
 
-    outputs: Frozen[ThresholdsSpec] = Field(
-        default_factory=FrozenDict, description="Thresholds by output name, in place of the common ones."
+    outputs: Mapping[str, ThresholdsSpec] = Field(
+        default_factory=dict, description="Thresholds by output name, in place of the common ones."
     )
     metric: Metric | None = Field(
         default=None,
@@ -151,10 +149,10 @@ class ConvertSpec(SpecSection):
 
     fusion: FusionSpec | None = Field(default=None, description="Fuse transformer subgraphs.")
     shapes: Binding | tuple[Binding, ...] = Field(
-        default_factory=FrozenDict,
+        default_factory=dict,
         description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one for each.",
     )
-    precision: Precision | Precisions | Frozen[Precision | Precisions] = Field(
+    precision: Precision | Precisions | Mapping[str, Precision | Precisions] = Field(
         default=(), description="Precisions that are variants beside fp32; by target if that matters."
     )
     half: HalfSpec = HalfSpec()
@@ -186,7 +184,9 @@ class ConvertSpec(SpecSection):
     @field_validator("shapes")
     @classmethod
     def _different(cls, value: Any) -> Any:
-        if isinstance(value, tuple) and (len(set(value)) != len(value) or not all(value)):
+        if isinstance(value, tuple) and (
+            not all(value) or any(one in value[:index] for index, one in enumerate(value))
+        ):
             raise ValueError("expected mappings that differ and are not empty")
         return value
 

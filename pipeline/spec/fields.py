@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.redaction import has_credentials, last_link
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class FrozenDict(dict[K, V]):
-    """A dict that refuses changes and can be hashed, so that a spec with one can be hashed.
-
-    A real dict, since pydantic, json and pickle support it.
-    """
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self),)
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a validated mapping cannot be changed; make a new spec instead")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-
-T = TypeVar("T")
 
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""
@@ -109,9 +83,6 @@ Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 ScalarOption = str | int | Number | bool
 """Value of a session or provider option, or of a tensor's element, as YAML gives it."""
-
-Frozen = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
-"""A mapping that keeps its spec frozen and hashable."""
 
 
 class SpecSection(BaseModel):

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import SpecError
-from ortprep.spec.fields import Frozen, Name, Positive, SpecSection, Target
+from ortprep.spec.fields import Name, Positive, SpecSection, Target
 from ortprep.spec.problems import Place, Problem, build_error
 from ortprep.spec.validation import shown
 from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
@@ -66,10 +66,10 @@ class HardwareKind(SpecSection):
     """One kind of hardware: what is prepared there, and which nodes are of it."""
 
     target: Target = Field(description="Execution provider that is prepared for on it.")
-    labels: Annotated[Frozen[Selector], AfterValidator(_check_keys)] = Field(
+    labels: Annotated[Mapping[str, Selector], AfterValidator(_check_keys)] = Field(
         default={}, validate_default=True, description="Labels that a node of the kind has, by key."
     )
-    resources: Annotated[Frozen[Positive], AfterValidator(_check_resources)] = Field(
+    resources: Annotated[Mapping[str, Positive], AfterValidator(_check_resources)] = Field(
         default={},
         validate_default=True,
         description="What a build takes of a node's custom resources, by name.",
@@ -88,7 +88,9 @@ class HardwareKind(SpecSection):
 class Fleet(SpecSection):
     """Every kind of hardware that bundles are prepared on."""
 
-    hardware: Annotated[Frozen[HardwareKind], Field(min_length=1)] = Field(description="Kinds, by name.")
+    hardware: Annotated[Mapping[Name, HardwareKind], Field(min_length=1)] = Field(
+        description="Kinds, by name."
+    )
 
     @field_validator("hardware")
     @classmethod
@@ -97,12 +99,6 @@ class Fleet(SpecSection):
             if name == ANYWHERE or (name in get_args(Target) and name != kind.target):
                 raise ValueError(f"expected another name: {name!r} means something else")
         return kinds
-
-
-class _Named(SpecSection):
-    """Validates the names: they become parts of paths."""
-
-    names: tuple[Name, ...]
 
 
 DEFAULT_FLEET = Fleet(hardware={target: HardwareKind(target=target) for target in ("cpu", "cuda")})
@@ -144,18 +140,13 @@ def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
 
 def _parse(document: YamlDocument) -> Fleet:
     try:
-        data = json.dumps(document.data)
-        fleet = Fleet.model_validate_json(data, strict=True)
-        _Named.model_validate_json(json.dumps({"names": list(fleet.hardware)}), strict=True)
+        return Fleet.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         raise build_error(_problem(document, detail) for detail in error.errors(include_url=False)) from error
-    return fleet
 
 
 def _problem(document: YamlDocument, detail: Any) -> Problem:
     place: Place = tuple(step for step in detail["loc"] if step != "[key]")
-    if place[:1] == ("names",):
-        place = ("hardware", list(document.data["hardware"])[int(place[1])])
     texts = {
         "missing": "missing",
         "extra_forbidden": "unknown key; expected hardware, and in each kind target, labels and resources",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,8 +11,6 @@ from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_valid
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
-    Frozen,
-    FrozenDict,
     Glob,
     Name,
     NotNegative,
@@ -108,8 +107,8 @@ class VerifySpec(SpecSection):
     rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
     atol: NotNegative = Field(default=1e-5, description="Absolute tolerance.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
-    outputs: Frozen[ToleranceSpec] = Field(
-        default_factory=FrozenDict, description="Tolerances by output name."
+    outputs: Mapping[str, ToleranceSpec] = Field(
+        default_factory=dict, description="Tolerances by output name."
     )
 
     def tolerances(self) -> dict[str, Tolerance]:
@@ -136,11 +135,11 @@ class OptimizeSpec(SpecSection):
 class RuntimeSpec(SessionAttributes):
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
-    session_config: Frozen[ScalarOption] = Field(
-        default_factory=FrozenDict, description="Session config entries."
+    session_config: Mapping[str, ScalarOption] = Field(
+        default_factory=dict, description="Session config entries."
     )
-    cuda: Frozen[ScalarOption] = Field(
-        default_factory=FrozenDict, description="CUDA execution provider options."
+    cuda: Mapping[str, ScalarOption] = Field(
+        default_factory=dict, description="CUDA execution provider options."
     )
 
 
@@ -200,8 +199,8 @@ class TuneSpec(SpecSection):
         description="What may be searched though it changes answers (tf32), can be very slow "
         "(cudnn_default), or makes jobs bind inputs and outputs (io_binding).",
     )
-    space: Frozen[Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
-        default_factory=FrozenDict,
+    space: Mapping[str, Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
+        default_factory=dict,
         description="Values that are searched, by knob, the base plan's first; all of a knob not named.",
     )
     first_phase: bool = Field(
@@ -261,8 +260,8 @@ class ModelSpec(SpecSection):
 
     name: Name = Field(description="Name of the bundle: one path component.")
     source: SourceSpec
-    inputs: Frozen[InputSpec] = Field(
-        default_factory=FrozenDict, description="What production sends, by input name."
+    inputs: Mapping[str, InputSpec] = Field(
+        default_factory=dict, description="What production sends, by input name."
     )
     samples: Glob | None = Field(
         default=None, description="Glob of .npz files with real inputs, relative to the spec."

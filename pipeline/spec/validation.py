@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,9 @@ from pydantic import ValidationError
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import MAX_TOLD, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.schema import describe, known_keys, schemas_at
+from ortprep.spec.schema import known_keys
 from ortprep.spec.session_options import find_option_problems
 from ortprep.spec.yaml_text import YamlDocument
-
-_TELLING = ("value_error", "too_short", "too_long")
-"""Kinds of error whose words say more than which type was expected."""
 
 Fault = tuple[Place, str]
 """What is wrong at a place."""
@@ -52,29 +50,27 @@ def validate(data: Mapping[str, Any], *, onnxruntime: str | None) -> Verdict:
         return ModelSpec.model_validate_json(text, strict=True), options
     except ValidationError as error:
         details = error.errors(include_url=False)
-    return None, (*_tell(details, data), *options)
+    return None, (*_reword(details, data), *options)
 
 
-def _tell(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Rewords pydantic's list: one fault per place, unions not alternative by alternative."""
-    faults: dict[Fault, None] = {}
-    doubtful: list[Fault] = []
-    if len(details) >= MAX_TOLD:
-        left_out = len(details) - MAX_TOLD + 1
-        faults[(), f"{left_out} more problems than are told here"] = None
-    for detail in details[: MAX_TOLD - 1]:
+def _reword(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """Rewords pydantic's list: one fault per place, the alternatives of a union joined by "or"."""
+    words: dict[Place, dict[str, str]] = {}
+    doubtful: set[Place] = set()
+    for detail in details[:MAX_TOLD]:
         place, exact = _place_in(data, detail)
-        text = _word(detail, place)
-        if text is None:
-            continue
-        faults[place, text] = None
-        if not exact and detail["type"] not in _TELLING:
-            doubtful.append((place, text))
+        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
+            continue  # pydantic counts valid items only, and the others have their own problems
+        words.setdefault(place, {})[_word(detail, place)] = _got(detail)
+        if not exact:
+            doubtful.add(place)
     # That an alternative of a union failed says less than what failed inside another alternative.
-    for fault in doubtful:
-        if any(other != fault and other[0][: len(fault[0])] == fault[0] for other in faults):
-            faults.pop(fault, None)
-    return tuple(faults)
+    outer = {inner[:depth] for inner in words for depth in range(len(inner))} & doubtful
+    return tuple(
+        (place, " or ".join(found).replace(" or expected", " or") + next(iter(found.values())))
+        for place, found in words.items()
+        if place not in outer
+    )
 
 
 def _place_in(data: Any, detail: Any) -> tuple[Place, bool]:
@@ -89,38 +85,25 @@ def _place_in(data: Any, detail: Any) -> tuple[Place, bool]:
     return tuple(place), len(place) == len(detail["loc"])
 
 
-def _word(detail: Any, place: Place) -> str | None:
+def _word(detail: Any, place: Place) -> str:
+    match detail["type"]:
+        case "value_error":
+            return str(detail["ctx"]["error"])
+        case "missing":
+            return "missing"
+        case "extra_forbidden":
+            return f"unknown key{_suggest(place)}"
+        case "json_invalid":
+            return "expected text without lone surrogates, nested less than 200 levels deep"
+    text = re.sub(r"^\w+ should (be |have |)", "expected ", detail["msg"])
+    return text.replace("a valid array", "a list").replace("an object", "a mapping")
+
+
+def _got(detail: Any) -> str:
     kind, got = detail["type"], detail["input"]
-    if kind == "value_error":
-        return f"{detail['ctx']['error']}{f', got {shown(got)}' if isinstance(got, str) else ''}"
-    if kind == "missing":
-        return f"missing; expected {describe(place)}"
-    if kind == "extra_forbidden":
-        return f"unknown key{_suggest(place)}"
-    if kind == "json_invalid":
-        return "expected text without lone surrogates, nested less than 200 levels deep"
-    if kind == "string_pattern_mismatch":
-        return f"expected letters, digits and '_' only, got {shown(got)}"
-    if kind == "string_too_short":
-        return "expected text that is not empty"
-    if kind in ("too_short", "too_long"):
-        return _word_length(detail, place, got)
-    quote = "; write it in quotes" if _needs_quotes(place, got) else ""
-    return f"expected {describe(place)}, got {shown(got)}{quote}"
-
-
-def _word_length(detail: Any, place: Place, got: Any) -> str | None:
-    least = detail["ctx"].get("min_length")
-    if least is None:
-        return f"expected {describe(place)}, at most {detail['ctx']['max_length']}; got {len(got)}"
-    if len(got) >= least:
-        return None  # Long enough as written: pydantic counts valid items only, and told of the others.
-    return f"expected {describe(place)}, at least {least}; got {len(got)}"
-
-
-def _needs_quotes(place: Place, got: Any) -> bool:
-    kinds = {schema.get("type") for schema in schemas_at(place)}
-    return kinds <= {"string", "null"} and isinstance(got, int | float)
+    if kind in ("missing", "extra_forbidden", "json_invalid", "too_short", "too_long"):
+        return ""
+    return "" if kind == "value_error" and not isinstance(got, str) else f", got {shown(got)}"
 
 
 def _suggest(place: Place) -> str:

@@ -30,7 +30,6 @@ hardware:
     assert list(fleet.hardware) == ["h100", "cpu-avx512"]
     assert fleet.hardware["h100"].labels == {"ray.io/accelerator-type": "in(H100, H200)"}
     assert fleet.hardware["h100"].resources == {"quiet": 1}
-    assert hash(fleet.hardware["h100"]) == hash(fleet.hardware["h100"])
 
 
 def test_without_a_file_there_is_a_kind_for_each_target(tmp_path: Path) -> None:

@@ -33,22 +33,15 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_a_spec_is_hashable_and_survives_copying_and_pickling() -> None:
+def test_a_spec_survives_copying_and_pickling() -> None:
     spec = parse_spec(FULL)
     for twin in (parse_spec(FULL), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
         assert twin == spec
-        assert hash(twin) == hash(spec)
 
 
-def test_nothing_of_a_spec_can_be_changed() -> None:
-    spec = parse_spec(FULL)
-    inputs: Any = spec.inputs
-    with pytest.raises(TypeError, match="cannot be changed"):
-        inputs["x"] = inputs["y"]
-    with pytest.raises(TypeError, match="cannot be changed"):
-        inputs |= {}
+def test_nothing_of_a_spec_can_be_set() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        spec.verify.seed = 4
+        parse_spec(FULL).verify.seed = 4
 
 
 def test_element_and_option_values_keep_their_type() -> None:

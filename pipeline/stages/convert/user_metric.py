@@ -4,8 +4,8 @@
 
     def word_error_rate(inputs, expected, got) -> float: ...
 
-All three are lists with a dict of arrays by name per sample. Arrays of types that numpy lacks, such as bfloat16,
-are given as float64 or 64-bit integers.
+All three are lists with a dict of arrays by name per sample. Arrays of types that numpy lacks, such as
+bfloat16, are given as float64 or 64-bit integers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
 from ortprep.runtime.verification.answers import Answer
 
 _FIELD = "convert.gate.metric"
-_HINT = "def NAME(inputs: list[dict], expected: list[dict], got: list[dict]) -> float, in a module beside the spec"
+_HINT = "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"
 
 
 @dataclass(frozen=True)

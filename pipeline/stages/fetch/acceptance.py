@@ -12,6 +12,7 @@ from ortprep.errors import ChildError, ChildTimeoutError, LoadError, SourceError
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.probing.child import run_child
 
+
 def check_accepted(model: Path, *, name: str, timeout_s: float | None = None) -> None:
     """Checks in a child process that the installed ONNX Runtime makes a session of a model.
 

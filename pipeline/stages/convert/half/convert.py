@@ -2,8 +2,8 @@
 
 `onnxruntime.transformers.float16` lists the operators and inputs that stay float32. Its converter is not used
 here: it needs all weights in memory, knows no bfloat16, and its casts break graphs (see `casts`). Whether a
-provider has kernels for the result is another question: ONNX Runtime's CPU provider casts where it has none for
-float16, and has hardly any for bfloat16.
+provider has kernels for the result is another question: ONNX Runtime's CPU provider casts where it has none
+for float16, and has hardly any for bfloat16.
 """
 
 from __future__ import annotations
