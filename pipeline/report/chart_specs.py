@@ -28,9 +28,6 @@ def _layer(kind: str, mark: dict[str, Any] | None = None, **encoding: Any) -> di
     return {"mark": {"type": kind, **(mark or {})}, "encoding": encoding}
 
 
-_TOLD = {"field": "told", "type": "nominal"}
-"""The tooltip: a text that was made with the data."""
-
 _ROWS = _nominal("row", sort=None, axis={"domain": False, "ticks": False, "labelPadding": 8})
 _LOG = {"type": "log", "nice": False, "padding": 12}
 _POINT = {"filled": True, "size": 70, "opacity": 1}
@@ -45,13 +42,12 @@ _WATERFALL: dict[str, Any] = {
         x=_quantity("from", "ms since the process began to import ONNX Runtime"),
         x2=_field("to"),
         color=_nominal("phase", sort=None, scale=_PHASES),
-        tooltip=_TOLD,
     ),
 }
 
 _SPREAD: dict[str, Any] = {
     "step": _BAR_STEP,
-    "encoding": {"y": _ROWS, "tooltip": _TOLD},
+    "encoding": {"y": _ROWS},
     "layer": [
         _layer("bar", {"style": "faint", "height": {"band": 0.5}}, x=_quantity("median", "$unit")),
         _layer("rule", {"style": "whisker"}, x=_quantity("low", "$unit"), x2=_field("high")),
@@ -65,11 +61,11 @@ _TIMES = {"labelExpr": "format(datum.value, '~g') + '×'", "tickCount": 6}
 
 _GAINS: dict[str, Any] = {
     "step": 22,
-    "encoding": {"y": _ROWS, "tooltip": _TOLD},
+    "encoding": {"y": _ROWS},
     "layer": [
         {
             "data": {"values": [{"one": 1}]},
-            **_layer("rule", {"style": "limit"}, x=_quantity("one", "$unit"), y=None, tooltip=None),
+            **_layer("rule", {"style": "limit"}, x=_quantity("one", "$unit"), y=None),
         },
         _layer("rule", {"style": "whisker"}, x=_quantity("low", "$unit", scale=_LOG), x2=_field("high")),
         _layer(
@@ -125,7 +121,6 @@ _FRONT: dict[str, Any] = {
             stroke={"condition": {"test": _IS_CHOSEN, "value": "@text"}, "value": None},
             color=_nominal("what", sort=None, scale=_KIND_COLOURS),
             shape=_nominal("what", sort=None, scale=_KIND_SHAPES),
-            tooltip=_TOLD,
         ),
         # Each label twice: the first is the space around the second, which keeps it off the points behind.
         _label({"stroke": "@page", "strokeWidth": 4}),
@@ -133,27 +128,12 @@ _FRONT: dict[str, Any] = {
     ],
 }
 
-_DECADES = {"values": [10**power for power in range(7)], "format": "~s"}
-_COST_SCALE = {"type": "log", "nice": False}
-
-_COSTS: dict[str, Any] = {
-    "height": 200,
-    "mark": "line",
-    "encoding": {
-        "x": _quantity("runs", "runs per load", scale=_LOG, axis=_DECADES),
-        "y": _quantity("cost", "cost, of the cheapest plan’s", scale=_COST_SCALE, axis={"tickCount": 6}),
-        "color": _nominal("plan", sort=None),
-        "strokeDash": _nominal("plan", sort=None),
-        "tooltip": _TOLD,
-    },
-}
-
 _SIDES: dict[str, Any] = {"domain": ["prepared", "noise floor"], "range": ["@c1", "@mark"]}
 _ERROR = "error, of its tolerance (1 is the limit)"
 
 _ERRORS: dict[str, Any] = {
     "step": 24,
-    "encoding": {"y": _ROWS, "tooltip": _TOLD},
+    "encoding": {"y": _ROWS},
     "layer": [
         _layer("rule", {"style": "box"}, x=_quantity("least", _ERROR, scale=_LOG), x2=_field("error")),
         _layer(
@@ -163,26 +143,7 @@ _ERRORS: dict[str, Any] = {
             color=_nominal("what", sort=None, scale=_SIDES),
             shape=_nominal("what", sort=None, scale={"domain": _SIDES["domain"]}),
         ),
-        _layer("rule", {"style": "limit"}, x=_quantity("limit", _ERROR), y=None, tooltip=None),
-    ],
-}
-
-_SERIES = _nominal("series", sort=None, scale={"domain": "$series"})
-_VERSION = {"field": "version", "type": "ordinal", "sort": None, "title": "version"}
-
-_TREND: dict[str, Any] = {
-    "height": 200,
-    "encoding": {"x": {**_VERSION, "axis": {"labelAngle": 0}}, "tooltip": _TOLD},
-    "layer": [
-        _layer(
-            "rule",
-            {"strokeWidth": 3, "opacity": 0.35},
-            y=_quantity("p25", "$unit"),
-            y2=_field("p75"),
-            color=_SERIES,
-        ),
-        _layer("line", y=_quantity("median", "$unit"), color=_SERIES),
-        _layer("point", {**_POINT, "size": 60}, y=_quantity("median", "$unit"), color=_SERIES, shape=_SERIES),
+        _layer("rule", {"style": "limit"}, x=_quantity("limit", _ERROR), y=None),
     ],
 }
 
@@ -191,8 +152,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "spread": _SPREAD,
     "gains": _GAINS,
     "front": _FRONT,
-    "costs": _COSTS,
     "errors": _ERRORS,
-    "trend": _TREND,
 }
 """Specification by kind of chart."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+_MAX_ROWS_TOLD = 6
+
 Tone: TypeAlias = Literal["plain", "good", "warning", "bad"]
 """What a figure means; it is always said in words as well."""
 
@@ -61,7 +63,6 @@ class Chart:
     Attributes:
         kind: Which of `chart_specs.SPECS` draws it.
         title: What it shows.
-        text: The same in a sentence with the figures that matter, for readers who cannot see the picture.
         values: Rows of data.
         table: The same figures, exactly.
         parameters: What replaces `$NAME` in the specification.
@@ -70,11 +71,20 @@ class Chart:
 
     kind: str
     title: str
-    text: str
     values: tuple[Mapping[str, Any], ...]
     table: ReportTable
     parameters: Mapping[str, Any]
     wide: bool = False
+
+    @property
+    def text(self) -> str:
+        """The first figures of the table in a sentence, for readers who cannot see the picture."""
+        figure = next((i for i, column in enumerate(self.table.columns) if i and column.numeric), 0)
+        words = "; ".join(f"{row[0].text}: {row[figure].text}" for row in self.table.rows[:_MAX_ROWS_TOLD])
+        more = len(self.table.rows) - _MAX_ROWS_TOLD
+        names = [self.table.columns[index].title for index in (0, figure)]
+        heading = ", ".join(name for name in names if name)
+        return f"{heading or self.title}: {words}{f'; and {more} more' if more > 0 else ''}."
 
 
 @dataclass(frozen=True)

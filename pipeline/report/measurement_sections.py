@@ -9,16 +9,7 @@ from ortprep.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecor
 from ortprep.bundle.tuning_record import Summary
 from ortprep.measuring.shipped import find_plan
 from ortprep.report.content import Cell, Chart, ReportSection, ReportTable
-from ortprep.report.formatting import (
-    CellValue,
-    count_of,
-    format_number,
-    format_spread,
-    join_words,
-    make_table,
-    ratio_cell,
-    rounded,
-)
+from ortprep.report.formatting import CellValue, count_of, make_table, ratio_cell, rounded
 from ortprep.report.speedup import DEFAULT, compare
 
 PHASES: tuple[tuple[str, Callable[[PlanFigures], Summary]], ...] = (
@@ -58,7 +49,6 @@ def _section(measurement: MeasurementRecord, *, shipped: str) -> ReportSection:
         _spread_chart(measurement, f"Ready, {cache}", "ms", lambda plan: plan.ready_ms),
         _spread_chart(measurement, f"Steady run, {cache}", "ms", lambda plan: plan.steady_ms),
         _spread_chart(measurement, f"Private memory, {cache}", "MB", lambda plan: plan.private_mb),
-        _spread_chart(measurement, f"Peak memory, {cache}", "MB", lambda plan: plan.peak_mb),
         _spread_chart(measurement, f"GPU memory, {cache}", "MB", lambda plan: plan.gpu_mb),
     )
     charts = (_waterfall(measurement, cache), *(chart for chart in spreads if chart is not None))
@@ -75,7 +65,6 @@ def _waterfall(measurement: MeasurementRecord, cache: str) -> Chart:
     return Chart(
         kind="waterfall",
         title=f"From start to first result, {cache}",
-        text=_waterfall_text(measurement),
         values=tuple(row for plan in measurement.plans for row in _phases(plan)),
         table=_phases_table(measurement, cache),
         parameters={},
@@ -92,24 +81,19 @@ def _phases(plan: PlanFigures) -> Iterator[Mapping[str, Any]]:
             "phase": phase,
             "from": rounded(start),
             "to": rounded(end),
-            "told": f"{plan.plan}, {phase}: {format_spread(figure(plan))} ms",
         }
         start = end
 
 
-def _waterfall_text(measurement: MeasurementRecord) -> str:
-    lines = [
-        f"{plan.plan} {format_number(sum(figure(plan).median for _, figure in PHASES))} ms "
-        f"({', '.join(f'{phase} {format_number(figure(plan).median)}' for phase, figure in PHASES)})"
-        for plan in measurement.plans
-    ]
-    return f"Medians from the start of the import to the first result: {'; '.join(lines)}."
-
-
 def _phases_table(measurement: MeasurementRecord, cache: str) -> ReportTable:
-    columns = ("plan", *(f">{phase} ms" for phase, _ in PHASES))
+    columns = ("plan", ">ms to the first result", *(f">{phase} ms" for phase, _ in PHASES))
     rows: list[tuple[CellValue, ...]] = [
-        (plan.plan, *(figure(plan) for _, figure in PHASES)) for plan in measurement.plans
+        (
+            plan.plan,
+            sum(figure(plan).median for _, figure in PHASES),
+            *(figure(plan) for _, figure in PHASES),
+        )
+        for plan in measurement.plans
     ]
     return make_table(f"Phases of a load, {cache}", columns, rows)
 
@@ -123,14 +107,13 @@ def _spread_chart(
     return Chart(
         kind="spread",
         title=title,
-        text=_spread_text(found, unit),
-        values=tuple(_spread_row(plan, summary, unit) for plan, summary in found.items()),
-        table=build_summary_table(f"{title}, {unit}", found),
+        values=tuple(_spread_row(plan, summary) for plan, summary in found.items()),
+        table=_summary_table(f"{title}, {unit}", found),
         parameters={"unit": unit},
     )
 
 
-def _spread_row(name: str, summary: Summary, unit: str) -> Mapping[str, Any]:
+def _spread_row(name: str, summary: Summary) -> Mapping[str, Any]:
     return {
         "row": name,
         "median": rounded(summary.median),
@@ -138,19 +121,11 @@ def _spread_row(name: str, summary: Summary, unit: str) -> Mapping[str, Any]:
         "p75": rounded(summary.p75),
         "low": rounded(summary.minimum),
         "high": rounded(summary.maximum),
-        "told": f"{name}: {format_spread(summary)} {unit}, "
-        f"from {format_number(summary.minimum)} to {format_number(summary.maximum)}",
     }
 
 
-def _spread_text(found: Mapping[str, Summary], unit: str) -> str:
-    told = [f"{plan} {format_spread(summary)} {unit}" for plan, summary in found.items()]
-    return f"{join_words(told)}; lines reach from least to most, boxes from quartile to quartile."
-
-
-def build_summary_table(caption: str, found: Mapping[str, Summary]) -> ReportTable:
-    """Returns the order statistics behind a chart, by what they are of; the caption has their unit."""
-    columns = ("", ">median", ">lower quartile", ">upper quartile", ">least", ">most", ">processes")
+def _summary_table(caption: str, found: Mapping[str, Summary]) -> ReportTable:
+    columns = ("plan", ">median", ">lower quartile", ">upper quartile", ">least", ">most", ">processes")
     rows = [
         (name, one.median, one.p25, one.p75, one.minimum, one.maximum, one.count)
         for name, one in found.items()

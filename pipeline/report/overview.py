@@ -12,7 +12,6 @@ from ortprep.report.content import Chart, Fact, ReportSection, ReportTable, Tone
 from ortprep.report.formatting import (
     CellValue,
     format_ratio,
-    join_words,
     make_table,
     number_cell,
     ratio_cell,
@@ -91,21 +90,11 @@ def _gains_chart(gains: Sequence[_Gained]) -> Chart:
     return Chart(
         kind="gains",
         title="Ready: how many times sooner than default ONNX Runtime",
-        text=_gains_text(drawn),
         values=tuple(_gain_row(one, ratio) for one, ratio in drawn),
         table=_gains_table(drawn),
         parameters={"unit": "times sooner than default ONNX Runtime", "sure": SURE},
         wide=True,
     )
-
-
-def _gains_text(drawn: Sequence[tuple[_Gained, Ratio]]) -> str:
-    if not drawn:
-        return "No variant could be compared with default ONNX Runtime."
-    few = drawn if len(drawn) <= 3 else (drawn[0], drawn[-1])
-    told = join_words([f"{one.row} {format_ratio(ratio.value)}" for one, ratio in few])
-    kind = "Most and least" if len(drawn) > 3 else "Sooner by"
-    return f"{kind}: {told}. Lines reach from quartile to quartile; 1× is default ONNX Runtime."
 
 
 def _gain_row(one: _Gained, ratio: Ratio) -> Mapping[str, Any]:
@@ -115,7 +104,6 @@ def _gain_row(one: _Gained, ratio: Ratio) -> Mapping[str, Any]:
         "low": rounded(ratio.low),
         "high": rounded(ratio.high),
         "sure": one.gain.certainty,
-        "told": f"{one.row}: ready {ratio} sooner, {one.gain.certainty}",
     }
 
 

@@ -16,7 +16,7 @@ from ortprep.report.formatting import (
     make_table,
     number_cell,
 )
-from ortprep.report.front_charts import build_front_charts
+from ortprep.report.front_charts import build_break_even_table, build_front_charts
 from ortprep.report.measurement_sections import build_measurement_sections
 from ortprep.report.options_section import build_options_section
 from ortprep.report.overview import build_overall_facts, build_overview
@@ -24,7 +24,7 @@ from ortprep.report.report_subjects import ReportSubject, TaskHistory
 from ortprep.report.speedup import TONES, build_gain_facts, describe_gain, find_gain, headline_variant
 from ortprep.report.trials import build_trials_table
 from ortprep.report.verification_section import build_verification_section
-from ortprep.report.versions import build_versions_section, order_versions
+from ortprep.report.versions import build_versions_section
 
 
 def build_report(subjects: Sequence[ReportSubject], *, version: str) -> Report:
@@ -67,7 +67,7 @@ def _model_part(index: int, versions: Sequence[ReportSubject]) -> ModelPart:
     manifest = newest.manifest
     headline = headline_variant(manifest)
     gain = find_gain(headline) if headline else None
-    manifests = order_versions([subject.manifest for subject in versions])
+    manifests = [subject.manifest for subject in versions]
     versions_section = build_versions_section(manifests, headline.name if headline else None)
     return ModelPart(
         anchor=f"model-{index + 1}",
@@ -140,7 +140,8 @@ def _search_section(variant: VariantRecord) -> Iterator[ReportSection]:
             f"Trial {record.first_phase.trial} may serve until it is ready (load_progressive); both sessions "
             f"together take about {record.first_phase.overlap_mb:.0f} MB."
         )
-    yield ReportSection("Search", tuple(notes), build_front_charts(record), (build_trials_table(record),))
+    tables = ([build_break_even_table(record)] if record.front else []) + [build_trials_table(record)]
+    yield ReportSection("Search", tuple(notes), build_front_charts(record), tuple(tables))
 
 
 def _history_section(history: Sequence[TaskHistory]) -> Iterator[ReportSection]:

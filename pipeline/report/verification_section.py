@@ -35,19 +35,11 @@ def _chart(found: VerificationRecord) -> Chart:
     return Chart(
         kind="errors",
         title="Errors of their tolerance, per output",
-        text=_text(found),
         values=tuple(_rows(found)),
         table=_errors_table(found),
         parameters={},
         wide=True,
     )
-
-
-def _text(found: VerificationRecord) -> str:
-    worst = max(found.errors, key=lambda error: error.ratio)
-    within = sum(error.ratio <= 1 for error in found.errors)
-    verdict = f"{within} of {count_of(len(found.errors), 'output')} within tolerance"
-    return f"{verdict}; the worst is {worst.output} at {worst.ratio:.2g} of its tolerance."
 
 
 def _rows(found: VerificationRecord) -> Iterator[Mapping[str, Any]]:
@@ -59,14 +51,7 @@ def _rows(found: VerificationRecord) -> Iterator[Mapping[str, Any]]:
             if one is None:
                 continue
             at = _clamp(one.ratio)
-            row: dict[str, Any] = {
-                "row": error.output,
-                "what": what,
-                "at": at,
-                "limit": 1,
-                "told": f"{error.output}, {what}: {one.ratio:.2g} of its tolerance, "
-                f"largest difference {one.max_abs:.2g}",
-            }
+            row: dict[str, Any] = {"row": error.output, "what": what, "at": at, "limit": 1}
             yield row | ({"least": MIN_ERROR, "error": at} if what == "prepared" else {})
 
 
@@ -77,8 +62,8 @@ def _clamp(ratio: float) -> float:
 def _errors_table(found: VerificationRecord) -> ReportTable:
     columns = (
         "output",
-        "verdict",
         ">error, of its tolerance",
+        "verdict",
         ">noise floor, of its tolerance",
         ">largest difference",
         ">relative",
@@ -96,8 +81,8 @@ def _row(error: OutputError, floor: OutputError | None) -> tuple[CellValue, ...]
     passed = error.ratio <= 1
     return (
         error.output,
-        text_cell("within" if passed else "outside", "good" if passed else "bad"),
         _small(error.ratio),
+        text_cell("within" if passed else "outside", "good" if passed else "bad"),
         _small(floor.ratio) if floor else ratio_cell(None),
         _small(error.max_abs),
         _small(error.max_rel),

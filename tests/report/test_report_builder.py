@@ -230,22 +230,16 @@ def test_every_trial_has_a_row_the_failed_ones_last() -> None:
     assert "steady run 3.5× of default’s, limit 1.2×" in remarks
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_labels_of_plans_do_not_overlap_and_the_chosen_one_has_one(seed: int) -> None:
-    for chart in build_front_charts(tuning(trials=40, seed=seed))[:2]:
-        spots = [(math.log(row["x"]), math.log(row["y"])) for row in chart.values]
-        width, height = (max(side) - min(side) for side in zip(*spots, strict=True))
-        labelled = [spot for spot, row in zip(spots, chart.values, strict=True) if "label" in row]
-        assert [row["label"] for row in chart.values if row["what"] == "chosen"] == [f"{CHOSEN}, chosen"]
-        for one, other in itertools.combinations(labelled, 2):
-            assert abs(one[0] - other[0]) > 0.1 * width or abs(one[1] - other[1]) > 0.05 * height
+def test_the_chosen_plan_has_the_only_label() -> None:
+    for chart in build_front_charts(tuning(trials=40)):
+        assert [row["label"] for row in chart.values if "label" in row] == [f"{CHOSEN}, chosen"]
 
 
 def test_no_plan_beats_one_of_the_drawn_front_in_both_figures() -> None:
     record = tuning(trials=40, seed=3)
     chart = build_front_charts(record)[0]
     allowed = {trial.number for trial in record.trials if not trial.violations}
-    numbered = [(int(re.search(r"\d+", row["told"]).group()), row) for row in chart.values]  # type: ignore[union-attr]
+    numbered = [(row["trial"], row) for row in chart.values]
     front = [row for _, row in numbered if "rank" in row]
     assert front
     for one in front:
@@ -322,7 +316,7 @@ def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables() -
 
 def test_errors_are_told_against_tolerance_and_noise_floor() -> None:
     chart = section(ALL, "Verified").charts[0]
-    assert "2 of 2 outputs within tolerance; the worst is features at 0.04 of its tolerance." in chart.text
+    assert chart.text == "output, error, of its tolerance: logits: 0.02; features: 0.04."
     assert [cell.text for cell in column(chart.table, "noise floor, of its tolerance")] == ["0.015", "0.03"]
 
 
@@ -334,7 +328,7 @@ def test_an_output_outside_its_tolerance_is_called_so(ratio: float) -> None:
     broken = replace(variant, verification=replace(variant.verification, errors=(bad,)))
     report = report_of(ReportSubject(replace(made, variants=(broken,))))
     chart = section(report, "Verified").charts[0]
-    assert "0 of 1 output within tolerance" in chart.text
+    assert f"{ratio:.2g}" in chart.text
     assert column(chart.table, "verdict")[0].tone == "bad"
     json.dumps(chart.values, allow_nan=False)
 
@@ -351,7 +345,7 @@ def test_several_manifests_of_a_model_are_its_versions_in_order_of_time() -> Non
     ]
     sooner = [cell.value for cell in column(table, "sooner than default") if cell.value]
     assert sooner == sorted(sooner)
-    change = column(table, "of the version before’s")
+    change = column(table, "ready, of the version before’s")
     assert change[0].value is None
     assert all(cell.value and cell.value < 1 for cell in change[1:])
     assert "2026-11-21" in ALL.models[0].notes[0], "the newest is the one that is told"

@@ -27,10 +27,9 @@ from ortprep.diagnose.diagnosis import Diagnosis, diagnose
 from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of, with_threads
 from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
 from ortprep.diagnose.process_group import run_together
-from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.measuring.rounds import run_interleaved
 from ortprep.runtime.machine.hardware import read_hardware
 
 _FUNCTION = "ortprep.diagnose.concurrent_models.model_runs:run_models"
@@ -50,24 +49,25 @@ def diagnose_concurrent(
         seconds: How long each situation is measured, all rounds together.
 
     Returns:
-        Also where a situation, or every one, fails: that is a finding.
+        Also where a situation fails: that is a finding.
 
     Raises:
-        LoadError: A subject has no source, and no variant of its bundle runs on its device.
+        LoadError: A model cannot be run alone; or a subject has no source, and no variant of its bundle
+            runs on its device.
         BundleError: A bundle cannot be read.
         StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    those = list(subjects) if len(subjects) > 1 else [*subjects] * 2
-    models = place_models([subject.name for subject in those], devices, cores=read_hardware().cores)
-    loads = [(_plan(subject, model), subject.sample) for subject, model in zip(those, models, strict=True)]
+    subjects = subjects if len(subjects) > 1 else [*subjects] * 2
+    models = place_models([subject.name for subject in subjects], devices, cores=read_hardware().cores)
+    loads = [(_plan(subject, model), subject.sample) for subject, model in zip(subjects, models, strict=True)]
     # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
     with guard_device(devices[0]):
         contention = _measure(models, loads, window_s=seconds / MIN_ROUNDS)
     return diagnose(
         "concurrent",
         find_in(contention),
-        subject=", ".join(subject.name for subject in subjects),
+        subject=", ".join(dict.fromkeys(subject.name for subject in subjects)),
         tables=[tabulate(contention)] if contention.situations.rounds else [],
         figures=_figures(contention),
     )
@@ -101,10 +101,7 @@ def _plan(subject: DoctorModel, model: PlacedModel) -> SessionPlan:
 def _measure(models: tuple[PlacedModel, ...], loads: Sequence[Load], *, window_s: float) -> Contention:
     # These runs do not count: they say soon whether the models can be run, and how long loading takes.
     begun_s = time.monotonic()
-    try:
-        version, _ = _measure_situation("alone", loads, window_s=0.0)
-    except PipelineError as error:
-        return Contention(models, "", InterleavedRuns({}, {"alone": error.message}, 0.0))
+    version, _ = _measure_situation("alone", loads, window_s=0.0)
     of_each_s = (time.monotonic() - begun_s) / len(_different(loads))
     situations = run_interleaved(
         SITUATIONS,

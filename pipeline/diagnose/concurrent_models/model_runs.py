@@ -72,10 +72,9 @@ def _measure(run: Callable[[], object], barrier: Barrier, window_s: float) -> Mo
 
 def _measure_window(run: Callable[[], object], window_s: float) -> ModelRuns:
     run_ms: list[float] = []
-    begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
-    now_s = begun_s
+    now_s = begun_s = time.perf_counter()
     while len(run_ms) < _MIN_RUNS or now_s < begun_s + window_s:
         run()
         before_s, now_s = now_s, time.perf_counter()
         run_ms.append((now_s - before_s) * 1e3)
-    return ModelRuns(tuple(run_ms), (time.thread_time() - begun_cpu_s) / (now_s - begun_s))
+    return ModelRuns(tuple(run_ms))

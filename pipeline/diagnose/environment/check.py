@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.diagnose.diagnosis import Diagnosis, diagnose
 from ortprep.diagnose.environment.facts.cgroups import read_limits
 from ortprep.diagnose.environment.facts.device_code import read_device_code
-from ortprep.diagnose.environment.facts.disk import measure_reading
+from ortprep.diagnose.environment.facts.disk import measure_reading, read_disk_space
 from ortprep.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from ortprep.diagnose.environment.facts.machine import describe_processor, read_disk_space, read_variables
 from ortprep.diagnose.environment.facts.records import DeviceCode, DiskSpace, Facts, InstalledRuntime
 from ortprep.diagnose.environment.facts.runtime import add_packages, read_runtime, try_providers
-from ortprep.diagnose.environment.facts.wheels import read_requirements, read_wheels
+from ortprep.diagnose.environment.facts.wheels import read_wheels
 from ortprep.diagnose.environment.rules.findings import find, name_providers
 from ortprep.diagnose.environment.tables import build_tables
 from ortprep.measuring.device_lock import working
 from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.telemetry import TELEMETRY_VARIABLE
 
 CHECK = "env"
 
 _CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
 _SHARED_MEMORY = Path("/dev/shm")
 _ROOT = Path("/")
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MODULE_LOADING",
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    TELEMETRY_VARIABLE,
+)
+"""Environment variables that change which libraries are loaded, what is seen, compiled or sent."""
 
 
 def diagnose_environment(
@@ -68,24 +82,22 @@ def read_facts(*, artifacts: Path, root: Path = _ROOT, shared_memory: Path = _SH
     """
     hardware = read_hardware()
     runtime, libraries = read_runtime()
-    wheels = read_wheels()
-    requirements = [text for wheel in wheels for text in read_requirements(wheel.name)]
-    folder = artifacts.absolute()
+    has_shared_memory = shared_memory.is_dir()
     return Facts(
-        wheels=wheels,
+        wheels=read_wheels(),
         runtime=runtime,
         providers=try_providers(runtime.available),
-        libraries=add_packages(libraries, runtime.cuda_version, requirements),
+        libraries=add_packages(libraries, runtime.cuda_version),
         gpus=read_gpu_states(hardware.gpus),
         bus_gpus=count_bus_gpus(root / "sys"),
         driver=read_driver_version(root / "sys"),
         device_code=_read_code(runtime),
-        processor=describe_processor(hardware),
-        limits=read_limits(hardware, root),
-        shared_memory=read_disk_space(shared_memory, root) if shared_memory.is_dir() else None,
-        artifacts=read_disk_space(folder, root) or DiskSpace(str(folder), "", 0, 0),
-        reading=measure_reading(folder),
-        variables=read_variables(),
+        hardware=replace(hardware, gpus=()),
+        limits=read_limits(root),
+        shared_memory=read_disk_space(shared_memory) if has_shared_memory else DiskSpace("/dev/shm", 0, 0),
+        artifacts=read_disk_space(artifacts.absolute()),
+        reading=measure_reading(artifacts.absolute()),
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
 

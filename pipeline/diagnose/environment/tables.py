@@ -11,6 +11,7 @@ from ortprep.diagnose.environment.facts.device_code import (
     runs_natively,
 )
 from ortprep.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, short_name
+from ortprep.runtime.machine.hardware import KERNEL_FEATURES
 
 
 def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:
@@ -39,7 +40,7 @@ def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:
 
 def _runtime_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     for wheel in facts.wheels:
-        yield "wheel", f"{wheel.name} {wheel.version} in {wheel.location}"
+        yield "wheel", str(wheel)
     runtime = facts.runtime
     if runtime.error is not None:
         yield "import", runtime.error
@@ -94,25 +95,21 @@ def _name_code(code: DeviceCode | None, capability: tuple[int, int]) -> TableCel
 
 
 def _machine_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
-    processor, limits = facts.processor, facts.limits
-    yield "processor", processor.model or processor.machine
-    yield "instruction sets", " ".join(processor.features)
+    hardware, limits = facts.hardware, facts.limits
+    yield "processor", hardware.cpu_model or hardware.machine
+    yield "instruction sets", " ".join(flag for flag in hardware.cpu_features if flag in KERNEL_FEATURES)
     granted = "no limit" if limits.quota_cores is None else f"the time of {limits.quota_cores:.3g} granted"
-    yield "cores", f"{limits.cores} ({granted})"
+    yield "cores", f"{hardware.cores} ({granted})"
     if limits.quota_cores is not None:
-        yield (
-            "throttled periods",
-            f"{limits.throttled_periods} of {limits.periods}, {limits.throttled_s:.3g} s",
-        )
-    limit = limits.memory_limit_bytes
+        yield "throttled periods", f"{limits.throttled_periods} of {limits.periods}"
+    limit = limits.memory_bytes
     bounded = "no limit" if limit is None else f"{format_bytes(limit)} granted"
-    yield "memory", f"{format_bytes(limits.memory_bytes)} ({bounded})"
+    yield "memory", f"{format_bytes(hardware.memory_bytes)} ({bounded})"
     for name, room in (("/dev/shm", facts.shared_memory), ("bundles", facts.artifacts)):
-        if room is not None:
-            free, total = format_bytes(room.free_bytes), format_bytes(room.total_bytes)
-            yield name, f"{free} of {total} free, {room.kind or 'file system unknown'}: {room.path}"
+        free, total = format_bytes(room.free_bytes), format_bytes(room.total_bytes)
+        yield name, f"{free} of {total} free: {room.path}"
     reading = facts.reading
     if reading is not None:
         cold = reading.cold_bytes_per_s
-        yield "read from disk", "not measured" if cold is None else format_speed(cold)
+        yield "read from disk", "no slower than from memory" if cold is None else format_speed(cold)
         yield "read from page cache", format_speed(reading.warm_bytes_per_s)

@@ -7,9 +7,8 @@ from ortprep.diagnose.diagnosis import Diagnosis, diagnose
 from ortprep.diagnose.doctor_model import guard_device, plan_on, with_threads
 from ortprep.diagnose.gil.heartbeat import GilObservations
 from ortprep.diagnose.gil.heavy_model import write_heavy_model
-from ortprep.diagnose.gil.verdict import explain_nothing, find_in, judge_phases, tabulate
+from ortprep.diagnose.gil.verdict import find_in, judge_phases, tabulate
 from ortprep.diagnose.process_group import CHILD_TIMEOUT_S
-from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.probing.scratch_folder import scratch_folder
@@ -25,10 +24,9 @@ def diagnose_gil(
         sample: `.npz` file with one array per input of `model`; None to leave runs out.
         device: `cpu`, or `cuda:<ordinal>` to see the making of CUDA sessions too.
 
-    Returns:
-        A problem where nothing could be observed, rather than an error.
-
     Raises:
+        LoadError: The model cannot be loaded or run.
+        ChildError: The process died.
         StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
         OSError: There is no room on the disk for the model that is made, the request or the reply.
     """
@@ -36,16 +34,15 @@ def diagnose_gil(
         files = write_heavy_model(folder) if model is None else (model, sample)
         plan = with_threads(plan_on(str(files[0]), device), 1)
         request = {"plan": encode(plan), "sample": None if files[1] is None else str(files[1])}
-        try:
-            reply = run_child("ortprep.diagnose.gil.gil_monitor:watch", request, timeout_s=CHILD_TIMEOUT_S)
-        except PipelineError as error:
-            return diagnose("gil", [explain_nothing(error.message, error.hint)], subject=model or "")
-    seen = decode(GilObservations, reply.value)
+        reply = run_child("ortprep.diagnose.gil.gil_monitor:watch", request, timeout_s=CHILD_TIMEOUT_S)
+    observations = decode(GilObservations, reply.value)
     figures = {
-        "onnxruntime": seen.onnxruntime,
+        "onnxruntime": observations.onnxruntime,
         "device": device,
-        "verdicts": judge_phases(seen),
-        "phases": encode(seen.phases),
-        "controls": {"released": encode(seen.released), "held": encode(seen.held)},
+        "verdicts": judge_phases(observations),
+        "phases": encode(observations.phases),
+        "known_to_release": encode(observations.released),
     }
-    return diagnose("gil", find_in(seen), subject=model or "", tables=[tabulate(seen)], figures=figures)
+    return diagnose(
+        "gil", find_in(observations), subject=model or "", tables=[tabulate(observations)], figures=figures
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from typing import Any, TypeVar
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.diagnose.environment.facts.wheels import name_installed, read_wheels
 from ortprep.diagnose.gil.heartbeat import Call, GilObservations, Heartbeat
 from ortprep.errors import ProviderError
 from ortprep.runtime.loading.session import CPU, build_session, import_onnxruntime
@@ -26,7 +24,7 @@ T = TypeVar("T")
 
 
 def watch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Watches the phases of a session, and two calls whose effect on other threads is known.
+    """Watches the phases of a session, and a call that is known to let other threads run.
 
     Args:
         request: `plan`, a `SessionPlan` with one thread, which leaves a core to the ticking one; `sample`, a
@@ -44,14 +42,11 @@ def watch(request: Mapping[str, Any]) -> dict[str, Any]:
     session = build_session(plan)
     with Heartbeat() as heartbeat:
         released = tuple(heartbeat.observe(hold_core_only)[0] for _ in range(_REPEATS))
-        held = tuple(heartbeat.observe(hold_interpreter)[0] for _ in range(_REPEATS))
         phases = _watch_creation(heartbeat, plan)
         if request["sample"] is not None:
             feeds = read_tensors(Path(request["sample"]))
             phases["run"] = _repeat(lambda: heartbeat.observe(lambda: run_session(session, feeds))[0])
-    wheel = name_installed(read_wheels())
-    seen = GilObservations(onnxruntime.__version__, wheel, phases, released, held)
-    return dict(encode(seen))
+    return dict(encode(GilObservations(onnxruntime.__version__, phases, released)))
 
 
 def hold_core_only() -> None:
@@ -59,11 +54,6 @@ def hold_core_only() -> None:
     end = time.perf_counter() + _CONTROL_S
     while time.perf_counter() < end:
         hashlib.pbkdf2_hmac("sha256", b"", b"", _ROUNDS_OF_HASH)
-
-
-def hold_interpreter() -> None:
-    """Lets no other Python thread run: a call into C that keeps the interpreter's lock."""
-    ctypes.PyDLL(None).usleep(round(_CONTROL_S * 1e6))
 
 
 def _repeat(observe: Callable[[], T]) -> tuple[T, ...]:

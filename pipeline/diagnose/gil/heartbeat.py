@@ -46,17 +46,13 @@ class GilObservations:
 
     Attributes:
         onnxruntime: Version.
-        wheel: Name of the installed distribution of ONNX Runtime; None if that is not clear.
         phases: Calls of ONNX Runtime by phase: `load`, `initialise`, `run`; or `create`, `run`.
         released: Calls that are known to let other threads run while they keep a core busy.
-        held: Calls that are known to let none run.
     """
 
     onnxruntime: str
-    wheel: str | None
     phases: Mapping[str, tuple[Call, ...]]
     released: tuple[Call, ...]
-    held: tuple[Call, ...]
 
 
 def call_between(started_s: float, ended_s: float, ticks: Sequence[float]) -> Call:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.diagnose.diagnosis import Diagnosis, diagnose
 from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of
-from ortprep.diagnose.environment.facts.wheels import name_installed, read_wheels
 from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
 from ortprep.diagnose.parallel.session_creation import CreationTimes
 from ortprep.diagnose.parallel.verdict import (
@@ -20,13 +18,11 @@ from ortprep.diagnose.parallel.verdict import (
     ParallelRun,
     Way,
     efficiency,
-    explain_nothing,
     find_in,
     speed_up,
     tabulate,
 )
 from ortprep.diagnose.process_group import run_together
-from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import run_interleaved
 from ortprep.runtime.machine.hardware import read_hardware
@@ -35,8 +31,6 @@ _FUNCTION = "ortprep.diagnose.parallel.session_creation:make_sessions"
 _MAX_ON_CPU = 4
 _MAX_ROUNDS = 7
 _BUDGET_S = 7.0
-_RUNS_IN_ROUND = len(WAYS) + 1
-"""Processes are started twice: once for the time from their start, once for the time of creation."""
 
 
 def diagnose_parallel(
@@ -50,10 +44,11 @@ def diagnose_parallel(
         sessions: Number of sessions; None for one per GPU, or on the CPU one per core, from two to four.
 
     Returns:
-        Also where a way, or every way, fails: that is a finding.
+        Also where a way fails: that is a finding.
 
     Raises:
-        LoadError: There is no source, and no variant of the bundle runs on a device.
+        LoadError: Not even one session can be made, or no variant of the bundle runs on a device.
+        ChildError: The process that makes one died.
         BundleError: The bundle cannot be read.
         StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
         OSError: There is no room on the disk for what processes are asked and answer.
@@ -63,10 +58,7 @@ def diagnose_parallel(
     plans = [plan_of(subject, devices[index % len(devices)]) for index in range(count)]
     # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
     with guard_device(devices[0]):
-        try:
-            run = _measure(plans, devices, lanes=count_lanes(devices, cores))
-        except PipelineError as error:
-            return diagnose("parallel", [explain_nothing(error.message, error.hint)], subject=subject.name)
+        run = _measure(plans, devices, lanes=count_lanes(devices, cores))
     tables = [tabulate(run)] if run.ways.rounds else []
     return diagnose("parallel", find_in(run), subject=subject.name, tables=tables, figures=_figures(run))
 
@@ -90,7 +82,7 @@ def _measure(plans: Sequence[SessionPlan], devices: Sequence[str], *, lanes: int
     ways = run_interleaved(
         WAYS,
         functools.partial(_measure_way, plans=plans),
-        estimate_s=_RUNS_IN_ROUND * len(plans) * one.ready_ms / 1e3,
+        estimate_s=len(WAYS) * len(plans) * one.ready_ms / 1e3,
         max_rounds=_MAX_ROUNDS,
         max_comparison_s=MAX_COMPARISON_S,
         budget_s=_BUDGET_S,
@@ -100,32 +92,18 @@ def _measure(plans: Sequence[SessionPlan], devices: Sequence[str], *, lanes: int
         devices=tuple(devices),
         lanes=lanes,
         onnxruntime=version,
-        wheel=name_installed(read_wheels()),
         ways=ways,
     )
 
 
 def _measure_way(way: Way, plans: Sequence[SessionPlan]) -> CreationResult:
-    """Makes the sessions in fresh processes.
-
-    A process each is done twice: as it is, and with all of them waiting for each other once they have
-    imported ONNX Runtime. Left to themselves, late ones make theirs when others are done already, which
-    would flatter the time of creation.
-    """
-    _, made = _make(way, plans)
-    if way != "processes":
-        return made
-    _, together = _make(way, plans, begin_together=True)
-    return replace(made, creating_ms=together.creating_ms, session_ms=together.session_ms)
+    return _make(way, plans)[1]
 
 
-def _make(
-    way: Way, plans: Sequence[SessionPlan], *, begin_together: bool = False
-) -> tuple[str, CreationResult]:
-    """Returns the version of ONNX Runtime, and the times."""
+def _make(way: Way, plans: Sequence[SessionPlan]) -> tuple[str, CreationResult]:
+    """Makes the sessions in fresh processes; returns the version of ONNX Runtime, and the times."""
     shares = [[plan] for plan in plans] if way == "processes" else [plans]
-    options = {"in_threads": way == "threads", "begin_together": begin_together}
-    requests = [{"plans": share, **options} for share in shares]
+    requests = [{"plans": share, "in_threads": way == "threads"} for share in shares]
     replies = run_together(_FUNCTION, requests, participants=len(shares))
     times = [decode(CreationTimes, value) for value in replies.values]
     return times[0].onnxruntime, combine_times(replies.started_s, times)
@@ -154,10 +132,8 @@ def _figures(run: ParallelRun) -> dict[str, Any]:
         "ways": {
             way: {
                 "rounds": encode(rounds),
-                "speed_up": speed_up(run, way, "ready_ms"),
-                "efficiency": efficiency(run, way, "ready_ms"),
-                "speed_up_of_creating": speed_up(run, way, "creating_ms"),
-                "efficiency_of_creating": efficiency(run, way, "creating_ms"),
+                "speed_up": speed_up(run, way),
+                "efficiency": efficiency(run, way),
             }
             for way, rounds in run.ways.rounds.items()
         },

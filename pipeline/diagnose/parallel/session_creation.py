@@ -41,8 +41,8 @@ def make_sessions(request: Mapping[str, Any]) -> dict[str, Any]:
     """Makes sessions and keeps them until all other processes have theirs.
 
     Args:
-        request: `plans`; `in_threads`, whether all are made at once; `begin_together`, whether to wait until
-            all other processes have imported ONNX Runtime too; a process is one participant of the barrier.
+        request: `plans`; `in_threads`, whether all are made at once; a process is one participant of the
+            barrier.
 
     Returns:
         Fields of `CreationTimes`.
@@ -55,8 +55,6 @@ def make_sessions(request: Mapping[str, Any]) -> dict[str, Any]:
     onnxruntime = import_onnxruntime()
     imported_s = time.monotonic()
     plans = decode(tuple[SessionPlan, ...], request["plans"])
-    if request["begin_together"]:
-        barrier.wait("imported")
     if request["in_threads"]:
         start = threading.Barrier(len(plans))
         with ThreadPoolExecutor(len(plans)) as threads:

@@ -27,6 +27,7 @@
       background: "transparent",
       font: getComputedStyle(document.body).fontFamily,
       view: { stroke: null },
+      mark: { tooltip: { content: "data" } },
       axis: {
         labelColor: muted, titleColor: muted, domainColor: line, tickColor: line, gridColor: line,
         gridOpacity: 0.6, labelFontSize: 11, titleFontSize: 11, titleFontWeight: 400,
@@ -55,9 +56,9 @@
   tip.className = "tip";
   tip.hidden = true;
   const showTip = (_, event, __, value) => {
-    tip.hidden = value === null || value === undefined || value === "";
+    tip.hidden = !value;
     if (tip.hidden) return;
-    tip.textContent = String(value);
+    tip.textContent = Object.entries(value).map(([name, figure]) => `${name}: ${figure}`).join(", ");
     const box = tip.getBoundingClientRect();
     tip.style.left = Math.max(4, Math.min(event.clientX + 12, innerWidth - box.width - 4)) + "px";
     tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 4)) + "px";

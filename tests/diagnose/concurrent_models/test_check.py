@@ -44,11 +44,9 @@ def test_every_model_runs_in_every_situation_of_every_round(add: DoctorModel, li
         for rounds in model["rounds"].values():
             assert len(rounds) == 3
             assert all(len(ran["run_ms"]) >= 3 and min(ran["run_ms"]) > 0 for ran in rounds)
-            assert all(0 <= ran["cpu_share"] <= 1.1 for ran in rounds)
         assert model["threads"] >= 1
     assert json.loads(json.dumps(found.figures)) == found.figures
     assert len(found.tables[0].rows) == 6
-    assert "cores-divided" in [finding.code for finding in found.findings]
 
 
 def test_a_model_alone_is_run_beside_a_copy_of_itself(add: DoctorModel) -> None:
@@ -59,21 +57,13 @@ def test_a_model_alone_is_run_beside_a_copy_of_itself(add: DoctorModel) -> None:
     assert one == other  # they are the same when alone, and measured once
 
 
-def test_a_model_that_cannot_be_run_is_a_problem_and_no_crash(add: DoctorModel, linear: DoctorModel) -> None:
-    Path(linear.require_source()).write_bytes(b"no model")
-    found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
-    (finding,) = found.findings
-    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
-    assert "linear.onnx" in finding.text
-    assert found.tables == ()
-
-
-def test_a_sample_that_does_not_fit_is_a_problem_and_no_crash(add: DoctorModel, linear: DoctorModel) -> None:
+def test_a_model_that_cannot_be_run_is_an_error_that_names_it(add: DoctorModel, linear: DoctorModel) -> None:
     wrong = DoctorModel("wrong", linear.sample, add.source)
-    found = diagnose_concurrent([wrong, add], devices=["cpu"], seconds=SECONDS)
-    (finding,) = found.findings
-    assert (finding.code, finding.severity) == ("concurrent-not-measured", "problem")
-    assert "cannot run" in finding.text
+    with pytest.raises(LoadError, match="cannot run"):
+        diagnose_concurrent([wrong, add], devices=["cpu"], seconds=SECONDS)
+    Path(linear.require_source()).write_bytes(b"no model")
+    with pytest.raises(LoadError, match=r"linear\.onnx"):
+        diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
 
 
 def test_a_bundle_alone_is_run_as_jobs_run_it(add: DoctorModel, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def contention(
 ) -> Contention:
     rounds = {
         situation: tuple(
-            tuple(ModelRuns((run_ms * noise,) * 5, 0.9) for run_ms in of_models) for noise in (0.99, 1, 1.01)
+            tuple(ModelRuns((run_ms * noise,) * 5) for run_ms in of_models) for noise in (0.99, 1, 1.01)
         )
         for situation, of_models in runs_ms.items()
     }
@@ -50,9 +50,8 @@ def findings_of(alone_ms: float, threads_ms: float, processes_ms: float) -> tupl
 
 
 CASES = (
-    RuleCase("concurrent-not-measured", "problem", find_in(contention({}, failures={"alone": "no"}))),
     RuleCase(
-        "situation-failed",
+        "way-failed",
         "problem",
         find_in(contention({"alone": (10, 10)}, failures={"threads": "out of memory"})),
     ),
@@ -62,7 +61,6 @@ CASES = (
     RuleCase("threads-as-fast", "good", findings_of(10, 10, 10)),
     RuleCase("as-fast-as-alone", "good", findings_of(10, 10, 10)),
     RuleCase("slower-than-alone", "note", findings_of(10, 20, 20)),
-    RuleCase("cores-divided", "note", findings_of(10, 10, 10)),
 )
 
 
@@ -89,14 +87,14 @@ def test_threads_that_are_slower_than_processes_contend() -> None:
     found = find_in(contention({"alone": (0.091,) * 2, "threads": (0.33,) * 2, "processes": (0.09,) * 2}))
     assert codes(found) == ["threads-contend", "as-fast-as-alone"]
     assert found[0].severity == "advice"
-    assert "a 3.67×" in found[0].text
+    assert "a (0.091 ms each alone, 0.33 ms in threads of one process" in found[0].text
     assert "SessionPool" in (found[0].hint or "")
 
 
 def test_only_the_models_that_suffer_are_named() -> None:
     found = find_in(contention({"alone": (10, 10), "threads": (10, 20), "processes": (10, 10)}))
-    assert "b 2.00×" in found[0].text
-    assert "a 1.00×" not in found[0].text
+    assert "b (" in found[0].text
+    assert "a (" not in found[0].text
 
 
 def test_threads_as_fast_as_processes_are_good() -> None:
@@ -113,7 +111,7 @@ def test_what_is_slower_than_alone_in_the_better_way_too_is_no_matter_of_threads
     found = find_in(
         contention({"alone": (10, 10), "threads": (20, 20), "processes": (20, 20)}, models=ON_CPU)
     )
-    assert codes(found) == ["threads-as-fast", "slower-than-alone", "cores-divided"]
+    assert codes(found) == ["threads-as-fast", "slower-than-alone"]
     assert "memory bandwidth" in (found[1].hint or "")
 
 
@@ -131,14 +129,9 @@ def test_a_situation_that_fails_is_a_problem_and_the_others_are_compared(failed:
         situation: (10, 10) for situation in SITUATIONS if situation != failed
     }
     found = find_in(contention(rest, failures={failed: "out of memory"}))
-    assert codes(found)[0] == "situation-failed"
+    assert codes(found)[0] == "way-failed"
     assert "out of memory" in found[0].text
     assert len(found) > 1
-
-
-def test_if_all_fail_that_is_said_once() -> None:
-    found = find_in(contention({}, models=ON_CPU, failures=dict.fromkeys(SITUATIONS, "no")))
-    assert codes(found) == ["concurrent-not-measured"]
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.5, 0.95), st.sampled_from(SITUATIONS))

@@ -22,7 +22,6 @@ from ortprep.diagnose.environment.facts.records import (
     InstalledRuntime,
     Library,
     PcieLink,
-    Processor,
     Provider,
     ReadSpeed,
     ResourceLimits,
@@ -30,7 +29,7 @@ from ortprep.diagnose.environment.facts.records import (
 )
 from ortprep.diagnose.environment.facts.runtime import add_packages, judge_attempt
 from ortprep.runtime.loading.session import CPU, CUDA
-from ortprep.runtime.machine.hardware import Gpu
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 from tests.conftest import ROOT
 
 GB = 10**9
@@ -40,7 +39,7 @@ RECORDINGS = tuple(sorted(file.stem for file in RECORDED.glob("*.json")))
 
 HOPPER = Gpu("NVIDIA H100", (9, 0), 80 * GB, "580.65.06", "13.0", "GPU-0")
 HEALTHY = Facts(
-    wheels=(Wheel("onnxruntime-gpu", "1.31.1", SITE),),
+    wheels=(Wheel("onnxruntime-gpu", "1.31.1"),),
     runtime=InstalledRuntime("1.31.1", "onnxruntime-gpu", "13.0", "", f"{SITE}/onnxruntime", (CUDA, CPU)),
     providers=(Provider(CUDA, usable=True), Provider(CPU, usable=True)),
     libraries=(Library("libcublas.so.13", (CUDA,), file="/usr/lib/libcublas.so.13", version="13.0.2"),),
@@ -48,11 +47,11 @@ HEALTHY = Facts(
     bus_gpus=1,
     driver="580.65.06",
     device_code=DeviceCode("cuda.so", (Architecture(8, 0), Architecture(9, 0, specific=True)), ()),
-    processor=Processor("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma")),
-    limits=ResourceLimits(8, None, 0, 0, 0.0, 64 * GB, None),
-    shared_memory=DiskSpace("/dev/shm", "tmpfs", 32 * GB, 32 * GB),
-    artifacts=DiskSpace("/srv/artifacts", "ext4", 500 * GB, 400 * GB),
-    reading=ReadSpeed("model.onnx.data", 64 * 1024 * 1024, 8e9, 2e9),
+    hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),
+    limits=ResourceLimits(),
+    shared_memory=DiskSpace("/dev/shm", 32 * GB, 32 * GB),
+    artifacts=DiskSpace("/srv/artifacts", 500 * GB, 400 * GB),
+    reading=ReadSpeed(64 * 1024 * 1024, 8e9, 2e9),
 )
 """A machine with a GPU, where everything is as it should be."""
 
@@ -78,13 +77,13 @@ def facts_of(recording: dict[str, Any], machine: Facts) -> Facts:
     code = recording["device_code"]
     return replace(
         machine,
-        wheels=(Wheel(runtime.package, runtime.version, SITE),),
+        wheels=(Wheel(runtime.package, runtime.version),),
         runtime=runtime,
         providers=tuple(
             judge_attempt(name, decode(ProviderAttempt, reply))
             for name, reply in recording["attempts"].items()
         ),
-        libraries=add_packages(libraries, runtime.cuda_version, recording["requirements"]),
+        libraries=add_packages(libraries, runtime.cuda_version),
         device_code=None if code is None else decode(DeviceCode, code),
     )
 

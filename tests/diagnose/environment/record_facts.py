@@ -13,7 +13,6 @@ from typing import Any
 from ortprep.bundle.codec import encode
 from ortprep.diagnose.environment.facts import ort_probe
 from ortprep.diagnose.environment.facts.device_code import read_device_code
-from ortprep.diagnose.environment.facts.wheels import read_requirements
 from ortprep.runtime.probing.child import run_child
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -25,7 +24,6 @@ def record() -> str:
     library = Path(runtime["folder"]) / "capi/libonnxruntime_providers_cuda.so"
     recording = {
         **described,
-        "requirements": list(read_requirements(runtime["package"])),
         "attempts": {name: _attempt(name) for name in runtime["available"]},
         "device_code": encode(read_device_code(library)),
     }

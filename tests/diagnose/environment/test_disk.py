@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.diagnose.environment.facts.disk import measure_reading
+from ortprep.diagnose.environment.facts.disk import measure_reading, read_disk_space
 
 MEBIBYTE = 1024 * 1024
 
@@ -18,9 +18,7 @@ def test_a_folder_without_large_files_is_measured_and_left_as_it_was(tmp_path: P
     (tmp_path / "small").write_bytes(b"x")
     reading = measure_reading(tmp_path)
     assert reading is not None
-    assert reading.file == ""
     assert reading.warm_bytes_per_s > 0
-    assert (reading.cold_bytes_per_s is None) == bool(reading.obstacle)
     assert _names(tmp_path) == {"small"}
 
 
@@ -31,7 +29,6 @@ def test_the_largest_file_is_read_and_not_changed(tmp_path: Path) -> None:
     before = (tmp_path / "bundle/model.onnx.data").stat()
     reading = measure_reading(tmp_path)
     assert reading is not None
-    assert Path(reading.file).name == "model.onnx.data"
     assert 0 < reading.size_bytes <= 17 * MEBIBYTE
     after = (tmp_path / "bundle/model.onnx.data").stat()
     assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
@@ -47,19 +44,10 @@ def test_a_file_system_that_lives_in_memory_has_no_disk_speed() -> None:
     reading = measure_reading(Path("/dev/shm"))
     assert reading is not None
     assert reading.cold_bytes_per_s is None
-    assert "memory" in reading.obstacle
 
 
-def test_what_is_cached_of_another_users_file_is_asked_by_reading(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    as_owner = measure_reading(tmp_path)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 12345)
-    as_other = measure_reading(tmp_path)
-    assert as_owner is not None
-    assert as_other is not None
-    # Not every file system tells others; where it does, both see the same.
-    assert "does not tell" in as_other.obstacle or as_other.obstacle == as_owner.obstacle
+def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path: Path) -> None:
+    assert read_disk_space(tmp_path / "not" / "made").total_bytes == read_disk_space(tmp_path).total_bytes
 
 
 def test_where_nothing_can_be_written_nothing_is_measured() -> None:

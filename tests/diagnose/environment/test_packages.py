@@ -20,12 +20,7 @@ from ortprep.diagnose.environment.facts.packages import is_known, requirement_fo
 def test_packages_carry_the_number_of_cuda_as_nvidia_names_them(
     library: str, cuda: str, expected: str | None
 ) -> None:
-    assert requirement_for(library, cuda, ()) == expected
-
-
-def test_the_bounds_of_the_wheel_come_first() -> None:
-    requirements = ("numpy", 'nvidia-cufft ~= 12.0 ; extra == "cuda"')
-    assert requirement_for("libcufft.so.12", "13.0", requirements) == "nvidia-cufft~=12.0"
+    assert requirement_for(library, cuda) == expected
 
 
 def test_libraries_of_the_system_are_of_no_interest() -> None:

@@ -56,13 +56,13 @@ def test_every_missing_library_is_named_with_its_package(name: str) -> None:
     ("name", "library", "package"),
     [
         ("onnxruntime-gpu-1.23.2", "libcublas.so.12", "nvidia-cublas-cu12==12.*"),
-        ("onnxruntime-gpu-1.23.2", "libcudart.so.12", "nvidia-cuda-runtime-cu12~=12.0"),
-        ("onnxruntime-gpu-1.23.2", "libcudnn.so.9", "nvidia-cudnn-cu12~=9.0"),
+        ("onnxruntime-gpu-1.23.2", "libcudart.so.12", "nvidia-cuda-runtime-cu12==12.*"),
+        ("onnxruntime-gpu-1.23.2", "libcudnn.so.9", "nvidia-cudnn-cu12==9.*"),
         # What 1.27 itself asks for, nvidia-cuda-runtime-cu13~=13.0, is not to be had.
-        ("onnxruntime-gpu-1.27.0", "libcudart.so.13", "nvidia-cuda-runtime~=13.0"),
-        ("onnxruntime-gpu-1.27.0", "libcudnn.so.9", "nvidia-cudnn-cu13~=9.0"),
+        ("onnxruntime-gpu-1.27.0", "libcudart.so.13", "nvidia-cuda-runtime==13.*"),
+        ("onnxruntime-gpu-1.27.0", "libcudnn.so.9", "nvidia-cudnn-cu13==9.*"),
         ("onnxruntime-gpu-1.31.1", "libcublasLt.so.13", "nvidia-cublas==13.*"),
-        ("onnxruntime-gpu-1.31.1", "libcufft.so.12", "nvidia-cufft~=12.0"),
+        ("onnxruntime-gpu-1.31.1", "libcufft.so.12", "nvidia-cufft==12.*"),
         ("onnxruntime-gpu-1.31.1", "libnvinfer.so.10", "tensorrt-cu13==10.*"),
     ],
 )
@@ -71,15 +71,6 @@ def test_packages_are_those_of_the_cuda_the_wheel_was_built_with(
 ) -> None:
     libraries = {entry.name: entry for entry in facts_of(read_recording(name), HEALTHY).libraries}
     assert libraries[library].package == package
-
-
-def test_what_one_version_links_to_another_opens_when_it_needs_it() -> None:
-    def cudnn(name: str) -> tuple[bool, bool]:
-        libraries = {entry.name: entry for entry in facts_of(read_recording(name), HEALTHY).libraries}
-        return CUDA in libraries["libcudnn.so.9"].linked_by, CUDA in libraries["libcudnn.so.9"].opened_by
-
-    assert cudnn("onnxruntime-gpu-1.23.2") == (True, False)
-    assert cudnn("onnxruntime-gpu-1.31.1")[0] is False
 
 
 @pytest.mark.parametrize(

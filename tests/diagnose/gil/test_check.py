@@ -14,6 +14,7 @@ from ortprep.diagnose.doctor_model import plan_on
 from ortprep.diagnose.gil import gil_monitor
 from ortprep.diagnose.gil.check import diagnose_gil
 from ortprep.diagnose.gil.heavy_model import LAYERS, WEIGHTS_BYTES, write_heavy_model
+from ortprep.errors import LoadError
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model
 
@@ -38,12 +39,11 @@ def test_without_a_sample_runs_are_left_out(tmp_path: Path) -> None:
     assert "run" not in diagnose_gil(model=str(model), sample=None).figures["phases"]
 
 
-def test_a_model_that_cannot_be_loaded_is_a_problem_and_no_crash(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_an_error_that_names_it(tmp_path: Path) -> None:
     model = tmp_path / "bad.onnx"
     model.write_bytes(b"no model")
-    (finding,) = diagnose_gil(model=str(model), sample=None).findings
-    assert (finding.code, finding.severity) == ("gil-not-measured", "problem")
-    assert "bad.onnx" in finding.text
+    with pytest.raises(LoadError, match=r"bad\.onnx"):
+        diagnose_gil(model=str(model), sample=None)
 
 
 @pytest.mark.parametrize("missing", ["_load", "_initialise"])

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from ortprep.diagnose.gil.heartbeat import Call, GilObservations
 from ortprep.diagnose.gil.verdict import (
     MIN_CALL_MS,
-    explain_nothing,
     find_in,
     judge,
-    phrase_upgrade,
     releases_in_creation,
     tabulate,
 )
@@ -29,18 +27,17 @@ SHORT = (Call(3, 3, 0),) * 3
 
 
 def observed(**phases: tuple[Call, ...]) -> GilObservations:
-    return GilObservations("1.30.0", "onnxruntime", phases, released=FREE, held=STUCK)
+    return GilObservations("1.30.0", phases, released=FREE)
 
 
 CASES = (
-    RuleCase("gil-not-measured", "problem", [explain_nothing("no such file", None)]),
     RuleCase("gil-held-in-creation", "advice", find_in(observed(load=LONG_STUCK))),
-    RuleCase("gil-held-in-creation", "advice", find_in(observed(load=LONG_FREE, initialise=LONG_PARTLY))),
+    RuleCase("gil-held-in-creation", "advice", find_in(observed(load=LONG_FREE, initialise=LONG_STUCK))),
     RuleCase("gil-released-in-creation", "good", find_in(observed(load=LONG_FREE, initialise=LONG_FREE))),
     RuleCase("gil-released-in-run", "good", find_in(observed(run=LONG_FREE))),
     RuleCase("gil-held-in-run", "problem", find_in(observed(run=LONG_STUCK))),
-    RuleCase("gil-held-in-run", "note", find_in(observed(run=LONG_PARTLY))),
     RuleCase("gil-unclear", "note", find_in(observed(load=SHORT))),
+    RuleCase("gil-unclear", "note", find_in(observed(load=LONG_PARTLY))),
 )
 
 
@@ -55,43 +52,39 @@ def test_every_case_is_found_with_its_severity(case: RuleCase) -> None:
 
 
 def test_a_gap_as_long_as_the_call_is_the_lock() -> None:
-    assert judge(LONG_STUCK, released=FREE, held=STUCK) == "held"
+    assert judge(LONG_STUCK, released=FREE) == "held"
 
 
 def test_ticks_throughout_are_no_lock() -> None:
-    assert judge(LONG_FREE, released=FREE, held=STUCK) == "released"
+    assert judge(LONG_FREE, released=FREE) == "released"
 
 
 def test_one_call_that_ticks_throughout_acquits_the_others() -> None:
     """A busy machine makes gaps; nothing makes ticks where the interpreter is held."""
-    assert judge((LONG_FREE[0], *LONG_STUCK), released=FREE, held=STUCK) == "released"
-    assert judge(LONG_STUCK, released=(FREE[0], *STUCK), held=STUCK) == "held"
+    assert judge((LONG_FREE[0], *LONG_STUCK), released=FREE) == "released"
+    assert judge(LONG_STUCK, released=(FREE[0], *STUCK)) == "held"
 
 
 @given(st.permutations([*LONG_FREE[:1], *LONG_STUCK, Call(400, 130, 300)]))
 def test_the_order_of_calls_is_of_no_account(calls: list[Call]) -> None:
-    assert judge(calls, released=FREE, held=STUCK) == "released"
+    assert judge(calls, released=FREE) == "released"
 
 
 def test_a_lock_held_in_many_pieces_is_held() -> None:
     pieces = (Call(400, 20, 20),) * 3
-    assert judge(pieces, released=FREE, held=STUCK) == "held"
-
-
-def test_a_lock_held_for_a_third_is_held_partly() -> None:
-    assert judge(LONG_PARTLY, released=FREE, held=STUCK) == "partly"
+    assert judge(pieces, released=FREE) == "held"
 
 
 @given(st.floats(0.001, MIN_CALL_MS * 0.999), st.floats(0, 1), st.integers(0, 1000))
 def test_short_calls_say_nothing(elapsed_ms: float, share: float, ticks: int) -> None:
     calls = (Call(elapsed_ms, elapsed_ms * share, ticks),) * 3
-    assert judge(calls, released=FREE, held=STUCK) == "unclear"
+    assert judge(calls, released=FREE) == "unclear"
 
 
 def test_the_noisier_the_machine_the_longer_a_call_must_be() -> None:
     calls = (Call(15, 15, 0),) * 3
-    assert judge(calls, released=FREE, held=STUCK) == "held"
-    assert judge(calls, released=(Call(60, 6, 90),) * 3, held=STUCK) == "unclear"
+    assert judge(calls, released=FREE) == "held"
+    assert judge(calls, released=(Call(60, 6, 90),) * 3) == "unclear"
 
 
 @given(st.floats(20, 1e4), st.floats(0.001, 1), st.integers(0, 1000))
@@ -99,17 +92,15 @@ def test_no_verdict_where_the_known_calls_do_not_come_out(
     elapsed_ms: float, share: float, ticks: int
 ) -> None:
     calls = (Call(elapsed_ms, elapsed_ms * share, ticks),)
-    assert judge(calls, released=STUCK, held=STUCK) == "unclear"
-    assert judge(calls, released=FREE, held=FREE) == "unclear"
+    assert judge(calls, released=STUCK) == "unclear"
 
 
 @given(st.floats(20, 1e4), st.floats(0.001, 1), st.floats(0.001, 1))
 def test_a_longer_gap_never_speaks_against_the_lock(elapsed_ms: float, one: float, other: float) -> None:
-    severity = ("released", "partly", "held")
+    severity = ("released", "unclear", "held")
     low, high = sorted((one, other))
     verdicts = [
-        judge([Call(elapsed_ms, elapsed_ms * share, int(elapsed_ms))], released=FREE, held=STUCK)
-        for share in (low, high)
+        judge([Call(elapsed_ms, elapsed_ms * share, int(elapsed_ms))], released=FREE) for share in (low, high)
     ]
     assert severity.index(verdicts[0]) <= severity.index(verdicts[1])
 
@@ -118,12 +109,7 @@ def test_a_version_that_holds_it_in_creation_is_advised_against_with_the_figures
     found = find_in(observed(load=LONG_STUCK, initialise=LONG_STUCK, run=LONG_FREE))
     assert codes(found) == ["gil-held-in-creation", "gil-released-in-run"]
     assert "400.0 of 400.0 ms of load, 400.0 of 400.0 ms of initialise" in found[0].text
-    assert "pip install 'onnxruntime>=1.31'" in (found[0].hint or "")
-
-
-def test_the_wheel_that_is_there_is_the_one_to_upgrade_and_never_another_beside_it() -> None:
-    assert phrase_upgrade("onnxruntime-gpu") == "pip install 'onnxruntime-gpu>=1.31'"
-    assert "pip install" not in phrase_upgrade(None)
+    assert "install ONNX Runtime 1.31 or later" in (found[0].hint or "")
 
 
 def test_the_interpreter_is_let_go_of_from_1_31_on() -> None:
@@ -152,8 +138,7 @@ def test_holding_it_in_runs_is_a_problem() -> None:
 def test_what_is_too_short_is_said_to_be_unclear_and_nothing_else() -> None:
     (finding,) = find_in(observed(load=SHORT, run=SHORT))
     assert (finding.code, finding.severity) == ("gil-unclear", "note")
-    assert "load, run" in finding.text
-    assert "too short" in finding.text
+    assert "of load, 3.0 of 3.0 ms of run" in finding.text
 
 
 def test_a_busy_machine_is_said_to_be_one() -> None:
@@ -165,5 +150,5 @@ def test_a_busy_machine_is_said_to_be_one() -> None:
 
 def test_a_table_has_every_phase_and_what_was_known_beforehand() -> None:
     table = tabulate(observed(load=LONG_STUCK, run=LONG_FREE))
-    assert [row[0] for row in table.rows] == ["load", "run", "known to release it", "known to hold it"]
+    assert [row[0] for row in table.rows] == ["load", "run", "known to release it"]
     assert all(len(row) == len(table.columns) for row in table.rows)

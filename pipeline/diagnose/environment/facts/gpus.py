@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ortprep.diagnose.environment.facts.cgroups import read_text
 from ortprep.diagnose.environment.facts.records import GpuState, PcieLink
 from ortprep.runtime.machine.gpu_memory import find_device, management_library, read_memory
 from ortprep.runtime.machine.hardware import Gpu
@@ -33,14 +34,14 @@ def count_bus_gpus(sys: Path = Path("/sys")) -> int:
     except OSError:
         return 0
     return sum(
-        _read(folder / "vendor") == _NVIDIA and _read(folder / "class").startswith(_DISPLAY_CLASSES)
+        read_text(folder / "vendor") == _NVIDIA and read_text(folder / "class").startswith(_DISPLAY_CLASSES)
         for folder in folders
     )
 
 
 def read_driver_version(sys: Path = Path("/sys")) -> str:
     """Returns the version of NVIDIA's kernel driver, "" if none is loaded."""
-    return _read(sys / "module/nvidia/version")
+    return read_text(sys / "module/nvidia/version")
 
 
 def _read_state(management: Any, gpu: Gpu) -> GpuState:
@@ -75,17 +76,10 @@ def _read_link(management: Any, device: ctypes.c_void_p) -> PcieLink | None:
             management.nvmlDeviceGetMaxPcieLinkWidth,
         )
     ]
-    told = [number for number in numbers if number is not None]
-    return PcieLink(*told) if len(told) == len(numbers) else None
+    answers = [number for number in numbers if number is not None]
+    return PcieLink(*answers) if len(answers) == len(numbers) else None
 
 
 def _read_number(read: Any, device: ctypes.c_void_p) -> int | None:
     number = ctypes.c_uint(0)
     return int(number.value) if read(device, ctypes.byref(number)) == 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -92,19 +92,15 @@ def _describe_import() -> InstalledRuntime:
 
 def _list_needed(folder: Path, available: Sequence[str]) -> list[Library]:
     """Returns the libraries that providers link to, and those that CUDA opens when it needs them."""
-    linked: dict[str, tuple[str, ...]] = {}
+    needed_by: dict[str, tuple[str, ...]] = {}
     for file in sorted(folder.glob(_PROVIDER_LIBRARIES)):
         stem = file.stem.removeprefix("libonnxruntime_providers_")
         provider = next((name for name in available if name.lower() == f"{stem}executionprovider"), None)
-        if provider is None:
-            continue
-        for name in filter(is_known, read_needed(file)):
-            linked[name] = (*linked.get(name, ()), provider)
-    opened = [name for name in _opened_when_used(available) if CUDA not in linked.get(name, ())]
-    return [
-        Library(name, linked.get(name, ()), (CUDA,) if name in opened else ())
-        for name in dict.fromkeys((*linked, *opened))
-    ]
+        for name in filter(is_known, read_needed(file) if provider else ()):
+            needed_by[name] = (*needed_by.get(name, ()), str(provider))
+    for name in _opened_when_used(available):
+        needed_by[name] = tuple(dict.fromkeys((*needed_by.get(name, ()), CUDA)))
+    return [Library(name, providers) for name, providers in needed_by.items()]
 
 
 def _opened_when_used(available: Sequence[str]) -> list[str]:
@@ -130,7 +126,7 @@ def _try_library(library: Library, folder: Path) -> Library:
 
 def _version_of(library: ctypes.CDLL, name: str) -> str | None:
     stem = name.partition(".so")[0]
-    read = {"libcudart": _read_cuda_runtime, "libcudnn": _read_cudnn, "libcublas": _read_cublas}.get(stem)
+    read = {"libcudart": _read_cuda_runtime, "libcudnn": _read_cudnn}.get(stem)
     try:
         return None if read is None else read(library)
     except AttributeError:
@@ -150,13 +146,6 @@ def _read_cudnn(library: ctypes.CDLL) -> str:
     # 8902 is 8.9.2; since 9.0 there are two digits more.
     major_unit, minor_unit = (10_000, 100) if version >= 90_000 else (1000, 100)
     return f"{version // major_unit}.{version % major_unit // minor_unit}.{version % minor_unit}"
-
-
-def _read_cublas(library: ctypes.CDLL) -> str | None:
-    parts = [ctypes.c_int(0) for _ in range(3)]
-    if any(library.cublasGetProperty(which, ctypes.byref(part)) for which, part in enumerate(parts)):
-        return None
-    return ".".join(str(part.value) for part in parts)
 
 
 def _file_of(name: str) -> str | None:

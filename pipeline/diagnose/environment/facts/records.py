@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ortprep.runtime.machine.hardware import Gpu
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,13 @@ class Wheel:
     Attributes:
         name: Its normalised name: `onnxruntime-gpu`.
         version: Its version.
-        location: Folder it is installed in.
     """
 
     name: str
     version: str
-    location: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class Library:
 
     Attributes:
         name: As it is asked for: `libcublas.so.13`.
-        linked_by: Providers that cannot even be loaded without it.
-        opened_by: Providers that open it when a model first needs it.
+        needed_by: Providers that link to it, or open it when a model first needs it.
         package: Requirement of the wheel that brings it, None where no wheel does.
         file: The file it was loaded from, None if it was not found.
         version: What the library says of itself, None where it does not.
@@ -83,17 +83,11 @@ class Library:
     """
 
     name: str
-    linked_by: tuple[str, ...]
-    opened_by: tuple[str, ...] = ()
+    needed_by: tuple[str, ...]
     package: str | None = None
     file: str | None = None
     version: str | None = None
     error: str | None = None
-
-    @property
-    def needed_by(self) -> tuple[str, ...]:
-        """Every provider that computes with it."""
-        return tuple(dict.fromkeys((*self.linked_by, *self.opened_by)))
 
 
 @dataclass(frozen=True)
@@ -161,41 +155,20 @@ class DeviceCode:
 
 
 @dataclass(frozen=True)
-class Processor:
-    """The processor.
-
-    Attributes:
-        machine: `x86_64`.
-        model: Its name, "" where the system does not tell.
-        features: Instruction set flags by which ONNX Runtime chooses its kernels.
-    """
-
-    machine: str
-    model: str
-    features: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ResourceLimits:
     """Resources that this process may use.
 
     Attributes:
-        cores: Logical processors it may run on.
         quota_cores: Processor time its control groups grant, in cores; None for no limit.
         periods: Scheduling periods in which the limited group wanted to run.
         throttled_periods: Those of them in which it was stopped for having used up its share.
-        throttled_s: Seconds it was stopped in all.
-        memory_bytes: Physical memory.
-        memory_limit_bytes: Memory its control groups grant, None for no limit.
+        memory_bytes: Memory its control groups grant, None for no limit.
     """
 
-    cores: int
-    quota_cores: float | None
-    periods: int
-    throttled_periods: int
-    throttled_s: float
-    memory_bytes: int
-    memory_limit_bytes: int | None
+    quota_cores: float | None = None
+    periods: int = 0
+    throttled_periods: int = 0
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -203,14 +176,12 @@ class DiskSpace:
     """A file system.
 
     Attributes:
-        path: Folder it was asked about.
-        kind: `ext4`, `tmpfs`, `nfs4`; "" where the system does not tell.
+        path: A folder on it.
         total_bytes: Its size.
         free_bytes: What this user may still write.
     """
 
     path: str
-    kind: str
     total_bytes: int
     free_bytes: int
 
@@ -220,18 +191,14 @@ class ReadSpeed:
     """Sequential read speed of a folder's files.
 
     Attributes:
-        file: What was read: a file that was there, or "" for one written for the purpose.
         size_bytes: Bytes read from the page cache.
         warm_bytes_per_s: From the page cache.
-        cold_bytes_per_s: From the disk, None where that could not be measured.
-        obstacle: Why not, "" if it was.
+        cold_bytes_per_s: From the disk; None if that was as fast, or the files stay in memory.
     """
 
-    file: str
     size_bytes: int
     warm_bytes_per_s: float
     cold_bytes_per_s: float | None
-    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,9 +214,9 @@ class Facts:
         bus_gpus: NVIDIA GPUs on the PCI bus, usable or not.
         driver: Version of NVIDIA's kernel driver, "" if none is loaded.
         device_code: What the CUDA provider was compiled for, None where there is no such provider.
-        processor: The processor.
-        limits: What this process may use of it.
-        shared_memory: `/dev/shm`, None if there is none.
+        hardware: Processor, cores and memory.
+        limits: What this process may use of them.
+        shared_memory: `/dev/shm`; its size is 0 if there is none.
         artifacts: The file system bundles are on.
         reading: How fast bundles are read, None where it could not be measured.
         variables: Environment variables that change what is loaded.
@@ -263,9 +230,9 @@ class Facts:
     bus_gpus: int
     driver: str
     device_code: DeviceCode | None
-    processor: Processor
+    hardware: Hardware
     limits: ResourceLimits
-    shared_memory: DiskSpace | None
+    shared_memory: DiskSpace
     artifacts: DiskSpace
     reading: ReadSpeed | None
     variables: Mapping[str, str] = field(default_factory=dict)

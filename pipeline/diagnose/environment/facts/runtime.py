@@ -42,15 +42,10 @@ def read_runtime() -> tuple[InstalledRuntime, tuple[Library, ...]]:
     return decode(InstalledRuntime, reply["runtime"]), decode(tuple[Library, ...], reply["libraries"])
 
 
-def add_packages(
-    found: Sequence[Library], cuda_version: str, requirements: Sequence[str]
-) -> tuple[Library, ...]:
+def add_packages(libraries: Sequence[Library], cuda_version: str) -> tuple[Library, ...]:
     """Returns libraries with the packages that bring them, missing ones first."""
-    libraries = [
-        replace(library, package=requirement_for(library.name, cuda_version, requirements))
-        for library in found
-    ]
-    return tuple(sorted(libraries, key=lambda library: (library.error is None, library.name)))
+    named = [replace(one, package=requirement_for(one.name, cuda_version)) for one in libraries]
+    return tuple(sorted(named, key=lambda library: (library.error is None, library.name)))
 
 
 def try_providers(names: Sequence[str]) -> tuple[Provider, ...]:
@@ -85,9 +80,8 @@ def parse_reason(said: str, failure: str) -> str:
     text = _COLOURS.sub("", said)
     for source in (text, failure):
         for cause in _CAUSES:
-            found = cause.search(source)
-            if found is not None:
-                return _one_line(found["cause"])
+            if match := cause.search(source):
+                return _one_line(match["cause"])
     # The first line names a model that the user does not know of.
     return _one_line(failure.partition("\n")[2] or failure)
 

@@ -32,34 +32,13 @@ def find(facts: Facts, *, expected: Sequence[str] = ()) -> tuple[Finding, ...]:
     )
 
 
-def name_providers(asked: Sequence[str]) -> tuple[str, ...]:
-    """Returns full names of providers: `cuda` is `CUDAExecutionProvider`.
-
-    A name this version does not know is taken with its first letter in upper case, as most are written.
-    """
-    return tuple(dict.fromkeys(_name_provider(name) for name in asked))
+def name_providers(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns full names of providers: `cuda` is `CUDAExecutionProvider`."""
+    shorts = (name.lower().removesuffix("executionprovider") for name in names)
+    return tuple(dict.fromkeys(f"{_SPELLINGS.get(one, one.capitalize())}ExecutionProvider" for one in shorts))
 
 
-_SPELLINGS = (
-    "CPU",
-    "CUDA",
-    "Tensorrt",
-    "NvTensorRTRTX",
-    "OpenVINO",
-    "ROCM",
-    "MIGraphX",
-    "Dnnl",
-    "ACL",
-    "ArmNN",
-    "QNN",
-    "VitisAI",
-    "CANN",
-    "WebGpu",
-    "Xnnpack",
-)
-
-
-def _name_provider(name: str) -> str:
-    short = name.lower().removesuffix("executionprovider")
-    spelling = next((known for known in _SPELLINGS if known.lower() == short), short.capitalize())
-    return f"{spelling}ExecutionProvider"
+_SPELLINGS = {
+    spelling.lower(): spelling
+    for spelling in ("CPU", "CUDA", "NvTensorRTRTX", "OpenVINO", "ROCM", "MIGraphX", "QNN", "WebGpu")
+}

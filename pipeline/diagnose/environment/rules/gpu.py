@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ortprep.diagnose.diagnosis import Finding
 from ortprep.diagnose.environment.facts.device_code import (
@@ -20,7 +20,7 @@ _MIN_DRIVERS = {13: "580", 12: "525", 11: "450"}
 (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 _LINK_QUERY = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
-_HIDING, _LOADING, _FORCING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT"
+_HIDING, _LOADING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING"
 
 
 def check_access(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
@@ -44,24 +44,12 @@ def check_access(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
         )
     if facts.gpus and facts.runtime.version and CUDA not in facts.runtime.available:
         yield _unused(facts, expected)
-    if facts.gpus:
-        yield from _check_variables(facts.variables)
-
-
-def _check_variables(variables: Mapping[str, str]) -> Iterator[Finding]:
-    if variables.get(_LOADING, "").upper() == "EAGER":
+    if facts.gpus and facts.variables.get(_LOADING, "").upper() == "EAGER":
         yield Finding(
             "eager-module-loading",
             "advice",
             f"{_LOADING}=EAGER loads every kernel of every library at start, used or not",
             f"unset {_LOADING}  (CUDA has loaded lazily by itself since 12.2)",
-        )
-    if variables.get(_FORCING, "0") != "0":
-        yield Finding(
-            "compiles-at-start",
-            "advice",
-            f"{_FORCING}={variables[_FORCING]} has the driver compile every kernel, machine code or not",
-            f"unset {_FORCING}",
         )
 
 

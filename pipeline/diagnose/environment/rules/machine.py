@@ -28,38 +28,30 @@ _THROTTLED_SHARE = 0.01
 
 def check_processor(facts: Facts) -> Iterator[Finding]:
     """Yields instruction sets whose absence makes ONNX Runtime's CPU kernels slower."""
-    processor = facts.processor
-    if processor.machine not in ("x86_64", "AMD64"):
-        return
-    model = processor.model or "the processor"
-    if "avx2" not in processor.features:
+    hardware = facts.hardware
+    if hardware.machine in ("x86_64", "AMD64") and "avx2" not in hardware.cpu_features:
         yield Finding(
             "no-avx2",
             "advice",
-            f"{model} shows no AVX2: ONNX Runtime's CPU kernels fall back to code several times slower",
+            f"{hardware.cpu_model or 'the processor'} shows no AVX2: ONNX Runtime's CPU kernels fall back to "
+            "code several times slower",
             "lscpu | grep -o 'avx[^ ]*'  (a virtual machine may hide it: give it the host's processor model)",
-        )
-    elif "avx512f" not in processor.features:
-        yield Finding(
-            "no-avx512",
-            "note",
-            f"{model} has AVX2 and no AVX-512: of bundles prepared with it, the portable variant is loaded",
         )
 
 
 def check_limits(facts: Facts) -> Iterator[Finding]:
     """Yields what the control groups this process is in cost it."""
-    limits = facts.limits
-    if limits.quota_cores is not None and limits.cores > math.ceil(limits.quota_cores):
-        yield _above_quota(limits, limits.quota_cores)
+    limits, cores, installed = facts.limits, facts.hardware.cores, facts.hardware.memory_bytes
+    if limits.quota_cores is not None and cores > math.ceil(limits.quota_cores):
+        yield _above_quota(cores, limits.quota_cores)
     if limits.throttled_periods:
         yield _throttled(limits)
-    memory = limits.memory_limit_bytes
-    if memory is not None and memory < min(MIN_MEMORY_BYTES, limits.memory_bytes):
+    memory = limits.memory_bytes
+    if memory is not None and memory < min(MIN_MEMORY_BYTES, installed):
         yield Finding(
             "memory-limited",
             "advice",
-            f"the control group grants {format_bytes(memory)} of {format_bytes(limits.memory_bytes)} of "
+            f"the control group grants {format_bytes(memory)} of {format_bytes(installed)} of "
             "memory; a session that needs more is killed",
             "docker run --memory=…, or resources.limits.memory of the pod",
         )
@@ -68,24 +60,13 @@ def check_limits(facts: Facts) -> Iterator[Finding]:
 def check_shared_memory(facts: Facts) -> Iterator[Finding]:
     """Yields whether `/dev/shm` has room for Ray's object store."""
     room = facts.shared_memory
-    hint = "docker run --shm-size=8g …  (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
-    if room is None:
-        yield Finding("no-shared-memory", "advice", "there is no /dev/shm, where Ray keeps objects", hint)
-    elif room.total_bytes <= MIN_SHARED_BYTES:
+    if room.total_bytes <= MIN_SHARED_BYTES:
         yield Finding(
             "small-shared-memory",
             "advice",
             f"{room.path} is {format_bytes(room.total_bytes)}, as container engines make it: "
             "Ray keeps objects there (SessionPool does not need it)",
-            hint,
-        )
-    elif room.free_bytes <= MIN_SHARED_BYTES:
-        yield Finding(
-            "small-shared-memory",
-            "advice",
-            f"{room.path} has {format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)} free: "
-            "Ray keeps objects there (SessionPool does not need it)",
-            f"ls -lS {shlex.quote(room.path)}  (what fills it)",
+            "docker run --shm-size=8g …  (Kubernetes: an emptyDir with medium: Memory at /dev/shm)",
         )
 
 
@@ -100,22 +81,18 @@ def check_disk(facts: Facts) -> Iterator[Finding]:
             "the size of a model several times over",
             shlex.join(("df", "-h", room.path)),
         )
-    if facts.reading is None:
-        text = f"{room.path}: nothing to read was there, and nothing could be written"
-        yield Finding("disk-not-measured", "note", text)
-    elif facts.reading.cold_bytes_per_s is None:
-        text = f"{room.path}: the speed of the disk could not be told: {facts.reading.obstacle}"
-        yield Finding("disk-not-measured", "note", text)
-    elif facts.reading.cold_bytes_per_s < SLOW_BYTES_PER_S:
-        yield _slow(room, facts.reading, facts.reading.cold_bytes_per_s)
+    if facts.reading is not None and facts.reading.cold_bytes_per_s is not None:
+        speed = facts.reading.cold_bytes_per_s
+        if speed < SLOW_BYTES_PER_S:
+            yield _slow(room, facts.reading, speed)
 
 
-def _above_quota(limits: ResourceLimits, quota: float) -> Finding:
+def _above_quota(cores: int, quota: float) -> Finding:
     threads = max(1, math.floor(quota))
     return Finding(
         "cores-above-quota",
         "advice",
-        f"ONNX Runtime sees {limits.cores} processors and chooses its threads by them; the control group "
+        f"ONNX Runtime sees {cores} processors and chooses its threads by them; the control group "
         f"grants the time of {quota:.3g}, and when they have used that up, all of them stop",
         f"runtime: {{intra_op_num_threads: {threads}}} in the spec (SessionOptions.intra_op_num_threads)",
     )
@@ -127,17 +104,16 @@ def _throttled(limits: ResourceLimits) -> Finding:
         "cpu-throttled",
         "advice" if share >= _THROTTLED_SHARE else "note",
         f"the control group was stopped in {limits.throttled_periods} of {limits.periods} scheduling periods "
-        f"({share:.0%}), {limits.throttled_s:.3g} s in all, for having used up its processor time",
+        f"({share:.0%}), for having used up its processor time",
         "a higher limit (docker run --cpus=…, resources.limits.cpu), or fewer intra_op_num_threads",
     )
 
 
 def _slow(room: DiskSpace, reading: ReadSpeed, bytes_per_s: float) -> Finding:
-    kind = f" ({room.kind})" if room.kind else ""
     return Finding(
         "slow-disk",
         "advice",
-        f"{room.path}{kind} is read at {format_speed(bytes_per_s)}, from the page cache at "
+        f"{room.path} is read at {format_speed(bytes_per_s)}, from the page cache at "
         f"{format_speed(reading.warm_bytes_per_s)}: 1 GB takes {_EXAMPLE_BYTES / bytes_per_s:.3g} s after a "
         "reboot",
         "keep bundles on a local disk: ortprep pull NAME --out DIR, before the job starts",

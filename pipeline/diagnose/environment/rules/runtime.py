@@ -20,7 +20,8 @@ _GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
 
 def check_wheels(facts: Facts) -> Iterator[Finding]:
     """Yields what is wrong with what is installed."""
-    yield from _check_several(facts)
+    if len({wheel.name for wheel in facts.wheels}) > 1:
+        yield _several_wheels(facts.wheels)
     if facts.runtime.error is not None:
         yield _broken_import(facts)
         return
@@ -32,8 +33,7 @@ def check_wheels(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "onnxruntime-version-differs",
             "problem",
-            f"{wheel.name} {wheel.version} is installed, "
-            f"and {version} is imported from {facts.runtime.folder}",
+            f"{wheel} is installed, and {version} is imported from {facts.runtime.folder}",
             _reinstall(facts, wheel.name),
         )
     if (parse_version(version) or ()) < OLDEST:
@@ -90,38 +90,12 @@ def check_libraries(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
             yield _missing(package, libraries, "problem" if "problem" in severities else "note")
 
 
-def _check_several(facts: Facts) -> Iterator[Finding]:
-    places: dict[str, list[Wheel]] = {}
-    for wheel in facts.wheels:
-        places.setdefault(wheel.location, []).append(wheel)
-    for together in places.values():
-        if len({wheel.name for wheel in together}) > 1:
-            yield _several_wheels(together)
-    if len(places) > 1:
-        yield _shadowed(facts)
-
-
-def _shadowed(facts: Facts) -> Finding:
-    imported = facts.runtime.folder.rpartition("/")[0]
-    seen = next((wheel for wheel in facts.wheels if wheel.location == imported), facts.wheels[0])
-    hidden = [wheel for wheel in facts.wheels if wheel.location != seen.location]
-    listed = ", ".join(f"{_describe(wheel)} in {wheel.location}" for wheel in hidden)
-    text = f"{_describe(seen)} in {seen.location} is what is imported, and hides {listed}"
-    names = " ".join(dict.fromkeys(wheel.name for wheel in hidden))
-    hint = f"keep one: take the other folder from PYTHONPATH, or pip uninstall {names} in its environment"
-    return Finding("onnxruntime-shadowed", "advice", text, hint)
-
-
-def _describe(wheel: Wheel) -> str:
-    return f"{wheel.name} {wheel.version}"
-
-
 def _several_wheels(wheels: Sequence[Wheel]) -> Finding:
     names = sorted({wheel.name for wheel in wheels})
     return Finding(
         "both-wheels-installed",
         "problem",
-        f"{', '.join(map(_describe, wheels))} are installed at once and own the same files: whichever was "
+        f"{', '.join(map(str, wheels))} are installed at once and own the same files: whichever was "
         "installed last is imported, and removing either breaks the other",
         f"pip uninstall -y {' '.join(names)} && pip install {_choose(names)}",
     )
@@ -206,13 +180,8 @@ def _not_in_wheel(facts: Facts, provider: str) -> Finding:
 
 def _missing(package: str, libraries: Sequence[Library], severity: Severity) -> Finding:
     names = ", ".join(library.name for library in libraries)
-    linking = dict.fromkeys(name for library in libraries for name in library.linked_by)
-    opening = dict.fromkeys(
-        name for library in libraries for name in library.opened_by if name not in linking
-    )
-    needs = (f"{short_name(name)} cannot be loaded without" for name in linking)
-    wants = (f"{short_name(name)} opens where a model needs it" for name in opening)
-    text = f"{names} not found, which {', '.join((*needs, *wants))}"
+    providers = dict.fromkeys(short_name(name) for library in libraries for name in library.needed_by)
+    text = f"{names} not found, needed by {', '.join(providers)}"
     if libraries[0].package is None:
         return Finding("missing-library", severity, text)
     return Finding(
