@@ -40,7 +40,7 @@ class Pass:
 _CONVERT = "ortprep.stages.convert"
 _HALF = f"{_CONVERT}.half.convert:convert_half"
 _WEIGHTS = f"{_CONVERT}.quantize.weight_only:quantize_weights"
-_DYNAMIC = f"{_CONVERT}.quantize.dynamic:quantize_dynamic"
+_DYNAMIC = f"{_CONVERT}.quantize.int8:quantize_dynamic"
 PASSES = {
     "float16": Pass(_HALF, {"dtype": "float16"}),
     "bfloat16": Pass(_HALF, {"dtype": "bfloat16"}),

@@ -135,8 +135,8 @@ def _quantized(
             method=quantize.calibration.method,
             activation=quantize.activation,
         )
-        return PassCall("int8-static", f"{_CONVERT}.quantize.static:quantize_static", static)
+        return PassCall("int8-static", f"{_CONVERT}.quantize.int8:quantize_static", static)
     dynamic = partial(
         DynamicRequest, exclude=exclude, operators=quantize.operators, per_channel=quantize.per_channel
     )
-    return PassCall("int8-dynamic", f"{_CONVERT}.quantize.dynamic:quantize_dynamic", dynamic)
+    return PassCall("int8-dynamic", f"{_CONVERT}.quantize.int8:quantize_dynamic", dynamic)

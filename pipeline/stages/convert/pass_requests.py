@@ -97,7 +97,7 @@ class QuantizeRequest(PassRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicRequest(QuantizeRequest):
-    """Request of `quantize.dynamic.quantize_dynamic`.
+    """Request of `quantize.int8.quantize_dynamic`.
 
     Attributes:
         per_channel: One scale for each output channel of a weight instead of one for all of it.
@@ -108,7 +108,7 @@ class DynamicRequest(QuantizeRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticRequest(QuantizeRequest):
-    """Request of `quantize.static.quantize_static`.
+    """Request of `quantize.int8.quantize_static`.
 
     Attributes:
         samples: Absolute paths of `.npz` files that `check_calibration` accepts.

@@ -26,8 +26,7 @@ from ortprep.stages.convert.pass_requests import (
     StaticRequest,
     WeightsRequest,
 )
-from ortprep.stages.convert.quantize.dynamic import quantize_dynamic
-from ortprep.stages.convert.quantize.static import quantize_static
+from ortprep.stages.convert.quantize.int8 import quantize_dynamic, quantize_static
 from ortprep.stages.convert.quantize.weight_only import quantize_weights
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
 from ortprep.stages.fetch.demo.catalogue import write_demo_model
