@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ortprep.init import ObservedInput
@@ -170,7 +170,7 @@ def _describe_inputs(
         seen += [InputRecord((), *limits[name]) for limits in others if name in limits]
         values = _all_values(seen) if name in ids else _common_values(chosen, name)
         shared = None if name in ids else _shared_limits(here)
-        limits = None if values else shared or _rounded_outwards(_limits(seen))
+        limits = None if values else shared or _limits(seen)
         found[name] = ObservedInput(tuple(one.shape for one in here), limits, values or None)
     return found
 
@@ -185,19 +185,3 @@ def _shared_limits(inputs: Sequence[InputRecord]) -> tuple[int, int] | None:
         low.append(one.minimum)
         high.append(one.maximum)
     return (max(low), min(high)) if max(low) <= min(high) else None
-
-
-def _rounded_outwards(
-    limits: tuple[int | float, int | float] | None,
-) -> tuple[int | float, int | float] | None:
-    """Returns limits with four digits, none of them further inside; whole numbers as they are."""
-    if limits is None or all(isinstance(end, int) for end in limits):
-        return limits
-    return _rounded(limits[0], math.floor), _rounded(limits[1], math.ceil)
-
-
-def _rounded(value: float, to_whole: Callable[[float], int]) -> float:
-    if value == 0 or float(value).is_integer():
-        return value
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
-    return float(f"{to_whole(value / step) * step:.6g}")

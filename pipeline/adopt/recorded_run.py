@@ -12,7 +12,7 @@ from pathlib import Path
 from ortprep.bundle.codec import decode, read_json
 from ortprep.errors import BundleError, LaunchError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
-from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, ProcessRecord
+from ortprep.runtime.dropin.observation import ProcessRecord
 from ortprep.runtime.dropin.recorder import RECORDS_VARIABLE
 
 MAX_RECORDS = 4096
@@ -86,21 +86,9 @@ def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecor
     records = []
     for path in files:
         try:
-            records.append(_read_record(path))
+            records.append(decode(ProcessRecord, read_json(path)))
         except BundleError as error:
             say(f"record of a process left out: {error.message}")
     if not records:
-        raise SpecError(
-            f"no record can be read\n  expected one of {len(files)} in version {OBSERVATION_SCHEMA_VERSION}"
-        )
+        raise SpecError(f"no record can be read\n  expected one of {len(files)}, got none")
     return tuple(records)
-
-
-def _read_record(path: Path) -> ProcessRecord:
-    record = decode(ProcessRecord, read_json(path))
-    if record.schema_version.partition(".")[0] != OBSERVATION_SCHEMA_VERSION.partition(".")[0]:
-        raise BundleError(
-            f"record of another version: {path}\n"
-            f"  expected {OBSERVATION_SCHEMA_VERSION}, got {record.schema_version}"
-        )
-    return record

@@ -79,7 +79,7 @@ def build_doit_tasks(
             "name": model,
             "actions": None,
             "task_dep": [last],
-            "clean": [_Removal(tuple(reversed(tasks)))],
+            "clean": [_removal_of(tasks[::-1])],
             "doc": f"the bundle {model}",
         }
         yield {
@@ -114,7 +114,7 @@ def _doit_task(
         "actions": [functools.partial(_act, task, name, observer, cache, errors)],
         "task_dep": requires,
         "uptodate": [functools.partial(_is_current, task, cache)],
-        "clean": [_Removal((task,))],
+        "clean": [_removal_of((task,))],
         "doc": STAGE_DOCS[task.id.stage],
     }
 
@@ -130,25 +130,35 @@ def _report_task(
         "actions": [functools.partial(_report, manifests, out, observer, errors)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
         "uptodate": [functools.partial(_is_report_current, manifests, out)],
-        "clean": [_ReportRemoval(out)],
+        "clean": []
+        if out is None
+        else [_Removal("the report", functools.partial(out.unlink, missing_ok=True))],
         "doc": "write what all bundles are and achieve as one HTML file",
     }
 
 
 @dataclass(frozen=True)
 class _Removal:
-    """Removes the tasks' files and receipts, for `doit clean`."""
+    """Removes what tasks left, for `doit clean`."""
 
-    tasks: tuple[Task, ...]
+    name: str
+    remove: Callable[[], None]
 
     def __call__(self) -> None:
-        for task in self.tasks:
-            remove_outcome(task)
+        self.remove()
 
     def __str__(self) -> str:
         # doit shows an action's text without its first character, taking it for the < of a function's repr.
-        more = " and what it was made from" if len(self.tasks) > 1 else ""
-        return f"<remove {self.tasks[0].folder}{more}"
+        return f"<remove {self.name}"
+
+
+def _removal_of(tasks: Sequence[Task]) -> _Removal:
+    def remove() -> None:
+        for task in tasks:
+            remove_outcome(task)
+
+    more = " and what it was made from" if len(tasks) > 1 else ""
+    return _Removal(f"{tasks[0].folder}{more}", remove)
 
 
 def _act(
@@ -194,20 +204,6 @@ def _is_report_current(manifests: Sequence[Path], out: Path | None) -> bool:
     from ortprep.graph.report_file import is_report_current
 
     return out is None or is_report_current(manifests, out)
-
-
-@dataclass(frozen=True)
-class _ReportRemoval:
-    """Removes the report, for `doit clean report`."""
-
-    out: Path | None
-
-    def __call__(self) -> None:
-        if self.out is not None:
-            self.out.unlink(missing_ok=True)
-
-    def __str__(self) -> str:
-        return "<remove the report"
 
 
 def _is_current(task: Task, cache: DigestCache) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ortprep
 from ortprep.bundle import LOADER_FILE
@@ -15,9 +14,6 @@ from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject, TaskHistory, digest_inputs, read_subjects
 from ortprep.report.vega_bundle import read_vega
-
-if TYPE_CHECKING:
-    pass
 
 _INPUTS = re.compile(rb'<meta name="ortprep-inputs" content="([^"]*)">')
 _HEAD_BYTES = 4096

@@ -11,7 +11,6 @@ Labels are selected as Ray selects them (https://docs.ray.io/en/latest/ray-core/
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -31,42 +30,28 @@ FLEET_FILE = "fleet.yaml"
 ANYWHERE = "anywhere"
 """Name for work that may run on any hardware."""
 
-_LABEL_KEY = re.compile(
-    r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-)
+_PART = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = rf"^([A-Za-z0-9]([A-Za-z0-9.-]{{0,251}}[A-Za-z0-9])?/)?{_PART}$"
+_SELECTOR = rf"^!?({_PART}|in\({_PART}(, ?{_PART})*\))$"
 _RAYS_OWN = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_SELECTOR = re.compile(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))")
-
-
-def _check_selector(text: str) -> str:
-    if not _SELECTOR.fullmatch(text):
-        raise ValueError("expected VALUE, !VALUE, in(A, B) or !in(A, B) of letters, digits, '_', '.' and '-'")
-    return text
-
-
-def _check_keys(labels: Mapping[str, str]) -> Mapping[str, str]:
-    wrong = [key for key in labels if not _LABEL_KEY.fullmatch(key)]
-    if wrong:
-        raise ValueError(f"expected labels' keys as in ray.io/accelerator-type, got {shown(wrong[0])}")
-    return labels
 
 
 def _check_resources(resources: Mapping[str, float]) -> Mapping[str, float]:
-    taken = [name for name in resources if name in _RAYS_OWN]
-    if taken:
-        raise ValueError(f"expected custom resources; {taken[0]} is reserved by target")
+    reserved = [name for name in resources if name in _RAYS_OWN]
+    if reserved:
+        raise ValueError(f"expected custom resources; {reserved[0]} is reserved by target")
     return resources
 
 
-Selector = Annotated[str, AfterValidator(_check_selector)]
+LabelKey = Annotated[str, Field(pattern=_LABEL_KEY)]
+Selector = Annotated[str, Field(pattern=_SELECTOR)]
 
 
 class HardwareKind(SpecSection):
     """One kind of hardware: what is prepared there, and which nodes are of it."""
 
     target: Target = Field(description="Execution provider that is prepared for on it.")
-    labels: Annotated[Mapping[str, Selector], AfterValidator(_check_keys)] = Field(
+    labels: Mapping[LabelKey, Selector] = Field(
         default={}, validate_default=True, description="Labels that a node of the kind has, by key."
     )
     resources: Annotated[Mapping[str, Positive], AfterValidator(_check_resources)] = Field(
@@ -150,6 +135,8 @@ def _problem(document: YamlDocument, detail: Any) -> Problem:
     texts = {
         "missing": "missing",
         "extra_forbidden": "unknown key; expected hardware, and in each kind target, labels and resources",
+        "string_pattern_mismatch": "expected a label's key as in ray.io/accelerator-type, and VALUE, !VALUE, "
+        "in(A, B) or !in(A, B) of letters, digits, '_', '.' and '-'",
         "value_error": str(detail.get("ctx", {}).get("error")),
     }
     text = texts.get(detail["type"], f"{detail['msg'].lower()}, got {shown(detail['input'])}")

@@ -75,8 +75,8 @@ class _UnreadableError(Exception):
         self.text = text
 
 
-class _Strictness:
-    """Mixed into PyYAML's loaders: marks written tags, and limits the depth while composing."""
+class _Loader(yaml.CSafeLoader):
+    """Marks written tags, and limits the depth while composing."""
 
     _depth = 0
 
@@ -94,18 +94,6 @@ class _Strictness:
 
     def ascend_resolver(self) -> None:
         self._depth -= 1
-
-
-class _PythonLoader(_Strictness, yaml.SafeLoader):
-    pass
-
-
-def _fastest_loader() -> Any:
-    compiled = getattr(yaml, "CSafeLoader", None)
-    return _PythonLoader if compiled is None else type("_CompiledLoader", (_Strictness, compiled), {})
-
-
-_Loader = _fastest_loader()
 
 
 def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
@@ -145,18 +133,11 @@ def _compose(text: str) -> yaml.Node | None:
     try:
         node: yaml.Node | None = yaml.compose(text, _Loader)
     except yaml.reader.ReaderError as error:
-        # The position counts bytes in libyaml and characters in PyYAML's own reader.
-        in_characters = _Loader is _PythonLoader
-        before = text[: error.position] if in_characters else text.encode()[: error.position].decode()
-        line, code = before.count("\n") + 1, _code_point(error.character)
-        raise _UnreadableError(line, f"control character U+{code:04X} is not allowed") from None
+        line = text.encode()[: error.position].count(b"\n") + 1
+        raise _UnreadableError(line, f"control character U+{error.character:04X} is not allowed") from None
     except yaml.error.MarkedYAMLError as error:
         raise _syntax_error(error, text) from None
     return node
-
-
-def _code_point(character: object) -> int:
-    return character if isinstance(character, int) else ord(str(character)[:1] or "\0")
 
 
 def _syntax_error(error: yaml.error.MarkedYAMLError, text: str) -> _UnreadableError:
@@ -247,9 +228,8 @@ class _Reading:
         return self._read_text(node, place)
 
     def _read_text(self, node: yaml.Node, place: Place) -> str:
-        # libyaml refuses lone surrogates, PyYAML's own scanner makes them from escapes.
-        if "\0" in node.value or any("\ud800" <= character <= "\udfff" for character in node.value):
-            self._complain(node, place, "expected text, got a NUL or half of a surrogate pair")
+        if "\0" in node.value:
+            self._complain(node, place, "expected text, got a NUL")
             return ""
         return str(node.value)
 

@@ -14,7 +14,7 @@ from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, Proce
 
 @pytest.mark.parametrize(
     "bad",
-    [b"{", b"{}", format_json({"x": "y" * 2**23}), format_json(encode(ProcessRecord("9", 1, "", "", ())))],
+    [b"{", b"{}", format_json({"x": "y" * 2**23})],
 )
 def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> None:
     good = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", ())

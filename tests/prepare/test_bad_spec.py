@@ -65,7 +65,7 @@ CONTRADICTING: dict[str, tuple[Callable[[], onnx.ModelProto], Sections, str]] = 
     "sizes that contradict each other": (
         models.two_inputs,
         {"inputs": {"left": {"shapes": [[1, 4]]}, "right": {"shapes": [[2, 4]]}}},
-        r"expected one size of 'batch' in the first shapes, got 1 in left, 2 in right",
+        r"expected one size of 'batch' in shapes\[0\], got 1 in left, 2 in right",
     ),
     "strings without values": (
         models.string_input,

@@ -5,22 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.spec import yaml_text
 from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, YamlDocument, parse_yaml
-
-
-@pytest.fixture(params=["compiled", "python"], autouse=True)
-def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every law holds with libyaml and without."""
-    if request.param == "python":
-        monkeypatch.setattr(yaml_text, "_Loader", yaml_text._PythonLoader)
-    elif not hasattr(yaml, "CSafeLoader"):
-        pytest.skip("this PyYAML was built without libyaml")
-    return str(request.param)
 
 
 def parse(text: str | bytes) -> YamlDocument:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,11 +24,10 @@ _AXIS = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of a `BindRequest`: writes a model whose inputs have fewer symbolic dimensions, or none.
 
-    Outputs and intermediate values that have one of those dimensions get the size too, and outputs whatever
-    shape inference then finds.
+    Outputs that have one of those dimensions get the size too, or whatever shape inference then finds.
 
     Raises:
-        StageError: The model has no such dimension, a size is not possible, or the graph contradicts it.
+        StageError: The model has no such dimension, or a size is not possible.
         OSError: External data is missing, or the disk is full.
     """
     import onnx
@@ -39,18 +37,24 @@ def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
 
     wanted = decode(BindRequest, request)
     source, written = Path(wanted.source), Path(wanted.written)
-    bound = resolve_dimensions(read_inputs(source), wanted.dimensions)
+    sizes = resolve_dimensions(read_inputs(source), wanted.dimensions)
     model, light = onnx.load(source, load_external_data=False), read_skeleton(source)
-    unbound, skeleton = onnx.ModelProto.FromString(light), onnx.ModelProto.FromString(light)
-    for one in (model, unbound, skeleton):
-        name_nodes(one)
-    for one in (model, skeleton):
-        for name, size in bound.items():
-            make_dim_param_fixed(one.graph, name, size)
-        _fix_unnamed(one.graph, bound)
-    inferred = _infer(skeleton, unbound, bound)
-    if inferred is not None:
-        _take_over(model.graph, inferred.graph)
+    skeleton = onnx.ModelProto.FromString(light)
+    name_nodes(model)
+    for graph in (model.graph, skeleton.graph):
+        for name, size in sizes.items():
+            make_dim_param_fixed(graph, name, size)
+        _fix_unnamed(graph, sizes)
+        for value in graph.value_info:
+            # What an exporter noted may be true of the sizes it traced only.
+            value.type.tensor_type.ClearField("shape")
+    inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
+    for output, value in zip(model.graph.output, inferred.graph.output, strict=True):
+        dims = output.type.tensor_type.shape.dim
+        for dim, size in zip(dims, value.type.tensor_type.shape.dim, strict=False):
+            # Names that inference makes up stay away.
+            if size.HasField("dim_value"):
+                dim.dim_value = size.dim_value
     _share_weights(source, written, light)
     written.write_bytes(model.SerializeToString(deterministic=True))
     return {}
@@ -98,72 +102,21 @@ def _unknown(key: str, size: int, inputs: tuple[TensorSpec, ...]) -> StageError:
             f"model has no symbolic dimension {key!r}\n  expected inputs with one, got {shapes}",
             hint="shapes: {}",
         )
-    nearest = [*difflib.get_close_matches(key, called, n=1), called[0]][0]
     return StageError(
         f"model has no symbolic dimension {key!r}\n  expected one of {', '.join(called)}, as in {shapes}",
-        hint=f"shapes: {{{nearest}: {size}}}",
+        hint=f"shapes: {{{called[0]}: {size}}}",
     )
 
 
-def _fix_unnamed(graph: onnx.GraphProto, bound: Mapping[str, int]) -> None:
+def _fix_unnamed(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     inputs = {value.name: value for value in graph.input}
-    for key, size in bound.items():
+    for key, size in sizes.items():
         match = _AXIS.fullmatch(key)
         if match is None or match["input"] not in inputs:
             continue
         dim = inputs[match["input"]].type.tensor_type.shape.dim[int(match["axis"])]
         if dimension_name(dim.dim_param) is None and dim.dim_value <= 0:
             dim.dim_value = size
-
-
-def _infer(
-    skeleton: onnx.ModelProto, unbound: onnx.ModelProto, bound: Mapping[str, int]
-) -> onnx.ModelProto | None:
-    """Infers all shapes again; None if onnx cannot do it even without the sizes.
-
-    Raises:
-        StageError: An operator cannot take these sizes.
-    """
-    from onnx.shape_inference import InferenceError, infer_shapes
-
-    for model in (skeleton, unbound):
-        # What an exporter noted may be true of the sizes it traced only.
-        del model.graph.value_info[:]
-    try:
-        return infer_shapes(skeleton, strict_mode=True, data_prop=True)
-    except InferenceError as error:
-        try:
-            infer_shapes(unbound, strict_mode=True, data_prop=True)
-        except InferenceError:
-            return None
-        sizes = ", ".join(f"{name}: {size}" for name, size in bound.items())
-        raise StageError(
-            f"dimensions cannot be bound: {sizes}\n  expected sizes that every node can take, got {error}",
-            hint="give sizes the model was made for, or leave the dimension of that node out of shapes",
-        ) from error
-
-
-def _take_over(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> None:
-    """Sets the inferred sizes of outputs, and drops value infos that contradict them."""
-    found = {value.name: value.type.tensor_type.shape.dim for value in inferred.value_info}
-    kept = [
-        value
-        for value in graph.value_info
-        if not _contradicts(value.type.tensor_type.shape.dim, found.get(value.name, ()))
-    ]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
-    for output, sized in zip(graph.output, inferred.output, strict=True):
-        dims = output.type.tensor_type.shape.dim
-        for dim, size in zip(dims, sized.type.tensor_type.shape.dim, strict=False):
-            # Names that inference makes up stay away.
-            if size.HasField("dim_value"):
-                dim.dim_value = size.dim_value
-
-
-def _contradicts(noted: Any, found: Any) -> bool:
-    sizes = [(one.dim_value, other.dim_value) for one, other in zip(noted, found, strict=False)]
-    return any(one > 0 and other > 0 and one != other for one, other in sizes)
 
 
 def _share_weights(source: Path, written: Path, skeleton: bytes) -> None:

@@ -133,8 +133,6 @@ class WeightWriter:
     def __init__(self, model: Path) -> None:
         self._path = model.with_name(f"{model.name}.data")
         self._file = self._path.open("xb")
-        self.written_bytes = 0
-        """Bytes of all tensors so far, those that stay inside the model included."""
 
     def write(self, tensor: TensorProto, pieces: Iterable[bytes | memoryview]) -> None:
         """Writes a tensor's bytes to the file or, below `EXTERNAL_BYTES`, into the message.
@@ -163,7 +161,6 @@ class WeightWriter:
                 f"tensor of another size than its dims: {tensor.name!r}\n"
                 f"  expected {expected} bytes, got {length}"
             )
-        self.written_bytes += length
 
     def _align(self, size_bytes: int) -> int:
         boundary = PAGE_BYTES if size_bytes >= MIN_EXTERNAL_BYTES else _LINE_BYTES

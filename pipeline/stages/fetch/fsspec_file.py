@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,13 +104,8 @@ class FsspecFile:
 
 
 def _missing_filesystem(url: str, text: str) -> MissingExtraError:
-    from fsspec.registry import known_implementations
-
     protocol = url.partition("://")[0].rpartition("::")[2]
-    text = known_implementations.get(protocol, {}).get("err", text)
-    found = re.search(r"""nstall (?:the )?['"]?([A-Za-z0-9_.-]+(?:\[[a-z,]+\])?)""", text)
-    found = found or re.search(r"""requires?:? "([A-Za-z0-9_.-]+)""", text)
-    package = found[1].rstrip(".") if found else f"fsspec[{protocol}]"
     return MissingExtraError(
-        f"no filesystem for {protocol}:// URLs is installed\n  {text}", hint=f"pip install '{package}'"
+        f"no filesystem for {protocol}:// URLs is installed\n  {text}",
+        hint=f"pip install 'fsspec[{protocol}]'",
     )

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.conversion_record import ConversionRecord, computes_with_integers
@@ -126,7 +126,8 @@ def _save(job: OptimizeJob, step: Step) -> tuple[SaveResult, int]:
     """Writes the step's files into the attempt's folder; returns what is in them and the child's peak."""
     plan = None
     if step.level is None:
-        _take_source(job)
+        # Its external data keeps the names that the model gives it.
+        share_model(job.source, job.attempt / job.model)
     else:
         model = job.attempt / job.model
         plan = saving_plan(job.spec.runtime, job.role, step, source=job.source, model=model)
@@ -158,18 +159,6 @@ def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) 
         "ortprep.stages.optimize.graph_writer:save_optimized", encode(request), timeout_s=timeout_s
     )
     return decode(SaveResult, reply.value), reply.peak_rss_bytes
-
-
-def _take_source(job: OptimizeJob) -> None:
-    """Takes the model under its new name, and its external data under the names that the model gives it."""
-    share_model(job.source, job.attempt / job.model)
-
-
-def external_files(fetched: FetchResult) -> tuple[str, ...]:
-    """Returns the source's external data files, relative to its model."""
-    model = PurePosixPath(fetched.model)
-    others = (entry.path for entry in fetched.source.files if entry.path != fetched.model)
-    return tuple(PurePosixPath(path).relative_to(model.parent).as_posix() for path in others)
 
 
 def _loading_plan(job: OptimizeJob, step: Step) -> SessionPlan:

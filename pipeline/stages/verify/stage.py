@@ -22,10 +22,8 @@ from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.runtime.verification.answers import Answers, TensorDeclaration
-from ortprep.runtime.verification.golden import OUTPUT, PART
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.sample_files import read_headers
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
@@ -119,22 +117,10 @@ class VerifyStage:
         outcome = decode(VerifyResult, result)
         if not outcome.record.errors and not outcome.accuracy:
             raise StageError(f"verified without an output: {describe(context)}")
-        asks_source = _asks_source(context)
-        if asks_source and not read_reference(context.folder).samples[0].path.is_file():
-            raise StageError(f"verified without a sample: {describe(context)}")
-        if asks_source:
-            _require_golden(context, context.folder / GOLDEN_FILE)
-        if context.variant_plan.is_converted:
-            _require_golden(context, context.folder / OWN_GOLDEN_FILE)
-
-
-def _require_golden(context: Context, golden: Path) -> None:
-    try:
-        names = read_headers(golden)
-    except ValueError as error:
-        raise StageError(f"golden sample cannot be read: {describe(context)}\n  {error}") from error
-    if not any(name.startswith((OUTPUT, PART)) for name in names):
-        raise StageError(f"golden sample without an output: {describe(context)}")
+        own = (OWN_GOLDEN_FILE,) if context.variant_plan.is_converted else ()
+        for name in (*own, *((GOLDEN_FILE,) if _asks_source(context) else ())):
+            if not (context.folder / name).is_file():
+                raise StageError(f"no {name} was written: {describe(context)}")
 
 
 @contextmanager

@@ -478,7 +478,7 @@ def test_a_model_that_cannot_be_converted_is_refused(
 def test_a_node_to_keep_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown node to keep: 'matmul7'") as caught:
         Converted(models.matmul_net(), tmp_path, blocked_nodes=("matmul7",))
-    assert "'matmul1'" in str(caught.value.hint)
+    assert "matmul1" in caught.value.message
 
 
 def test_sequences_stay_float32(tmp_path: Path) -> None:

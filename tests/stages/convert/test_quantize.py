@@ -237,7 +237,7 @@ def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Pat
 def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, name: str) -> None:
     model = matmul_net()
     for kind, wanted, says, hint in (
-        (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'", "'matmul0'"),
+        (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'\n.*matmul0", None),
         (StageError, {"exclude": ("matmul0", "matmul1")}, "all 2 of them excluded", None),
         (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
         (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm", None),

@@ -92,7 +92,7 @@ def test_dynamic_axes_need_shapes() -> None:
 
 def test_a_symbol_has_one_size_in_a_set() -> None:
     clash = problems({"left": {"shapes": [[2, 4]]}, "right": {"shapes": [[3, 4]]}}, LEFT, RIGHT)
-    assert clash == "inputs: expected one size of 'batch' in the first shapes, got 2 in left, 3 in right"
+    assert clash == "inputs: expected one size of 'batch' in shapes[0], got 2 in left, 3 in right"
     square = TensorSpec("square", "float32", ("n", "n"))
     assert "2 in square, 3 in square" in problems({"square": {"shapes": [[2, 3]]}}, square)
 

@@ -44,11 +44,11 @@ class Operators:
 
     def inputs(self, node: onnx.NodeProto) -> list[tuple[int, str, Any]]:
         """Returns index, value and formal parameter of every input that is there."""
-        return _pair(node, list(node.input), self.schema(node).inputs)
+        return _pair(list(node.input), self.schema(node).inputs)
 
     def outputs(self, node: onnx.NodeProto) -> list[tuple[int, str, Any]]:
         """Returns index, value and formal parameter of every output that is there."""
-        return _pair(node, list(node.output), self.schema(node).outputs)
+        return _pair(list(node.output), self.schema(node).outputs)
 
 
 def is_operator(name: str) -> bool:
@@ -56,12 +56,7 @@ def is_operator(name: str) -> bool:
     return any(operator == name for _, operator in _schemas())
 
 
-def _pair(node: onnx.NodeProto, values: list[str], formals: list[Any]) -> list[tuple[int, str, Any]]:
-    if len(values) > len(formals) and not (formals and formals[-1].option.name == "Variadic"):
-        raise StageError(
-            f"too many inputs or outputs: node {node.name!r}\n"
-            f"  expected at most {len(formals)} for {node.op_type}, got {len(values)}"
-        )
+def _pair(values: list[str], formals: list[Any]) -> list[tuple[int, str, Any]]:
     return [(i, value, formals[min(i, len(formals) - 1)]) for i, value in enumerate(values) if value]
 
 

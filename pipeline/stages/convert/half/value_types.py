@@ -20,20 +20,6 @@ from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
 FLOAT = "tensor(float)"
 
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
-_FLOAT_BY_DEFAULT = frozenset(
-    [
-        "BlackmanWindow",
-        "ConstantOfShape",
-        "HammingWindow",
-        "HannWindow",
-        "LayerNormalization",
-        "MelWeightMatrix",
-        "RandomNormal",
-        "RandomUniform",
-        "SimplifiedLayerNormalization",
-    ]
-)
-_AS_FIRST_INPUT = frozenset(["Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike"])
 
 
 def infer_value_types(model: onnx.ModelProto, known: Mapping[str, str]) -> dict[str, str]:
@@ -128,35 +114,7 @@ class _Inference:
             return self.types[results[index].name] if index < len(results) else None
         if formal.isHomogeneous and formal.typeStr in bound:
             return bound[formal.typeStr]
-        return _stated_type(node, [self.types[name] for name in node.input if name])
-
-
-def _stated_type(node: onnx.NodeProto, inputs: list[str]) -> str | None:
-    """Returns the output type that a node states by an attribute, or its operator by default."""
-    stated = next(_stated(node), None)
-    first = inputs[0] if inputs else ""
-    if node.op_type == "SequenceEmpty":
-        return f"seq({stated or FLOAT})"
-    if node.op_type in ("SequenceConstruct", "SplitToSequence"):
-        return f"seq({first})"
-    if node.op_type in ("SequenceAt", "ConcatFromSequence", "OptionalGetElement"):
-        return _element_of(first)
-    if stated:
-        return stated
-    if node.op_type in _FLOAT_BY_DEFAULT:
-        return FLOAT
-    if node.op_type in _AS_FIRST_INPUT:
-        return first
-    if node.op_type == "QuantizeLinear":
-        return "tensor(uint8)"
-    if node.op_type == "DequantizeLinear":
-        return inputs[1]
-    return None
-
-
-def _element_of(kind: str) -> str:
-    """Returns what a sequence or an optional holds; of a tensor, its own type."""
-    return kind if kind.startswith("tensor(") else kind[kind.index("(") + 1 : -1]
+        return next(_stated(node), None)
 
 
 def _stated(node: onnx.NodeProto) -> Iterator[str]:

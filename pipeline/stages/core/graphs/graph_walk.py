@@ -153,14 +153,14 @@ def check_nodes(what: str, given: Sequence[str], names: Sequence[str]) -> None:
         names: Names of all nodes of the model.
 
     Raises:
-        SpecError: One does not exist; the nearest name is suggested.
+        SpecError: One does not exist.
     """
-    known = set(names)
-    for unknown in (name for name in given if name not in known):
-        nearest = difflib.get_close_matches(unknown, names, n=1)
+    unknown = sorted({*given}.difference(names))
+    if unknown:
         raise SpecError(
-            f"unknown {what}: {unknown!r}\n  expected one of the {len(names)} nodes of the model",
-            hint=f"perhaps {nearest[0]!r} is meant" if nearest else None,
+            f"unknown {what}: {', '.join(map(repr, unknown))}\n"
+            f"  expected one of the {len(names)} nodes of the model, such as "
+            f"{', '.join(difflib.get_close_matches(unknown[0], names)) or names[0]}"
         )
 
 

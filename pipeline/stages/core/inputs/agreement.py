@@ -206,7 +206,7 @@ def _clashes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator
     for symbol, said in _bindings(spec, interface, index).items():
         if len({size for _, size in said}) > 1:
             listed = ", ".join(f"{size} in {name}" for name, size in said)
-            yield f"inputs: expected one size of {symbol!r} in the {_ordinal(index)} shapes, got {listed}"
+            yield f"inputs: expected one size of {symbol!r} in shapes[{index}], got {listed}"
 
 
 def _missing_shapes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
@@ -215,7 +215,3 @@ def _missing_shapes(spec: ModelSpec, interface: ModelInterface, index: int) -> I
         if "(" not in item.dtype and (shape is None or not all(isinstance(size, int) for size in shape)):
             known = "no rank for it" if item.shape is None else _show_shape(item.shape)
             yield f"inputs.{item.name}.shapes: missing, expected at least one, since the model has {known}"
-
-
-def _ordinal(index: int) -> str:
-    return ("first", "second", "third")[index] if index < 3 else f"{index + 1}th"
