@@ -69,19 +69,19 @@ def adopt_models(
     Raises:
         OSError: There is no room for what is written.
     """
-    found: list[AdoptedModel] = []
+    models: list[AdoptedModel] = []
     for model, problem, use in _find_models(processes, records):
         options = options_of(use, version=installed_onnxruntime() or NEWEST)
         if model is None:
-            found.append(AdoptedModel(_describe(use.model), use, None, False, problem, options.left_out))
+            models.append(AdoptedModel(_describe(use.model), use, None, False, problem, options.left_out))
             continue
         try:
-            found.append(
+            models.append(
                 _adopt(model, use, options, folder, program=processes[0].program, force=force, say=say)
             )
         except PipelineError as error:
-            found.append(AdoptedModel(str(model), use, None, False, error.message, options.left_out))
-    return tuple(found)
+            models.append(AdoptedModel(str(model), use, None, False, error.message, options.left_out))
+    return tuple(models)
 
 
 def _find_models(
@@ -99,7 +99,7 @@ def _find_models(
         groups.setdefault(key, []).append((path, problem, record))
     for group in groups.values():
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
-        path, problem, _ = min(group, key=lambda one: one[2].path is None)
+        path, problem, _ = min(group, key=lambda entry: entry[2].path is None)
         yield path, problem, merge_uses([record for _, _, record in group], ids=_find_ids(path))
 
 
@@ -150,14 +150,14 @@ def _adopt(
 ) -> AdoptedModel:
     if use.model.path is None:
         model = _keep(model, folder)
-    known = find_spec_name(model, folder)
-    if known is not None and not force:
-        return AdoptedModel(str(model), use, known, False, "", options.left_out)
-    observed = {name: one for name, one in use.inputs.items() if name in use.model.inputs}
+    existing_name = find_spec_name(model, folder)
+    if existing_name is not None and not force:
+        return AdoptedModel(str(model), use, existing_name, False, "", options.left_out)
+    observed = {name: record for name, record in use.inputs.items() if name in use.model.inputs}
     result = init_spec(
         model,
         folder=folder,
-        name=known or _name(model, folder),
+        name=existing_name or _name(model, folder),
         observed=observed,
         sections=options.sections,
         say=say,
@@ -170,10 +170,10 @@ def _adopt(
 
 def _keep(saved: Path, folder: Path) -> Path:
     """Copies a model that was given as bytes beside the specs."""
-    kept = folder / MODELS_FOLDER / f"model-{saved.stem[:12]}.onnx"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(saved, kept)
-    return kept
+    copy = folder / MODELS_FOLDER / f"model-{saved.stem[:12]}.onnx"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(saved, copy)
+    return copy
 
 
 def _name(model: Path, folder: Path) -> str | None:
@@ -194,7 +194,7 @@ def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
     if use.other_options:
         other = "1 other set" if use.other_options == 1 else f"{use.other_options} other sets"
         lines.append(f"Seen with {other} of options, too; these are those with the most runs.")
-    lines += [f"Not kept: {one}" for one in options.left_out]
+    lines += [f"Not kept: {item}" for item in options.left_out]
     for line in lines:
-        shown = "".join(one if one.isprintable() else " " for one in line)
-        yield from (f"# {part}" for part in textwrap.wrap(shown, _WIDTH))
+        printable = "".join(item if item.isprintable() else " " for item in line)
+        yield from (f"# {part}" for part in textwrap.wrap(printable, _WIDTH))

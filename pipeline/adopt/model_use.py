@@ -66,19 +66,19 @@ def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> M
         models: All that was observed of it; at least one.
         ids: Names of inputs that index a table: their values do not depend on shapes.
     """
-    main = max(models, key=lambda one: (one.runs, one.loads))
-    feeds = _merge_feeds(feed for one in models for feed in one.feeds)
+    main = max(models, key=lambda record: (record.runs, record.loads))
+    feeds = _merge_feeds(feed for record in models for feed in record.feeds)
     chosen, excluded_shapes = _choose_feeds(feeds, ids)
     return ModelUse(
         model=main,
-        loads=sum(one.loads for one in models),
-        runs=sum(one.runs for one in models),
+        loads=sum(record.loads for record in models),
+        runs=sum(record.runs for record in models),
         shapes=len(feeds),
-        other_runs=sum(one.runs for one in models) - sum(feed.runs for feed in feeds),
-        inputs=_describe_inputs(chosen, feeds, [one.other_limits for one in models], ids),
+        other_runs=sum(record.runs for record in models) - sum(feed.runs for feed in feeds),
+        inputs=_describe_inputs(chosen, feeds, [record.other_limits for record in models], ids),
         weights=tuple(feed.runs for feed in chosen),
         excluded_shapes=excluded_shapes,
-        other_options=len({repr(_options_of(one)) for one in models}) - 1,
+        other_options=len({repr(_options_of(record)) for record in models}) - 1,
     )
 
 
@@ -90,9 +90,9 @@ def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
     """Returns the runs by shapes, the most frequent first."""
     merged: dict[tuple[tuple[str, tuple[int, ...]], ...], FeedRecord] = {}
     for feed in feeds:
-        key = tuple(sorted((name, one.shape) for name, one in feed.inputs.items()))
-        known = merged.get(key)
-        merged[key] = feed if known is None else _join(known, feed)
+        key = tuple(sorted((name, array.shape) for name, array in feed.inputs.items()))
+        earlier = merged.get(key)
+        merged[key] = feed if earlier is None else _join(earlier, feed)
     return sorted(merged.values(), key=lambda feed: -feed.runs)
 
 
@@ -108,7 +108,7 @@ def _join_input(first: InputRecord, second: InputRecord) -> InputRecord:
 
 
 def _limits(inputs: Iterable[InputRecord]) -> Limits | None:
-    ends = [end for one in inputs for end in (one.minimum, one.maximum) if end is not None]
+    ends = [end for array in inputs for end in (array.minimum, array.maximum) if end is not None]
     return (min(ends), max(ends)) if ends else None
 
 
@@ -120,8 +120,8 @@ def _choose_feeds(feeds: Sequence[FeedRecord], ids: Collection[str]) -> tuple[li
     A spec has one set of values per input, for all its shapes. So a set of shapes joins only if every input
     with few values, a length or a sample rate, was seen there with a value of those before.
     """
-    known = [feed for feed in feeds if feed.inputs] or feeds
-    fitting = [feed for feed in known if feed.inputs.keys() == known[0].inputs.keys()]
+    described = [feed for feed in feeds if feed.inputs] or feeds
+    fitting = [feed for feed in described if feed.inputs.keys() == described[0].inputs.keys()]
     frequent = fitting[: MAX_SHAPES - 1]
     rest = sorted(fitting[MAX_SHAPES - 1 :], key=_elements, reverse=True)
     chosen: list[FeedRecord] = []
@@ -138,7 +138,7 @@ def _choose_feeds(feeds: Sequence[FeedRecord], ids: Collection[str]) -> tuple[li
 
 
 def _elements(feed: FeedRecord) -> int:
-    return sum(math.prod(one.shape) for one in feed.inputs.values())
+    return sum(math.prod(array.shape) for array in feed.inputs.values())
 
 
 def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] | None:
@@ -146,15 +146,15 @@ def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] 
     values = [feed.inputs[name].values for feed in feeds]
     if not all(values):
         return ()
-    common = tuple(one for one in values[0] if all(one in others for others in values))
+    common = tuple(value for value in values[0] if all(value in others for others in values))
     # What a number with a fraction may be seldom depends on a shape.
     return common or (() if isinstance(values[0][0], float) else None)
 
 
 def _all_values(inputs: Sequence[InputRecord]) -> tuple[Value, ...]:
     """Returns the values of an input under any shape; () if they are many."""
-    values = tuple(sorted({value for one in inputs for value in one.values}))
-    return values if all(one.values for one in inputs) and len(values) <= MAX_VALUES else ()
+    values = tuple(sorted({value for array in inputs for value in array.values}))
+    return values if all(array.values for array in inputs) and len(values) <= MAX_VALUES else ()
 
 
 def _describe_inputs(
@@ -163,7 +163,7 @@ def _describe_inputs(
     others: Sequence[Mapping[str, Limits]],
     ids: Collection[str],
 ) -> dict[str, ObservedInput]:
-    found = {}
+    described = {}
     for name in chosen[0].inputs if chosen else ():
         here = [feed.inputs[name] for feed in chosen]
         seen = [feed.inputs[name] for feed in every if name in feed.inputs]
@@ -171,17 +171,17 @@ def _describe_inputs(
         values = _all_values(seen) if name in ids else _common_values(chosen, name)
         shared = None if name in ids else _shared_limits(here)
         limits = None if values else shared or _limits(seen)
-        found[name] = ObservedInput(tuple(one.shape for one in here), limits, values or None)
-    return found
+        described[name] = ObservedInput(tuple(array.shape for array in here), limits, values or None)
+    return described
 
 
 def _shared_limits(inputs: Sequence[InputRecord]) -> tuple[int, int] | None:
     """Returns the limits that small arrays of integers keep under all shapes: lengths depend on the shape."""
     low, high = [], []
-    for one in inputs:
-        is_small = math.prod(one.shape) <= MAX_SMALL_SIZE
-        if not is_small or not isinstance(one.minimum, int) or not isinstance(one.maximum, int):
+    for array in inputs:
+        is_small = math.prod(array.shape) <= MAX_SMALL_SIZE
+        if not is_small or not isinstance(array.minimum, int) or not isinstance(array.maximum, int):
             return None
-        low.append(one.minimum)
-        high.append(one.maximum)
+        low.append(array.minimum)
+        high.append(array.maximum)
     return (max(low), min(high)) if max(low) <= min(high) else None

@@ -22,7 +22,7 @@ _RECORDER = "ortprep.runtime.dropin.recorder:record_in"
 
 
 def run_recorded(command: Sequence[str], records: Path) -> int:
-    """Runs a command to its end and returns its exit code, as a shell tells it.
+    """Runs a command to its end and returns its exit code, as a shell reports it.
 
     The command has this process's streams. Ctrl-C reaches it, and this process waits for it.
 

@@ -62,7 +62,7 @@ def _runtime_section(use: ModelUse, version: str, left_out: list[str]) -> dict[s
 
     def keep(chosen: Mapping[str, Scalar], check: Callable[..., tuple[str, ...]]) -> dict[str, Scalar]:
         problems = {name: check({name: value}, version=version) for name, value in chosen.items()}
-        left_out.extend(f"{name}={chosen[name]}: {found[0]}" for name, found in problems.items() if found)
+        left_out.extend(f"{name}={chosen[name]}: {texts[0]}" for name, texts in problems.items() if texts)
         return {name: value for name, value in chosen.items() if not problems[name]}
 
     section: dict[str, Any] = keep(options.attributes, check_attributes)

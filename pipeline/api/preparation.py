@@ -136,9 +136,9 @@ def _find_spec(
 
 def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
     """Returns the spec that a folder has for a model, or writes one."""
-    known = find_spec_name(model, configs)
-    if known is not None and name in (None, known):
-        return read_specs(configs, names=(known,))[0]
+    existing_name = find_spec_name(model, configs)
+    if existing_name is not None and name in (None, existing_name):
+        return read_specs(configs, names=(existing_name,))[0]
 
     def say(line: str) -> None:
         report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
@@ -155,31 +155,31 @@ class _Observer:
         self._done = 0
         self._total = total
 
-    def _tell(self, task: str, event: BuildEvent, text: str = "", *, fraction: float = 0.0) -> None:
+    def _emit(self, task: str, event: BuildEvent, text: str = "", *, fraction: float = 0.0) -> None:
         self._report(BuildProgress(task, event, text, self._done, self._total, fraction))
 
     def started(self, task: str) -> None:
-        self._tell(task, "started")
+        self._emit(task, "started")
 
     def said(self, task: str, line: str) -> None:
-        self._tell(task, "said", line)
+        self._emit(task, "said", line)
 
     def progressed(self, task: str, fraction: float) -> None:
-        self._tell(task, "progressed", fraction=fraction)
+        self._emit(task, "progressed", fraction=fraction)
 
     def finished(self, task: str) -> None:
         self._done += 1
-        self._tell(task, "finished", fraction=1.0)
+        self._emit(task, "finished", fraction=1.0)
 
     def current(self, task: str) -> None:
         self._done += 1
-        self._tell(task, "current", fraction=1.0)
+        self._emit(task, "current", fraction=1.0)
 
     def failed(self, task: str, message: str) -> None:
-        self._tell(task, "failed", message)
+        self._emit(task, "failed", message)
 
     def skipped(self, task: str, message: str) -> None:
-        """Says nothing: the error that is raised names the task that failed."""
+        """Reports nothing: the error that is raised names the task that failed."""
 
     def ended(self) -> None:
-        """Says nothing: the call returns."""
+        """Reports nothing: the call returns."""

@@ -134,27 +134,27 @@ def build_plan(
     Raises:
         SpecError: A named target is not available, `only` is not in the spec, or nothing is left to build.
     """
-    wanted = KNOWN_TARGETS if spec.targets == "auto" else tuple(dict.fromkeys(spec.targets))
-    if only is not None and only not in wanted:
+    requested = KNOWN_TARGETS if spec.targets == "auto" else tuple(dict.fromkeys(spec.targets))
+    if only is not None and only not in requested:
         raise SpecError(
-            f"no such target in {spec.name}: {only}\n  expected one of {', '.join(wanted)}",
+            f"no such target in {spec.name}: {only}\n  expected one of {', '.join(requested)}",
             hint=f"add it to targets: of the spec, or run: ortprep prepare {spec.name}"
             if only in KNOWN_TARGETS
             else f"ortprep prepare {spec.name}",
         )
-    missing = {target: "left out by --target" for target in wanted if only not in (None, target)}
-    reasons = {target: unavailable_reason(target) for target in wanted if target not in missing}
+    missing = {target: "left out by --target" for target in requested if only not in (None, target)}
+    reasons = {target: unavailable_reason(target) for target in requested if target not in missing}
     lacking = {target: reason for target, reason in reasons.items() if reason is not None}
     named = spec.targets != "auto" or only is not None
     if lacking and named and not skip_unavailable:
-        raise _unavailable(spec.name, lacking, wanted=wanted)
+        raise _unavailable(spec.name, lacking, requested=requested)
     if named:
         missing |= lacking
     targets = tuple(
         target for target in reversed(KNOWN_TARGETS) if target in reasons and target not in lacking
     )
     if not targets:
-        raise _unavailable(spec.name, lacking, wanted=wanted)
+        raise _unavailable(spec.name, lacking, requested=requested)
     return Plan(spec=spec, targets=targets, missing=missing)
 
 
@@ -190,8 +190,8 @@ def build_plans(
     return tuple(plans)
 
 
-def _unavailable(name: str, lacking: dict[str, str], *, wanted: tuple[str, ...]) -> SpecError:
-    nothing_left = len(lacking) == len(wanted)
+def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:
+    nothing_left = len(lacking) == len(requested)
     lines = "\n".join(f"  {target}: {reason}" for target, reason in lacking.items())
     return SpecError(
         f"target not available on this machine: {', '.join(lacking)} of {name}\n{lines}",

@@ -45,7 +45,7 @@ def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explana
 
 
 def _is_new(task: Task) -> bool:
-    """Says whether something before the task was never done, so that its own key is not known yet."""
+    """Returns whether something before the task was never done, so that its own key is not known yet."""
     return any(read_receipt(receipt_path(task.artifacts, task.model, id_)) is None for id_ in task.requires)
 
 
@@ -58,12 +58,12 @@ def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
 
 def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
     """Yields explanations as lines for a person; a model that is all new or all up to date takes one."""
-    for model, group in groupby(explanations, lambda one: one.model):
+    for model, group in groupby(explanations, lambda explanation: explanation.model):
         tasks = tuple(group)
-        stale = [one for one in tasks if one.reasons]
+        stale = [explanation for explanation in tasks if explanation.reasons]
         if not stale:
             yield f"{model}: up to date, {_count_stages(tasks)}"
-        elif all(one.is_new for one in tasks):
+        elif all(explanation.is_new for explanation in tasks):
             yield f"{model}: never done; runs {_count_stages(tasks)}"
         else:
             yield from _format_stale(stale)
@@ -79,5 +79,5 @@ def _format_stale(stale: Iterable[Explanation]) -> Iterator[str]:
 
 def _count_stages(tasks: Iterable[Explanation]) -> str:
     """Returns the stages in order, each with its number of tasks where that is more than one."""
-    counts = Counter(one.task.stage for one in tasks)
+    counts = Counter(explanation.task.stage for explanation in tasks)
     return ", ".join(f"{stage} ({count})" if count > 1 else stage for stage, count in counts.items())

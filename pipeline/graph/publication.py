@@ -27,31 +27,35 @@ def publish_model(task: Task, say: Callable[[str], None]) -> None:
         PipelineError: What `publish` and `promote` of `ortprep.registry` raise.
     """
     spec = task.plan.spec
-    wanted = spec.publish
-    assert wanted is not None
-    signer = None if wanted.sign is None else _located(parse_signer(wanted.sign), spec.folder)
-    required = wanted.require_signature
+    publish_spec = spec.publish
+    assert publish_spec is not None
+    signer = None if publish_spec.sign is None else _located(parse_signer(publish_spec.sign), spec.folder)
+    required = publish_spec.require_signature
     verifier = None if required is None else _located(parse_verifier(required), spec.folder)
-    registry = wanted.registry if "://" in wanted.registry else str(spec.folder / wanted.registry)
+    registry = (
+        publish_spec.registry if "://" in publish_spec.registry else str(spec.folder / publish_spec.registry)
+    )
     with open_catalogue(registry) as catalogue:
-        published = publish(task.folder, catalogue, label=wanted.label, signer=signer, verifier=verifier)
+        published = publish(
+            task.folder, catalogue, label=publish_spec.label, signer=signer, verifier=verifier
+        )
         version = published.version
         sent = (
             f"{published.uploaded_bytes / 2**20:.1f} MB uploaded" if published.uploaded_bytes else "as it was"
         )
         say(f"{spec.name}@{version.label}: {version.digest}, {sent}")
-        if wanted.alias is not None:
+        if publish_spec.alias is not None:
             reference = VersionRef(spec.name, version.digest)
-            gate = PromotionGate(wanted.max_regression, verifier=verifier)
-            promote(reference, wanted.alias, catalogue, gate=gate, signer=signer)
-            say(f"{spec.name}@{wanted.alias}: {version.digest}")
+            gate = PromotionGate(publish_spec.max_regression, verifier=verifier)
+            promote(reference, publish_spec.alias, catalogue, gate=gate, signer=signer)
+            say(f"{spec.name}@{publish_spec.alias}: {version.digest}")
 
 
 def _located(method: SignatureMethod, folder: Path) -> SignatureMethod:
     """Returns the method with its files relative to the spec."""
 
     def locate(value: Any) -> Any:
-        return [str(folder / one) for one in value] if isinstance(value, list) else str(folder / value)
+        return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / value)
 
     options = {
         name: locate(value) if name in PATH_OPTIONS else value for name, value in method.options.items()

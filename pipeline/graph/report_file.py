@@ -52,11 +52,11 @@ def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[Repor
 
 
 def is_report_current(manifests: Sequence[Path], out: Path) -> bool:
-    """Says whether a report was made of exactly these files, by this version."""
+    """Returns whether a report was made of exactly these files, by this version."""
     try:
         with out.open("rb") as file:
-            found = _INPUTS.search(file.read(_HEAD_BYTES))
-        return found is not None and found.group(1).decode() == _digest(manifests)
+            match = _INPUTS.search(file.read(_HEAD_BYTES))
+        return match is not None and match.group(1).decode() == _digest(manifests)
     except OSError:
         return False
 
@@ -66,5 +66,9 @@ def _digest(manifests: Sequence[Path]) -> str:
 
 
 def _inputs(manifests: Iterable[Path]) -> list[Path]:
-    beside = [path for one in manifests for path in (one.parent / LOADER_FILE, *_receipt_files(one.parent))]
+    beside = [
+        path
+        for manifest in manifests
+        for path in (manifest.parent / LOADER_FILE, *_receipt_files(manifest.parent))
+    ]
     return [*manifests, *(path for path in beside if path.is_file())]

@@ -26,7 +26,7 @@ def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple
     Raises:
         SpecError: A model's spec asks for no search.
     """
-    found = []
+    searches = []
     searched = [any(task.id.stage == "tune" for task in tasks) for tasks in builds]
     for tasks in builds:
         own = [task for task in tasks if task.id.stage == "tune"]
@@ -35,8 +35,8 @@ def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple
                 f"nothing is searched for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
                 hint="tune: {max_trials: 100}   # in its spec",
             )
-        found += own
-    return tuple(found)
+        searches += own
+    return tuple(searches)
 
 
 def read_search(task: Task) -> TuningRecord:
@@ -75,14 +75,14 @@ def find_search(tasks: Sequence[Task], variant: str | None) -> Task:
     Raises:
         SpecError: The variant is not searched.
     """
-    found = next((task for task in tasks if variant in (None, task.id.variant)), None)
-    if found is None:
+    search = next((task for task in tasks if variant in (None, task.id.variant)), None)
+    if search is None:
         names = ", ".join(str(task.id.variant) for task in tasks)
         raise SpecError(
             f"no such variant of {tasks[0].model}: {variant}\n  expected one of {names}",
             hint=f"ortprep trial {tasks[0].model} N --variant {tasks[0].id.variant}",
         )
-    return found
+    return search
 
 
 def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[str], None]) -> Remeasurement:

@@ -103,7 +103,7 @@ class QuantizeSpec(SpecSection):
 
 
 class ThresholdsSpec(SpecSection):
-    """How near an output must be to the unconverted source's; null asks nothing."""
+    """How near an output must be to the unconverted source's; null sets no threshold."""
 
     max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
     mean_abs: NotNegative | None = Field(default=None, description="Largest mean absolute difference.")
@@ -185,7 +185,7 @@ class ConvertSpec(SpecSection):
     @classmethod
     def _different(cls, value: Any) -> Any:
         if isinstance(value, tuple) and (
-            not all(value) or any(one in value[:index] for index, one in enumerate(value))
+            not all(value) or any(binding in value[:index] for index, binding in enumerate(value))
         ):
             raise ValueError("expected mappings that differ and are not empty")
         return value
@@ -202,5 +202,5 @@ class ConvertSpec(SpecSection):
 
     def precisions(self, target: str) -> tuple[str, ...]:
         """Returns what is made for a target besides fp32, in the order of the spec."""
-        given = self.precision.get(target, ()) if isinstance(self.precision, Mapping) else self.precision
-        return (given,) if isinstance(given, str) else given
+        chosen = self.precision.get(target, ()) if isinstance(self.precision, Mapping) else self.precision
+        return (chosen,) if isinstance(chosen, str) else chosen

@@ -61,7 +61,7 @@ class HardwareKind(SpecSection):
     )
 
     def fits(self, labels: Mapping[str, str], resources: Mapping[str, float]) -> bool:
-        """Says whether a node with these labels and total resources (`CPU`, `GPU`, …) is of this kind."""
+        """Returns whether a node with these labels and total resources (`CPU`, `GPU`, …) is of this kind."""
         devices = ("CPU", "GPU") if self.target == "cuda" else ("CPU",)
         if any(resources.get(device, 0) < 1 for device in devices):
             return False
@@ -93,8 +93,8 @@ DEFAULT_FLEET = Fleet(hardware={target: HardwareKind(target=target) for target i
 def _is_selected(selector: str, value: str | None) -> bool:
     negated, inner = selector.startswith("!"), selector.removeprefix("!")
     is_list = inner.startswith("in(")
-    wanted = [one.strip() for one in inner[3:-1].split(",")] if is_list else [inner]
-    return (value in wanted) != negated
+    values = [part.strip() for part in inner[3:-1].split(",")] if is_list else [inner]
+    return (value in values) != negated
 
 
 def read_fleet(path: Path | None, *, configs: Path) -> Fleet:

@@ -47,12 +47,12 @@ class HubAddress:
 
 
 def is_commit(revision: str) -> bool:
-    """Says whether a revision is a whole commit: 40 lower-case hexadecimal digits."""
+    """Returns whether a revision is a whole commit: 40 lower-case hexadecimal digits."""
     return _COMMIT.fullmatch(revision) is not None
 
 
 def is_hub_url(url: str) -> bool:
-    """Says whether a URL names a file on the Hub."""
+    """Returns whether a URL names a file on the Hub."""
     return url.lower().startswith(HUB_SCHEME) and "::" not in url
 
 
@@ -65,15 +65,15 @@ def parse_hub_url(url: str) -> HubAddress:
     Raises:
         ValueError: The URL has neither form, or two revisions.
     """
-    found = _ADDRESS.fullmatch(url)
-    path = "" if found is None else found[3]
-    if found is None or any(part in ("", ".", "..") for part in path.split("/")):
+    match = _ADDRESS.fullmatch(url)
+    path = "" if match is None else match[3]
+    if match is None or any(part in ("", ".", "..") for part in path.split("/")):
         raise ValueError("expected hf://ORG/REPO/PATH.onnx, with @REVISION after it")
     last = _REVISION_LAST.fullmatch(path)
     if last is None:
-        return HubAddress(found[1], path, None if found[2] is None else unquote(found[2]))
+        return HubAddress(match[1], path, None if match[2] is None else unquote(match[2]))
     if not last[2]:
         raise ValueError("expected a revision after @, got none")
-    if found[2] is not None:
-        raise ValueError(f"expected one revision, got {found[2]!r} and {last[2]!r}")
-    return HubAddress(found[1], last[1], last[2])
+    if match[2] is not None:
+        raise ValueError(f"expected one revision, got {match[2]!r} and {last[2]!r}")
+    return HubAddress(match[1], last[1], last[2])

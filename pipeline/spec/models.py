@@ -54,9 +54,9 @@ class SourceSpec(SpecSection):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SourceSpec:
-        given = [kind for kind in ("path", "url", "demo") if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"expected exactly one of path, url, demo; got {', '.join(given) or 'none'}")
+        kinds = [kind for kind in ("path", "url", "demo") if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"expected exactly one of path, url, demo; got {', '.join(kinds) or 'none'}")
         return self
 
 
@@ -113,13 +113,13 @@ class VerifySpec(SpecSection):
 
     def tolerances(self) -> dict[str, Tolerance]:
         """Returns the tolerances by output, "" for outputs without their own."""
-        own = {name: Tolerance(one.rtol, one.atol) for name, one in self.outputs.items()}
+        own = {name: Tolerance(tolerance.rtol, tolerance.atol) for name, tolerance in self.outputs.items()}
         return {"": Tolerance(self.rtol, self.atol), **own}
 
     def tolerance_of(self, output: str) -> Tolerance:
         """Returns an output's tolerance; tensors of a sequence or map, `NAME[…]`, have that of `NAME`."""
-        known = self.tolerances()
-        return known.get(output) or known.get(output.partition("[")[0]) or known[""]
+        tolerances = self.tolerances()
+        return tolerances.get(output) or tolerances.get(output.partition("[")[0]) or tolerances[""]
 
 
 class OptimizeSpec(SpecSection):
@@ -305,7 +305,7 @@ class ModelSpec(SpecSection):
 
     def _count_shapes(self) -> int:
         """Returns the number of declared sets of shapes: the k-th shapes of all inputs are one set."""
-        columns = [wanted.shapes for wanted in self.inputs.values() if wanted.shapes]
+        columns = [input_spec.shapes for input_spec in self.inputs.values() if input_spec.shapes]
         count = max((len(column) for column in columns), default=1)
         return len({tuple(column[index % len(column)] for column in columns) for index in range(count)})
 

@@ -11,7 +11,7 @@ from ortprep.errors import SpecError
 Place = tuple[str | int, ...]
 """Position of a value in a file: keys and list indices from the top."""
 
-MAX_TOLD = 200
+MAX_REPORTED = 200
 """Maximum number of problems in one error."""
 
 SHOWN_CHARACTERS = 60
@@ -57,7 +57,7 @@ def build_error(problems: Iterable[Problem]) -> SpecError:
     files = list(dict.fromkeys(problem.file for problem in unique))
     count = "1 problem" if len(unique) == 1 else f"{len(unique)} problems"
     what = f"bad spec: {files[0]}" if len(files) == 1 else f"bad specs: {len(files)} files"
-    lines = "".join(f"\n  {problem}" for problem in unique[:MAX_TOLD])
-    if len(unique) > MAX_TOLD:
-        lines += f"\n  … and {len(unique) - MAX_TOLD} more"
+    lines = "".join(f"\n  {problem}" for problem in unique[:MAX_REPORTED])
+    if len(unique) > MAX_REPORTED:
+        lines += f"\n  … and {len(unique) - MAX_REPORTED} more"
     return SpecError(f"{what} ({count}){lines}", hint="ortprep schema   # every key and what it takes")

@@ -94,14 +94,14 @@ def list_sources(folder: Path) -> dict[str, ModelSpec | None]:
 
     Files that cannot be read, or are no specs, are left out; a folder that does not exist has none.
     """
-    found: dict[str, ModelSpec | None] = {}
+    specs: dict[str, ModelSpec | None] = {}
     paths = _spec_files(folder) if folder.is_dir() else []
     for document in map(_read_document, paths):
         own = {key: document.data.get(key) for key in _OWN_KEYS}
         if isinstance(own["name"], str):
             spec, _ = validate(own, onnxruntime=None)
-            found[own["name"]] = None if spec is None else spec.located_in(folder)
-    return found
+            specs[own["name"]] = None if spec is None else spec.located_in(folder)
+    return specs
 
 
 def _list_specs(folder: Path) -> list[Path]:
@@ -164,10 +164,10 @@ def _read(path: Path, defaults: YamlDocument) -> _Outcome:
     return replace(outcome, spec=spec.located_in(path.parent, file=path.name))
 
 
-def _combine(document: YamlDocument, found: Iterable[Problem]) -> tuple[Problem, ...]:
+def _combine(document: YamlDocument, others: Iterable[Problem]) -> tuple[Problem, ...]:
     """Joins a document's own problems with those of its data that do not follow from them."""
-    told = {(problem.file, problem.line, problem.place) for problem in document.problems}
-    return (*document.problems, *(p for p in found if (p.file, p.line, p.place) not in told))
+    reported = {(problem.file, problem.line, problem.place) for problem in document.problems}
+    return (*document.problems, *(p for p in others if (p.file, p.line, p.place) not in reported))
 
 
 def _read_defaults(path: Path) -> YamlDocument:
@@ -190,14 +190,15 @@ def _read_defaults(path: Path) -> YamlDocument:
 
 
 def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: Path) -> None:
-    known = [outcome.name or outcome.path.stem for outcome in outcomes]
-    unknown = [name for name in names if name not in known]
+    known_names = [outcome.name or outcome.path.stem for outcome in outcomes]
+    unknown = [name for name in names if name not in known_names]
     if not unknown:
         return
-    near = difflib.get_close_matches(unknown[0], known, n=1)
+    near = difflib.get_close_matches(unknown[0], known_names, n=1)
     raise SpecError(
-        f"no such model: {', '.join(unknown)}\n  expected a name of a spec in {folder}: {', '.join(known)}",
-        hint=f"ortprep prepare {near[0] if near else known[0]}",
+        f"no such model: {', '.join(unknown)}\n"
+        f"  expected a name of a spec in {folder}: {', '.join(known_names)}",
+        hint=f"ortprep prepare {near[0] if near else known_names[0]}",
     )
 
 

@@ -47,14 +47,16 @@ def hide_queries_in_logs(logger: str = "urllib3.connectionpool") -> None:
 def _hide_queries(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
         record.args = tuple(
-            one if isinstance(one, int | float) or "?" not in str(one) else str(one).partition("?")[0] + "?…"
-            for one in record.args
+            argument
+            if isinstance(argument, int | float) or "?" not in str(argument)
+            else str(argument).partition("?")[0] + "?…"
+            for argument in record.args
         )
     return True
 
 
 def has_credentials(url: str) -> bool:
-    """Says whether `url` carries a password, or for http and https any user part (it may be a token)."""
+    """Returns whether `url` carries a password, or for http and https any user part (it may be a token)."""
     return any(_link_has_credentials(link) for link in _LINK_BORDER.split(url))
 
 

@@ -89,9 +89,12 @@ def warn_if_newer(runtime: object, *, version: str | None) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _warn(version: str, unlisted: tuple[str, ...]) -> None:
-    taken = f"; taken unchecked: {', '.join(unlisted)}" if unlisted else ""
+    unchecked = f"; taken unchecked: {', '.join(unlisted)}" if unlisted else ""
     log.warning(
-        "ONNX Runtime %s is newer than %s, the last one whose options are listed%s", version, NEWEST, taken
+        "ONNX Runtime %s is newer than %s, the last one whose options are listed%s",
+        version,
+        NEWEST,
+        unchecked,
     )
 
 

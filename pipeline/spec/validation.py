@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.problems import MAX_TOLD, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
+from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.schema import known_keys
 from ortprep.spec.session_options import find_option_problems
@@ -57,7 +57,7 @@ def _reword(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...
     """Rewords pydantic's list: one fault per place, the alternatives of a union joined by "or"."""
     words: dict[Place, dict[str, str]] = {}
     doubtful: set[Place] = set()
-    for detail in details[:MAX_TOLD]:
+    for detail in details[:MAX_REPORTED]:
         place, exact = _place_in(data, detail)
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # pydantic counts valid items only, and the others have their own problems
@@ -67,8 +67,8 @@ def _reword(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...
     # That an alternative of a union failed says less than what failed inside another alternative.
     outer = {inner[:depth] for inner in words for depth in range(len(inner))} & doubtful
     return tuple(
-        (place, " or ".join(found).replace(" or expected", " or") + next(iter(found.values())))
-        for place, found in words.items()
+        (place, " or ".join(alternatives).replace(" or expected", " or") + next(iter(alternatives.values())))
+        for place, alternatives in words.items()
         if place not in outer
     )
 

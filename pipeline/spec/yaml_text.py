@@ -211,8 +211,8 @@ class _Reading:
         key = self.read(node, place) if isinstance(node, yaml.ScalarNode) else None
         if isinstance(key, str):
             return key
-        shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-        self._complain(node, place, f'expected a string as key, got {shown}; write it in quotes: "{shown}"')
+        text = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+        self._complain(node, place, f'expected a string as key, got {text}; write it in quotes: "{text}"')
         return None
 
     def _read_scalar(self, node: yaml.Node, place: Place) -> str | int | float | bool | None:

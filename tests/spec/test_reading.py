@@ -9,7 +9,7 @@ import pytest
 
 from ortprep.errors import SpecError
 from ortprep.spec import reading
-from ortprep.spec.problems import MAX_TOLD
+from ortprep.spec.problems import MAX_REPORTED
 from ortprep.spec.reading import read_spec, read_specs
 
 GOOD = "name: good\nsource: {demo: resnet50}\n"
@@ -193,7 +193,7 @@ def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_file_of_nothing_but_mistakes_is_told_in_part(tmp_path: Path) -> None:
     lines = problems_of(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(5000)))
-    assert len(lines) == MAX_TOLD
+    assert len(lines) == MAX_REPORTED
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:

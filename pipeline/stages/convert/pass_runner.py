@@ -62,11 +62,11 @@ def run_pass(
         ChildError: Its process died, or passed the spec's deadline.
     """
     description = parent.description
-    said = require_memory(
+    message = require_memory(
         call.name, description.source.initializer_bytes, external=description.interface.external
     )
-    if said is not None:
-        context.say(said)
+    if message is not None:
+        context.say(message)
     shutil.rmtree(written.parent, ignore_errors=True)
     written.parent.mkdir(parents=True)
     request = call.make_request(source=str(source or parent.path), written=str(written))
@@ -120,13 +120,13 @@ def describe_converted(model: Path, parent: Graph, *, digest: Any, name: str) ->
     """
     inspection = inspect_file(model, name=name)
     files = describe_files(model.parent, digest)
-    own = next(entry for entry in files if entry.path == model.name)
+    model_file = next(entry for entry in files if entry.path == model.name)
     source = dataclasses.replace(
         parent.description.source,
         kind="convert",
         location=model.name,
-        sha256=own.sha256,
-        files=(own, *(entry for entry in files if entry is not own)),
+        sha256=model_file.sha256,
+        files=(model_file, *(entry for entry in files if entry is not model_file)),
         opsets=inspection.opsets,
         ir_version=inspection.ir_version,
         operators=inspection.operators,

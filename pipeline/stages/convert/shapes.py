@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _AXIS = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 
-def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
+def bind_shapes(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of a `BindRequest`: writes a model whose inputs have fewer symbolic dimensions, or none.
 
     Outputs that have one of those dimensions get the size too, or whatever shape inference then finds.
@@ -35,9 +35,9 @@ def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
 
     from ortprep.stages.core.graphs.graph_walk import name_nodes
 
-    wanted = decode(BindRequest, request)
-    source, written = Path(wanted.source), Path(wanted.written)
-    sizes = resolve_dimensions(read_inputs(source), wanted.dimensions)
+    request = decode(BindRequest, data)
+    source, written = Path(request.source), Path(request.written)
+    sizes = resolve_dimensions(read_inputs(source), request.dimensions)
     model, light = onnx.load(source, load_external_data=False), read_skeleton(source)
     skeleton = onnx.ModelProto.FromString(light)
     name_nodes(model)
@@ -60,7 +60,7 @@ def bind_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def resolve_dimensions(inputs: tuple[TensorSpec, ...], wanted: Mapping[str, int]) -> dict[str, int]:
+def resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, int]) -> dict[str, int]:
     """Returns sizes by the names of symbolic dimensions, and by `INPUT[AXIS]` only where there is no name.
 
     Raises:
@@ -74,7 +74,7 @@ def resolve_dimensions(inputs: tuple[TensorSpec, ...], wanted: Mapping[str, int]
         if name is not None
     }
     bound: dict[str, int] = {}
-    for key, size in wanted.items():
+    for key, size in dimensions.items():
         name = key if key in called else axes.get(key)
         if name is None:
             raise _unknown(key, size, inputs)

@@ -62,22 +62,22 @@ class ConvertStage:
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the graph it begins with and, for a precision, the source's answers."""
-        wanted = _variant(plan, variant)
-        graph = source_task(plan, wanted.parent)
-        if not _changes_precision(wanted):
+        variant_plan = _variant(plan, variant)
+        graph = source_task(plan, variant_plan.parent)
+        if not _changes_precision(variant_plan):
             return (graph,)
         return (graph, TaskId("verify", reference_variant(plan)))
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
-        wanted, convert, target = _variant(plan, variant), _section(plan), target_of(plan, variant)
+        variant_plan, convert, target = _variant(plan, variant), _section(plan), target_of(plan, variant)
         libraries = {**runtime_versions(target), **installed_versions(*_LIBRARIES)}
-        if wanted.is_bucket:
-            return {"binding": dict(wanted.binding), "tools": libraries}
-        if not _changes_precision(wanted):
+        if variant_plan.is_bucket:
+            return {"binding": dict(variant_plan.binding), "tools": libraries}
+        if not _changes_precision(variant_plan):
             fusion = None if convert.fusion is None else convert.fusion.model_dump(mode="json")
-            return {"fusion": fusion, "binding": dict(wanted.binding), "tools": libraries}
-        steps = plan_steps(wanted.precision, convert.ladder)
+            return {"fusion": fusion, "binding": dict(variant_plan.binding), "tools": libraries}
+        steps = plan_steps(variant_plan.precision, convert.ladder)
         others = [name for name in convert.precisions(target) if name in steps[1:]]
         return {
             **gate_key(plan.spec),
@@ -106,15 +106,15 @@ class ConvertStage:
         if not _changes_precision(variant):
             return _bind_and_fuse(context, convert, parent, record)
         steps = _descend(context, convert, parent)
-        taken = steps[-1]
+        last_step = steps[-1]
         record = dataclasses.replace(
             record,
             asked=variant.precision,
-            precision=taken.precision,
+            precision=last_step.precision,
             steps=steps,
             gate=thresholds_of(gate_of(context.spec)),
         )
-        reason = why_not_needed(taken.precision, _other_precisions(context, convert))
+        reason = why_not_needed(last_step.precision, _other_precisions(context, convert))
         if reason is not None:
             context.say(f"left out: {reason}")
             return {LEFT_OUT: reason, "record": encode(record)}
@@ -231,7 +231,7 @@ def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[Pre
                     _put_in_place(attempts.written, context.folder)
                 return tuple(tried)
             context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
-    raise _nothing_holds(context, convert, tried, hint=attempts.hint)
+    raise _no_precision_holds(context, convert, tried, hint=attempts.hint)
 
 
 def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> PrecisionAttempts:
@@ -282,7 +282,7 @@ def _result(
     return dict(encode(ConvertResult(converted, record)))
 
 
-def _nothing_holds(
+def _no_precision_holds(
     context: Context, convert: ConvertSpec, tried: Sequence[PrecisionStep], *, hint: str | None
 ) -> StageError:
     reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)

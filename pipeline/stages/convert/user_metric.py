@@ -104,18 +104,18 @@ def metric_files(metric: str, folder: Path) -> tuple[Path, ...]:
     return tuple(base.parent.glob("*.py")) if base.with_name(f"{base.name}.py").is_file() else ()
 
 
-def call_metric(request: Mapping[str, Any]) -> dict[str, float]:
+def call_metric(data: Mapping[str, Any]) -> dict[str, float]:
     """Child function of `run_user_metric`: its arguments as JSON types in, `value` out.
 
     Raises:
         StageError: The function cannot be found, raised, or returned no finite number.
         BundleError: A sample cannot be read.
     """
-    wanted = decode(_MetricRequest, request)
-    inputs = [_to_common(read_tensors(Path(sample))) for sample in wanted.samples]
-    expected, got = ([_read_arrays(answers) for answers in side] for side in (wanted.expected, wanted.got))
-    module, _, function = wanted.metric.partition(":")
-    sys.path.insert(0, wanted.folder)
+    request = decode(_MetricRequest, data)
+    inputs = [_to_common(read_tensors(Path(sample))) for sample in request.samples]
+    expected, got = ([_read_arrays(answers) for answers in side] for side in (request.expected, request.got))
+    module, _, function = request.metric.partition(":")
+    sys.path.insert(0, request.folder)
     sys.dont_write_bytecode = True  # the folder is the user's
     try:
         value = getattr(importlib.import_module(module), function)(inputs, expected, got)
@@ -124,9 +124,9 @@ def call_metric(request: Mapping[str, Any]) -> dict[str, float]:
     except (Exception, SystemExit) as error:
         lines = "".join(traceback.format_exception(error, limit=-2)).rstrip()
         raise StageError(
-            f"{_FIELD} failed: {wanted.metric}\n{textwrap.indent(lines, '  ')}", hint=_HINT
+            f"{_FIELD} failed: {request.metric}\n{textwrap.indent(lines, '  ')}", hint=_HINT
         ) from error
-    return {"value": _to_number(wanted.metric, value)}
+    return {"value": _to_number(request.metric, value)}
 
 
 def _to_number(metric: str, value: Any) -> float:

@@ -36,10 +36,13 @@ class AccuracyResult:
 
 def gate_of(spec: ModelSpec) -> Gate:
     """Returns the thresholds of a spec that converts; an output's own ones change the common ones."""
-    given = _section(spec).gate
+    section = _section(spec).gate
     figures = {field.name for field in dataclasses.fields(Thresholds)}
-    common = Thresholds(**given.model_dump(include=figures))
-    own = {name: one.model_dump(include=figures, exclude_unset=True) for name, one in given.outputs.items()}
+    common = Thresholds(**section.model_dump(include=figures))
+    own = {
+        name: thresholds.model_dump(include=figures, exclude_unset=True)
+        for name, thresholds in section.outputs.items()
+    }
     return Gate(common, {name: dataclasses.replace(common, **values) for name, values in own.items()})
 
 
@@ -88,10 +91,10 @@ def judge_accuracy(
     """
     outputs = compare_answers(expected.samples, got.samples)
     gate = _section(spec).gate
-    wanted = gate_of(spec) if of_all else per_sample(gate_of(spec))
-    failures = list(find_gate_failures(wanted, outputs))
+    thresholds = gate_of(spec) if of_all else per_sample(gate_of(spec))
+    failures = list(find_gate_failures(thresholds, outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
-        value = _ask_metric(spec, gate.metric, samples, expected=expected, got=got)
+        value = _run_metric(spec, gate.metric, samples, expected=expected, got=got)
         if not value >= gate.metric_at_least:
             failures.append(
                 f"metric {gate.metric}: {value:.6g}, expected at least {gate.metric_at_least:.6g}"
@@ -99,7 +102,7 @@ def judge_accuracy(
     return AccuracyResult(outputs, tuple(failures))
 
 
-def _ask_metric(
+def _run_metric(
     spec: ModelSpec, metric: str, samples: Sequence[Sample], *, expected: Answers, got: Answers
 ) -> float:
     try:

@@ -63,11 +63,11 @@ def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPl
         return
     changed = convert.fusion is not None or bool(convert.binding)
     base = VariantPlan(target, target, binding=convert.binding, is_converted=changed)
-    own = [
+    converted = [
         replace(base, name=f"{target}-{precision}", precision=precision, parent=target, is_converted=True)
         for precision in convert.precisions(target)
     ]
-    for variant in (base, *own):
+    for variant in (base, *converted):
         yield variant
         for label, bucket in _labelled(convert.buckets):
             yield replace(

@@ -22,13 +22,13 @@ CUDA_LIBRARIES = tuple(
     for library in ("cublas", "cudnn", "cufft", "cuda-runtime")
     for suffix in ("", "-cu12", "-cu13")
 )
-"""Wheels that may bring the libraries ONNX Runtime computes with on CUDA; what the system has is not told."""
+"""Wheels that may bring the libraries that ONNX Runtime computes with on CUDA."""
 
 
 def installed_versions(*packages: str) -> Mapping[str, str]:
     """Returns the versions of those packages that are installed, for a task's key."""
-    found = {package: installed_version(package) for package in packages}
-    return {package: version for package, version in found.items() if version is not None}
+    versions = {package: installed_version(package) for package in packages}
+    return {package: version for package, version in versions.items() if version is not None}
 
 
 @functools.cache

@@ -80,7 +80,7 @@ class OptimizeResult:
 class VerifyResult:
     """Of `verify`.
 
-    Files of the one task that asks the source (see `verify.reference`): the reference, its samples, and
+    Files of the one task that runs the source (see `verify.reference`): the reference, its samples, and
     `golden.npz` with arrays `input:NAME` and `output:NAME`. A converted variant's task leaves a `golden.npz`
     of its own: an input that fits it, and what it answers. The others leave none.
 

@@ -40,8 +40,8 @@ def source_task(plan: Plan, variant: str | None) -> TaskId:
     """Returns the task whose graph a variant is made of; None stands for the source."""
     if variant is None:
         return FETCH
-    wanted = plan.variant_plans[variant]
-    return TaskId("convert", variant) if wanted.is_converted else source_task(plan, wanted.parent)
+    variant_plan = plan.variant_plans[variant]
+    return TaskId("convert", variant) if variant_plan.is_converted else source_task(plan, variant_plan.parent)
 
 
 def read_source(context: Context) -> Graph:

@@ -79,8 +79,8 @@ class FsspecFile:
         if info.get("type") == "directory":
             raise self._failure(IsADirectoryError())
         size = info.get("size")
-        known = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
-        return (size if isinstance(size, int) else None), (repr((size, known)) if known else None)
+        stamps = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
+        return (size if isinstance(size, int) else None), (repr((size, stamps)) if stamps else None)
 
     def _failure(self, error: Exception) -> SourceError | TransferError:
         what = next((text for kind, text in _FINAL if isinstance(error, kind)), None)

@@ -113,7 +113,7 @@ def pin(address: HubAddress) -> HubAddress:
         return address
     entry = _entry(address)
     try:
-        commit = _ask(address)
+        commit = _resolve_commit(address)
     except TransferError as error:
         commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
         if not is_commit(commit):
@@ -130,7 +130,7 @@ def pin(address: HubAddress) -> HubAddress:
     return replace(address, revision=commit)
 
 
-def _ask(address: HubAddress) -> str:
+def _resolve_commit(address: HubAddress) -> str:
     client = _client()
     kind, _, rest = address.repository.partition("/")
     with _explained(address):

@@ -89,21 +89,21 @@ def find_index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
         if item.name not in held and item.type.tensor_type.elem_type in _INTEGERS
     ]
     scope = _Scope({name: frozenset({name}) for name in names})
-    found: dict[str, int] = {}
-    _follow(graph, scope, found)
-    return {name: found[name] for name in names if name in found}
+    bounds: dict[str, int] = {}
+    _follow(graph, scope, bounds)
+    return {name: bounds[name] for name in names if name in bounds}
 
 
-def _follow(graph: onnx.GraphProto, scope: _Scope, found: dict[str, int]) -> None:
+def _follow(graph: onnx.GraphProto, scope: _Scope, bounds: dict[str, int]) -> None:
     scope.sizes.update({tensor.name: tuple(tensor.dims) for tensor in graph.initializer})
     scope.sizes.update({sparse.values.name: tuple(sparse.dims) for sparse in graph.sparse_initializer})
     for node in graph.node:
         for indices, bound in _lookups(node, scope.sizes):
             for name in scope.origins.get(indices, frozenset()):
-                found[name] = min(bound, found.get(name, bound))
+                bounds[name] = min(bound, bounds.get(name, bound))
         _carry(node, scope)
         for inner in subgraphs(node):
-            _follow(inner, scope.inner(), found)
+            _follow(inner, scope.inner(), bounds)
 
 
 def _carry(node: onnx.NodeProto, scope: _Scope) -> None:

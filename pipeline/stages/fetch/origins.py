@@ -58,7 +58,7 @@ def origin_of(url: str) -> Origin:
 
 
 def is_file_url(url: str) -> bool:
-    """Says whether a URL names a file of this machine."""
+    """Returns whether a URL names a file of this machine."""
     return url.lower().startswith("file://")
 
 

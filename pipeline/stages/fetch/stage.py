@@ -207,9 +207,9 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
 
 
 def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
-    """Returns what is held against the model, so that a spec which no longer fits is told here, once.
+    """Returns what is compared with the model, so that `fetch` reports a spec that no longer fits.
 
-    A remote model is not downloaded again for it: then the stages that use it tell.
+    A remote model is not downloaded again for it: then the stages that use it report it.
     """
     convert = spec.convert
     conversion = (
@@ -262,8 +262,8 @@ def _local_path(spec: ModelSpec) -> Path:
 
 
 def _no_path(spec: ModelSpec, reason: str) -> SourceError:
-    shown = spec.source.path or redact_url(spec.source.url or "")
-    return SourceError(f"no path of a file: {shown}\n  {reason}", hint=_path_hint(spec))
+    location = spec.source.path or redact_url(spec.source.url or "")
+    return SourceError(f"no path of a file: {location}\n  {reason}", hint=_path_hint(spec))
 
 
 def _path_hint(spec: ModelSpec) -> str:

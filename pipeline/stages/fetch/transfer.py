@@ -53,7 +53,7 @@ def guard_reads(
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an exception says, in one line."""
+    """Returns the first line of an exception's message."""
     return (str(error) or type(error).__name__).splitlines()[0][:300]
 
 
@@ -196,7 +196,7 @@ def retry_request(request: Callable[[], T], name: str, retry: RetryPolicy) -> T:
 
     Args:
         request: Raises `TransferError` if it is worth repeating.
-        name: What is asked for, as it may be shown.
+        name: The requested file as it may be shown.
         retry: Limits of the retries.
 
     Raises:

@@ -120,11 +120,11 @@ class WebFile:
         version = etag if etag.startswith('"') else headers.get("Last-Modified")
         start = 0
         if response.status_code == 206:
-            found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
-            if found is None:
+            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+            if match is None:
                 raise TransferError("the server sent a part of the file without saying which")
-            start = int(found[1])
-            size_bytes = int(found[2]) if found[2] != "*" else None
+            start = int(match[1])
+            size_bytes = int(match[2]) if match[2] != "*" else None
         # What arrived before a cut is kept; `fetch_file` compares the length itself.
         response.raw.enforce_content_length = False
         read = partial(response.raw.read, decode_content=False)

@@ -54,7 +54,7 @@ def device_of(contenders: Sequence[Contender]) -> str:
 
 
 def is_shipped_as_asked(variant: VariantPlan) -> bool:
-    """Says whether a variant is shipped, faster or not: the spec asks for its precision or its sizes."""
+    """Returns whether a variant is shipped, faster or not: the spec asks for its precision or its sizes."""
     return variant.parent is not None or bool(variant.binding)
 
 

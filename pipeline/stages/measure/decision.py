@@ -104,15 +104,15 @@ def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
 
 
 def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
-    return [objective.cost_ms(one) for one in figures]
+    return [objective.cost_ms(run) for run in figures]
 
 
 def _readies(figures: Sequence[Figures]) -> list[float]:
-    return [one.ready_ms for one in figures]
+    return [run.ready_ms for run in figures]
 
 
 def _steadies(figures: Sequence[Figures]) -> list[float]:
-    return [one.steady_ms for one in figures]
+    return [run.steady_ms for run in figures]
 
 
 def _is_faster(shipped: str, samples: Samples) -> bool:
@@ -183,8 +183,8 @@ def _spread(summary: Summary) -> str:
 
 def with_common_start(samples: Samples) -> Samples:
     """Returns figures with one start for all, the median of what came before the session in each process."""
-    start_ms = median([one.start_ms for figures in samples.values() for one in figures])
-    return {plan: tuple(one.with_start(start_ms) for one in figures) for plan, figures in samples.items()}
+    start_ms = median([run.start_ms for figures in samples.values() for run in figures])
+    return {plan: tuple(run.with_start(start_ms) for run in figures) for plan, figures in samples.items()}
 
 
 def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:

@@ -59,11 +59,11 @@ def _location(tensor: onnx.TensorProto) -> str | None:
 def _extents(tensor: onnx.TensorProto) -> list[_Extent]:
     """Returns where a tensor's values are, and the arranged copies of them that prepacking saved."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    found = [(int(entries.get("offset", "0")), int(entries.get("length", values_bytes(tensor))))]
+    extents = [(int(entries.get("offset", "0")), int(entries.get("length", values_bytes(tensor))))]
     for key, value in entries.items():
         if key.startswith("prepacked_"):
-            found += [(int(offset), int(length)) for offset, length in _PREPACKED.findall(value)]
-    return found
+            extents += [(int(offset), int(length)) for offset, length in _PREPACKED.findall(value)]
+    return extents
 
 
 def _plan(extents: list[_Extent]) -> dict[_Extent, int]:
@@ -79,13 +79,13 @@ def _move(data: Path, moves: dict[_Extent, int]) -> None:
     """Moves extents, the last one first and each from its end, and clears what is between them."""
     with data.open("r+b") as file:
         for (old, length), new in reversed(moves.items()):
-            left = length if new != old else 0
-            while left:
-                size = min(left, _PIECE_BYTES)
-                left -= size
-                file.seek(old + left)
+            remaining = length if new != old else 0
+            while remaining:
+                size = min(remaining, _PIECE_BYTES)
+                remaining -= size
+                file.seek(old + remaining)
                 piece = file.read(size)
-                file.seek(new + left)
+                file.seek(new + remaining)
                 file.write(piece)
         ends = [0, *(new + length for (_, length), new in moves.items())]
         for end, start in zip(ends, moves.values(), strict=False):
@@ -100,5 +100,5 @@ def _refer(tensor: onnx.TensorProto, moves: Mapping[_Extent, int]) -> None:
             entry.value = str(moves[values])
         elif entry.key.startswith("prepacked_"):
             entry.value = _PREPACKED.sub(
-                lambda found: f"{moves[int(found[1]), int(found[2])]};{found[2]}", entry.value
+                lambda match: f"{moves[int(match[1]), int(match[2])]};{match[2]}", entry.value
             )

@@ -63,42 +63,42 @@ class SaveResult:
     onnxruntime: str
 
 
-def save_optimized(request: Mapping[str, Any]) -> dict[str, Any]:
+def save_optimized(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, `SaveRequest` to `SaveResult`: writes the file and describes it.
 
     Raises:
         LoadError: ONNX Runtime refuses the model, or cannot write.
     """
-    wanted = decode(SaveRequest, request)
-    path = Path(wanted.folder) / wanted.model
-    if wanted.plan is None:
-        return dict(encode(_describe_saved(wanted, _describe_file(path), ())))
+    request = decode(SaveRequest, data)
+    path = Path(request.folder) / request.model
+    if request.plan is None:
+        return dict(encode(_describe_saved(request, _describe_file(path), ())))
     # The session is dropped at once, so its memory is free before the file is read.
-    build_session(wanted.plan)
-    repairs = _repair(path, wanted)
+    build_session(request.plan)
+    repairs = _repair(path, request)
     graph = _describe_file(path)
     if not graph.external:
         # ONNX Runtime makes the file whether or not a weight is large enough for it.
-        path.with_name(wanted.data).unlink(missing_ok=True)
-    return dict(encode(_describe_saved(wanted, graph, repairs)))
+        path.with_name(request.data).unlink(missing_ok=True)
+    return dict(encode(_describe_saved(request, graph, repairs)))
 
 
 def _describe_saved(
-    wanted: SaveRequest, graph: GraphDescription, repairs: tuple[LintFinding, ...]
+    request: SaveRequest, graph: GraphDescription, repairs: tuple[LintFinding, ...]
 ) -> SaveResult:
     import onnxruntime
 
-    sizes = _file_sizes(Path(wanted.folder))
+    sizes = _file_sizes(Path(request.folder))
     # The source keeps the data files it came with; whatever is written has one.
-    data_files = sizes.keys() - {wanted.model} if wanted.plan is None else {wanted.data}
+    data_files = sizes.keys() - {request.model} if request.plan is None else {request.data}
     context = LintContext(
-        variant=wanted.variant,
+        variant=request.variant,
         data_files=frozenset(data_files),
         file_sizes=sizes,
         opsets=_readable_opsets(),
-        source_operators=frozenset(wanted.source_operators),
-        inputs=wanted.inputs,
-        outputs=wanted.outputs,
+        source_operators=frozenset(request.source_operators),
+        inputs=request.inputs,
+        outputs=request.outputs,
     )
     return SaveResult(
         findings=(*repairs, *lint_graph(graph, context)),
@@ -115,7 +115,7 @@ def _describe_file(path: Path) -> GraphDescription:
     return describe_graph(onnx.ModelProto.FromString(read_skeleton(path)))
 
 
-def _repair(path: Path, wanted: SaveRequest) -> tuple[LintFinding, ...]:
+def _repair(path: Path, request: SaveRequest) -> tuple[LintFinding, ...]:
     """Takes hazards out of the written graph, and aligns its data.
 
     Its large weights are elsewhere, so reading and writing it again is cheap.
@@ -126,21 +126,21 @@ def _repair(path: Path, wanted: SaveRequest) -> tuple[LintFinding, ...]:
     from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 
     model = onnx.load(path, load_external_data=False)
-    copies = remove_copies(model) if wanted.variant == "cuda" else 0
-    phantoms = remove_phantom_inputs(model, wanted.inputs)
-    moved = align_external_data(model, path.with_name(wanted.data))
+    copies = remove_copies(model) if request.variant == "cuda" else 0
+    phantoms = remove_phantom_inputs(model, request.inputs)
+    moved = align_external_data(model, path.with_name(request.data))
     if not copies and not phantoms and not moved:
         return ()
     repaired = path.with_name(f"{path.name}.repaired")
     repaired.write_bytes(model.SerializeToString())
     repaired.replace(path)
-    told = (
+    repairs = (
         ("memcpy-node", copies, "copies between devices that ONNX Runtime adds at every load", "#11348"),
         ("interface", phantoms, "inputs left over from initializers that were optimised away", ""),
     )
     return tuple(
         LintFinding(rule, REPAIRED, path.name, f"taken out: {count} {what}", reference)
-        for rule, count, what, reference in told
+        for rule, count, what, reference in repairs
         if count
     )
 

@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     _find_unportable,
     _find_changed_interface,
 )
-"""Every rule, in the order findings are told."""
+"""Every rule, in the order of their findings."""
 
 
 def _file_references(graph: GraphDescription) -> Iterator[ExternalReference]:

@@ -80,7 +80,9 @@ def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str,
             return read_sample(sample, interface), sample
     sets = shape_sets(spec, interface)
     # A model that is bound to some shapes takes no others; where none is declared, the run says so.
-    fitting = [one for one in sets if all(fits_shape(item, one[item.name]) for item in interface.inputs)]
+    fitting = [
+        shapes for shapes in sets if all(fits_shape(item, shapes[item.name]) for item in interface.inputs)
+    ]
     return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
 
 
@@ -93,6 +95,6 @@ def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | 
             source = "values as declared" if declared.values is not None else "range as declared"
         else:
             source = "values made up"
-        shown = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
+        numbers = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
         more = ", …" if array.size > _SHOWN else ""
-        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {shown}{more}"
+        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"

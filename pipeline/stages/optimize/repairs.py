@@ -39,17 +39,17 @@ def remove_phantom_inputs(model: onnx.ModelProto, inputs: Collection[str]) -> in
         How many were removed.
     """
     graph = model.graph
-    known = {*inputs, *(tensor.name for tensor in graph.initializer)}
-    known |= {tensor.values.name for tensor in graph.sparse_initializer}
-    known |= {name for node in walk_nodes(model) for name in node.input}
-    known |= {value.name for value in graph.output}
-    return _keep(graph.input, [value for value in graph.input if value.name in known])
+    used_names = {*inputs, *(tensor.name for tensor in graph.initializer)}
+    used_names |= {tensor.values.name for tensor in graph.sparse_initializer}
+    used_names |= {name for node in walk_nodes(model) for name in node.input}
+    used_names |= {value.name for value in graph.output}
+    return _keep(graph.input, [value for value in graph.input if value.name in used_names])
 
 
 def _remove_from_graph(graph: onnx.GraphProto, outer: Mapping[str, str]) -> int:
     fixed = {value.name for value in (*graph.input, *graph.output)}
-    found = (*_copied_values(graph), *_doubled_weights(graph))
-    own = {alias: name for alias, name in found if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
+    pairs = (*_copied_values(graph), *_doubled_weights(graph))
+    own = {alias: name for alias, name in pairs if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
     aliases = {**outer, **own}
     removed = _keep(graph.node, [node for node in graph.node if not _is_copy(node, own)])
     removed += _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
@@ -82,12 +82,12 @@ def _is_copy(node: onnx.NodeProto, aliases: Mapping[str, str]) -> bool:
     return node.op_type in COPY_OPERATORS and not aliases.keys().isdisjoint((*node.input, *node.output))
 
 
-def _keep(field: Any, kept: list[Any]) -> int:
+def _keep(field: Any, items: list[Any]) -> int:
     """Replaces a repeated field's items; returns how many went."""
-    removed = len(field) - len(kept)
+    removed = len(field) - len(items)
     if removed:
         del field[:]
-        field.extend(kept)
+        field.extend(items)
     return removed
 
 

@@ -132,24 +132,24 @@ def with_options(
     return replace(versions, minimum=max((versions.minimum, *used), key=version_parts))
 
 
-def needs_of_both(one: Requirements, other: Requirements) -> Requirements:
+def needs_of_both(first: Requirements, second: Requirements) -> Requirements:
     """Returns what a machine needs for two plans of a model on the same providers."""
-    ranges = (one.onnxruntime, other.onnxruntime)
+    ranges = (first.onnxruntime, second.onnxruntime)
     ends = [versions.below for versions in ranges if versions.below is not None]
     return replace(
-        one,
+        first,
         onnxruntime=VersionRange(
             max((versions.minimum for versions in ranges), key=version_parts),
             min(ends, key=version_parts, default=None),
         ),
-        machine=one.machine or other.machine,
-        cpu_features=tuple(dict.fromkeys((*one.cpu_features, *other.cpu_features))),
-        cpu_features_absent=tuple(dict.fromkeys((*one.cpu_features_absent, *other.cpu_features_absent))),
+        machine=first.machine or second.machine,
+        cpu_features=tuple(dict.fromkeys((*first.cpu_features, *second.cpu_features))),
+        cpu_features_absent=tuple(dict.fromkeys((*first.cpu_features_absent, *second.cpu_features_absent))),
     )
 
 
-def _used(known: Iterable[Option], chosen: Collection[str]) -> list[str]:
-    return [option.since for option in known if option.name in chosen]
+def _used(options: Iterable[Option], chosen: Collection[str]) -> list[str]:
+    return [option.since for option in options if option.name in chosen]
 
 
 def _minor_version(version: str) -> tuple[int, int]:

@@ -92,7 +92,7 @@ class OptimizeStage:
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
             context.say(f"step {step.name!r} does not hold: {attempt.outcome.splitlines()[0]}")
-        raise _nothing_holds(job, attempts)
+        raise _no_step_holds(job, attempts)
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that the model is there, and that the step that was taken held.
@@ -101,17 +101,17 @@ class OptimizeStage:
             StageError: It is not, or it did not.
         """
         outcome = decode(OptimizeResult, result)
-        taken = outcome.ladder[-1]
-        if taken.outcome != TAKEN or taken.step != outcome.step:
-            raise StageError(f"no step was taken\n  expected {outcome.step!r}, got {taken.outcome}")
-        if outcome.step != SOURCE and errors_of(taken.findings):
-            raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(taken.findings))}")
+        last_step = outcome.ladder[-1]
+        if last_step.outcome != TAKEN or last_step.step != outcome.step:
+            raise StageError(f"no step was taken\n  expected {outcome.step!r}, got {last_step.outcome}")
+        if outcome.step != SOURCE and errors_of(last_step.findings):
+            raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(last_step.findings))}")
         if not (context.folder / outcome.model).is_file():
             raise StageError(f"no {outcome.model} was written: {context.spec.name}/{context.variant}")
 
 
 def _require_running_source(job: OptimizeJob) -> None:
-    """Tells a model that does not run on these inputs from one that a step of the ladder broke.
+    """Refuses a model that does not run on these inputs: no step of the ladder broke it.
 
     Raises:
         StageError: The source does not run on the CPU, as `verify` would run it.
@@ -162,7 +162,7 @@ def _result_of(
     )
 
 
-def _nothing_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageError:
+def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageError:
     steps: dict[str, list[str]] = {}
     for attempt in attempts:
         steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)

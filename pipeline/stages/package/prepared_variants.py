@@ -106,7 +106,8 @@ def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
     """Returns what a session costs by each plan that was measured, the page cache warm."""
     plans = prepared.measured.measurements[0].plans if prepared.measured else ()
     return {
-        one.plan: one.ready_ms.median + (objective.runs_per_load - 1) * one.steady_ms.median for one in plans
+        figures.plan: figures.ready_ms.median + (objective.runs_per_load - 1) * figures.steady_ms.median
+        for figures in plans
     }
 
 
@@ -140,8 +141,10 @@ def _read_fallback(context: Context) -> MeasureResult | None:
     if measured is None or measured.fallback is None:
         return None
     records = tuple(
-        replace(one, plans=tuple(plan for plan in one.plans if plan.plan in (DEFAULT, PORTABLE)), skipped={})
-        for one in measured.measurements
+        replace(
+            record, plans=tuple(plan for plan in record.plans if plan.plan in (DEFAULT, PORTABLE)), skipped={}
+        )
+        for record in measured.measurements
     )
     return MeasureResult(records, measured.fallback)
 

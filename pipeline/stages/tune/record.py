@@ -21,12 +21,12 @@ from ortprep.tuning.search import PlanSearchResult
 
 
 def build_record(
-    search_context: SearchContext, found: PlanSearchResult, verdict: PlanSelection
+    search_context: SearchContext, result: PlanSearchResult, verdict: PlanSelection
 ) -> TuningRecord:
-    """Returns what a manifest tells of a search."""
+    """Returns the record of a search for the manifest."""
     objective = search_context.objective
-    numbers = {trial.choice: trial.number for trial in found.trials}
-    points = points_of(found.trials, objective, finals=found.finals, anchor=found.anchor)
+    numbers = {trial.choice: trial.number for trial in result.trials}
+    points = points_of(result.trials, objective, finals=result.finals, anchor=result.anchor)
     front = find_front(points)
     limits = {
         "max_private_mb": objective.max_private_mb,
@@ -39,13 +39,13 @@ def build_record(
         limits={name: value for name, value in limits.items() if value is not None},
         knobs={knob.name: knob.values for knob in search_context.space.knobs},
         combinations=search_context.space.combinations,
-        trials=tuple(_record_trial(search_context, found, trial) for trial in found.trials),
+        trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
         beats_default=verdict.beats_default,
         reason=verdict.reason,
-        ended=found.ended,
-        noise=found.noise,
-        elapsed_s=round(found.elapsed_s, 3),
+        ended=result.ended,
+        noise=result.noise,
+        elapsed_s=round(result.elapsed_s, 3),
         front=front,
         break_evens=find_break_evens(front),
         first_phase=None
@@ -54,10 +54,10 @@ def build_record(
     )
 
 
-def _record_trial(search_context: SearchContext, found: PlanSearchResult, trial: Trial) -> TrialRecord:
+def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial: Trial) -> TrialRecord:
     plan = _plan_of(search_context, trial)
     objective = search_context.objective
-    finals, anchors = found.finals.get(trial.choice, ()), found.finals.get(found.anchor, ())
+    finals, anchors = result.finals.get(trial.choice, ()), result.finals.get(result.anchor, ())
     decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
     return TrialRecord(
         number=trial.number,
@@ -93,7 +93,7 @@ def summarise_figures(
     values = summary_values(figures, objective)
     ratios = objective.ratios(figures, anchors)
     return TrialFigures(
-        **{name: summarise(found) for name, found in values.items() if name != "gpu_mb"},
+        **{name: summarise(numbers) for name, numbers in values.items() if name != "gpu_mb"},
         cost_ratio=summarise(ratios),
         gpu_mb=summarise(values["gpu_mb"]) if len(values["gpu_mb"]) == len(figures) else None,
     )

@@ -73,10 +73,10 @@ def _measure(
         "plan": (PlanChoice(tuple(trial.choice.items())), plan),
         "default": (DEFAULT, search_context.plan_of(DEFAULT)),
     }
-    found: dict[str, list[Figures]] = {name: [] for name in plans}
+    figures: dict[str, list[Figures]] = {name: [] for name in plans}
     device = search_context.device
     with measuring(device, on_wait=lambda: search_context.context.say(f"waiting for {device} to be idle")):
         for index in range(rounds):
             for name in order_of_round(tuple(plans), index):
-                found[name].append(search_context.measure_plan(*plans[name]))
-    return found["plan"], found["default"]
+                figures[name].append(search_context.measure_plan(*plans[name]))
+    return figures["plan"], figures["default"]

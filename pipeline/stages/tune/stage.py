@@ -28,7 +28,7 @@ from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.tune.record import build_record
 from ortprep.stages.tune.search_context import SearchContext, open_search
-from ortprep.stages.verify.comparison import ask, describe
+from ortprep.stages.verify.comparison import describe, run_samples
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.budget import SearchLimits
 from ortprep.tuning.journal import Journal
@@ -89,11 +89,11 @@ class TuneStage:
             StageError: The disk is full.
         """
         with open_search(context) as search_context:
-            found = _search(search_context)
-            verdict = choose(search_context.space, search_context.objective, found)
+            search_result = _search(search_context)
+            verdict = choose(search_context.space, search_context.objective, search_result)
             with working():
                 _require_gate(search_context, verdict)
-                record = build_record(search_context, found, verdict)
+                record = build_record(search_context, search_result, verdict)
         context.say(verdict.reason)
         return dict(encode(_hand_on(search_context, verdict, record)))
 
@@ -124,11 +124,11 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
     waiting = _Waiting(lambda: context.say(f"waiting for {device} to be idle"))
 
     def prepare(choice: PlanChoice) -> None:
-        with waiting.counted(working(on_wait=waiting.tell)):
+        with waiting.counted(working(on_wait=waiting.on_wait)):
             search_context.plan_of(choice)
 
     def measure(choice: PlanChoice, deadline_s: float) -> Figures:
-        with waiting.counted(measuring(device, on_wait=waiting.tell)):
+        with waiting.counted(measuring(device, on_wait=waiting.on_wait)):
             figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
         starts.append(figures.start_ms)
         context.progress(min((clock() - began_s) / tune.budget_s, 1.0))
@@ -160,7 +160,7 @@ def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None
     reference = search_context.reference
     plan = search_context.plan_of(verdict.choice)
     with tempfile.TemporaryDirectory(prefix=".answers-", dir=context.folder) as scratch:
-        answers = ask(context, plan, reference.samples, Path(scratch))
+        answers = run_samples(context, plan, reference.samples, Path(scratch))
         judgement = judge_accuracy(
             context.spec,
             reference.samples,
@@ -180,7 +180,7 @@ def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None
 class _Waiting:
     """Seconds that were spent waiting for a device."""
 
-    tell: Callable[[], None]
+    on_wait: Callable[[], None]
     seconds: float = 0.0
 
     @contextmanager

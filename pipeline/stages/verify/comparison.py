@@ -19,7 +19,7 @@ from ortprep.stages.core.contract import Context
 from ortprep.stages.core.inputs.samples import Sample
 
 
-def ask(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: Path) -> Answers:
+def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: Path) -> Answers:
     """Has a session answer every sample, in a process of its own, into a folder.
 
     Raises:
@@ -202,7 +202,7 @@ def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: boo
 
 
 def _is_noise(failure: OutputComparison, noise: OutputError) -> bool:
-    """Says whether a failure is no more than what optimising the source by itself brings."""
+    """Returns whether a failure is no more than what optimising the source by itself brings."""
     # A record's ratio is never infinite: a wrong NaN is written as the largest number there is.
     is_finite = math.isfinite(failure.ratio) and noise.ratio < sys.float_info.max
     return noise.ratio > 1 and is_finite and failure.ratio <= _NOISE_MARGIN * noise.ratio

@@ -1,4 +1,4 @@
-"""The source's answers, and how far they are from its own optimised self: asked once for all variants.
+"""The source's answers, and how far they are from its own optimised self: computed once for all variants.
 
 A session on a large source takes minutes and twice the memory of its weights. So one variant's task runs it
 and keeps the answers and samples for the tasks of the other variants.
@@ -22,7 +22,7 @@ from ortprep.stages.core.inputs.sample_files import fits_interface
 from ortprep.stages.core.inputs.samples import Sample, make_samples
 from ortprep.stages.core.results import ModelInterface
 from ortprep.stages.core.sources import read_fetched
-from ortprep.stages.verify.comparison import ask, build_errors, describe, judge
+from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
 
 SAMPLES_FOLDER = "samples"
 ANSWERS_FOLDER = "reference"
@@ -71,7 +71,7 @@ def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str
 
 
 def reference_variant(plan: Plan) -> str:
-    """Returns the variant whose `verify` asks the source: one on the CPU, as the reference is."""
+    """Returns the variant whose `verify` runs the source: one on the CPU, as the reference is."""
     return "cpu" if "cpu" in plan.targets else PORTABLE
 
 
@@ -93,7 +93,7 @@ def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
     context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
     plan = source_plan(context)
     try:
-        answers = ask(context, plan, samples, context.folder / ANSWERS_FOLDER)
+        answers = run_samples(context, plan, samples, context.folder / ANSWERS_FOLDER)
     except PipelineError as error:
         raise StageError(
             f"the source does not run on CPU: {describe(context)}\n  {error.message}",
@@ -110,7 +110,7 @@ def _measure_noise(
 ) -> tuple[OutputError, ...]:
     context.say("noise floor")
     try:
-        optimised = ask(context, default_plan(model, CPU), samples, scratch / "noise")
+        optimised = run_samples(context, default_plan(model, CPU), samples, scratch / "noise")
         return build_errors(tuple(judge(context.spec, samples, expected=answers, got=optimised)))
     except PipelineError as error:
         context.say(f"no noise floor: {error.message}")

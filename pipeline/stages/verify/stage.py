@@ -31,11 +31,11 @@ from ortprep.stages.core.results import OptimizeResult, VerifyResult
 from ortprep.stages.core.sources import FETCH, read_source, source_task
 from ortprep.stages.verify.comparison import (
     Judged,
-    ask,
     build_errors,
     describe,
     describe_failure,
     judge,
+    run_samples,
     suggest,
     worst_failure,
 )
@@ -57,7 +57,7 @@ class VerifyStage:
     version = 2
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
-        """Returns every variant that is built, the one whose task asks the source first."""
+        """Returns every variant that is built, the one whose task runs the source first."""
         return tuple(dict.fromkeys((reference_variant(plan), *plan.variants)))
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
@@ -93,7 +93,7 @@ class VerifyStage:
         with _scratch(context.folder / "answers") as scratch:
             every = _reference(context, scratch)
             reference = fitting(every, read_source(context).description.interface, describe(context))
-            candidate = _ask_candidate(context, reference, scratch)
+            candidate = _run_candidate(context, reference, scratch)
             judged = tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
             accuracy: tuple[OutputAccuracy, ...] = ()
             if context.variant_plan.has_own_precision:
@@ -104,12 +104,12 @@ class VerifyStage:
                 # Answers in another precision are further from the source's than a tolerance allows.
                 answers = candidate if context.variant_plan.has_own_precision else reference.answers
                 _keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
-            if _asks_source(context):
+            if _makes_reference(context):
                 _keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
         return dict(encode(VerifyResult(_record(context, reference, judged), accuracy)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that outputs were compared and, where the source was asked, that there is a golden sample.
+        """Checks that outputs were compared and, where the source was run, that there is a golden sample.
 
         Raises:
             StageError: None was, or there is none.
@@ -118,7 +118,7 @@ class VerifyStage:
         if not outcome.record.errors and not outcome.accuracy:
             raise StageError(f"verified without an output: {describe(context)}")
         own = (OWN_GOLDEN_FILE,) if context.variant_plan.is_converted else ()
-        for name in (*own, *((GOLDEN_FILE,) if _asks_source(context) else ())):
+        for name in (*own, *((GOLDEN_FILE,) if _makes_reference(context) else ())):
             if not (context.folder / name).is_file():
                 raise StageError(f"no {name} was written: {describe(context)}")
 
@@ -133,26 +133,26 @@ def _scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _asks_source(context: Context) -> bool:
+def _makes_reference(context: Context) -> bool:
     return context.variant == reference_variant(context.plan)
 
 
 def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
-    if _asks_source(context):
+    if _makes_reference(context):
         return make_reference(context, scratch)
     owner = TaskId("verify", reference_variant(context.plan))
     context.say(f"source on CPU: as {owner} was answered")
     return read_reference(context.upstream[owner].folder)
 
 
-def _ask_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
+def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
     model = str((upstream.folder / optimized.model).resolve())
     context.say(f"prepared model ({optimized.step})")
     plan = SessionPlan(model, optimized.session_options, optimized.providers)
     try:
-        candidate = ask(context, plan, reference.samples, scratch / "candidate")
+        candidate = run_samples(context, plan, reference.samples, scratch / "candidate")
     except PipelineError as error:
         raise VerificationError(
             f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
@@ -216,7 +216,7 @@ def _require_equal(
     subject = describe(context)
     floor = {error.output: error for error in reference.noise}
     worst = worst_failure(judged)
-    again = ask(context, source_plan(context), reference.samples, scratch / "again")
+    again = run_samples(context, source_plan(context), reference.samples, scratch / "again")
     repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
     if not all(item.comparison.ok for item in repeated):
         raise VerificationError(
@@ -259,7 +259,7 @@ def _record(context: Context, reference: ReferenceAnswers, judged: Sequence[Judg
         atol=verify.atol,
         samples=len(reference.samples),
         inputs="seeded" if context.spec.samples is None else "samples",
-        # What a gate judges has its figures in `accuracy`; no tolerance was asked of it.
+        # What a gate judges has its figures in `accuracy`; no tolerance applies to it.
         errors=() if context.variant_plan.has_own_precision else build_errors(judged),
         noise_floor=reference.noise,
     )

@@ -99,7 +99,7 @@ def require_sympy() -> None:
         raise MissingExtraError(f"fusion needs sympy\n  {error}", hint=install_command("build")) from error
 
 
-def fuse_with(library: FusionLibrary, wanted: FusionRequest) -> FusionReply:
+def fuse_with(library: FusionLibrary, request: FusionRequest) -> FusionReply:
     """Fuses a model and writes it (child).
 
     Raises:
@@ -112,60 +112,60 @@ def fuse_with(library: FusionLibrary, wanted: FusionRequest) -> FusionReply:
     from ortprep.stages.core.graphs.graph_walk import name_nodes
     from ortprep.stages.core.graphs.inlining import load_with_weights
 
-    source = Path(wanted.source)
-    _check_known("model_type", wanted.model_type, library.model_types)
+    source = Path(request.source)
+    _check_known("model_type", request.model_type, library.model_types)
     model = load_with_weights(source, source.parent)
     name_nodes(model)
-    if wanted.optional and not wanted.num_heads and not find_heads(model.graph):
-        wanted = dataclasses.replace(wanted, disable=(*wanted.disable, "attention"))
-    options = _choose_fusions(library, wanted)
+    if request.optional and not request.num_heads and not find_heads(model.graph):
+        request = dataclasses.replace(request, disable=(*request.disable, "attention"))
+    options = _choose_fusions(library, request)
     operators = _count_operators(model)
     interface = Interface.of(model.graph)
     write_as_patterns_expect(model.graph)
     heads = choose_heads(
         model.graph,
-        Heads(wanted.num_heads, wanted.hidden_size),
-        needed=wanted.model_type not in _FINDS_HEADS and "attention" not in wanted.disable,
+        Heads(request.num_heads, request.hidden_size),
+        needed=request.model_type not in _FINDS_HEADS and "attention" not in request.disable,
     )
-    optimizer = _optimize(library, wanted, model, heads, options)
+    optimizer = _optimize(library, request, model, heads, options)
     model = optimizer.model
     interface.restore(model.graph, hint="another fusion: {model_type: …}, or fusion: {disable: [attention]}")
     fused = _count_fused(optimizer, operators)
     if fused:
-        _write(model, Path(wanted.written))
-    elif not wanted.optional:
-        raise _nothing_fused(library, wanted)
+        _write(model, Path(request.written))
+    elif not request.optional:
+        raise _nothing_fused(library, request)
     return FusionReply(fused, f"{library.name} {library.version}")
 
 
-def _choose_fusions(library: FusionLibrary, wanted: FusionRequest) -> Any:
-    options = library.options(wanted.model_type)
+def _choose_fusions(library: FusionLibrary, request: FusionRequest) -> Any:
+    options = library.options(request.model_type)
     fusions = tuple(sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX)))
-    for fusion in wanted.disable:
+    for fusion in request.disable:
         _check_known("disable", fusion, fusions)
         setattr(options, _PREFIX + fusion, False)
     return options
 
 
-def _check_known(field: str, name: str, known: tuple[str, ...]) -> None:
-    if name in known:
+def _check_known(field: str, name: str, choices: tuple[str, ...]) -> None:
+    if name in choices:
         return
-    nearest = [*difflib.get_close_matches(name, known, n=1), known[0]][0]
+    nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
     written = nearest if field == "model_type" else f"[{nearest}]"
     raise StageError(
-        f"fusion cannot be made: {field} {name!r}\n  expected one of {', '.join(known)}",
+        f"fusion cannot be made: {field} {name!r}\n  expected one of {', '.join(choices)}",
         hint=f"fusion: {{{field}: {written}}}",
     )
 
 
 def _optimize(
-    library: FusionLibrary, wanted: FusionRequest, model: onnx.ModelProto, heads: Heads, options: Any
+    library: FusionLibrary, request: FusionRequest, model: onnx.ModelProto, heads: Heads, options: Any
 ) -> Any:
     try:
-        return library.optimize(model, wanted.model_type, heads, options)
+        return library.optimize(model, request.model_type, heads, options)
     except _MISFITS as error:
         raise StageError(
-            f"fusion failed: model_type {wanted.model_type} of {library.name} {library.version}\n"
+            f"fusion failed: model_type {request.model_type} of {library.name} {library.version}\n"
             f"  expected a graph that its patterns fit, got {type(error).__name__}: {error}",
             hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not fit)",
         ) from error
@@ -186,11 +186,11 @@ def _count_fused(optimizer: Any, before: Counter[tuple[str, str]]) -> dict[str, 
     return dict(fused)
 
 
-def _nothing_fused(library: FusionLibrary, wanted: FusionRequest) -> StageError:
+def _nothing_fused(library: FusionLibrary, request: FusionRequest) -> StageError:
     return StageError(
-        f"fusion fused nothing: model_type {wanted.model_type}\n"
+        f"fusion fused nothing: model_type {request.model_type}\n"
         f"  expected a graph that patterns of {library.name} {library.version} fit",
-        hint=f"fusion: {{model_type: {wanted.model_type}, optional: true}}  "
+        hint=f"fusion: {{model_type: {request.model_type}, optional: true}}  "
         f"(or another of {', '.join(library.model_types)})",
     )
 
@@ -199,7 +199,7 @@ def _write(model: onnx.ModelProto, written: Path) -> None:
     from ortprep.stages.convert.weights import WeightWriter, move_weights
     from ortprep.stages.core.graphs.graph_walk import walk_nodes
 
-    declared = any(one.domain == _MICROSOFT for one in model.opset_import)
+    declared = any(opset.domain == _MICROSOFT for opset in model.opset_import)
     if not declared and any(node.domain == _MICROSOFT for node in walk_nodes(model)):
         model.opset_import.add(domain=_MICROSOFT, version=1)
     with WeightWriter(written) as weights:

@@ -41,27 +41,27 @@ class Heads:
     hidden_size: int = 0
 
 
-def choose_heads(graph: onnx.GraphProto, given: Heads, *, needed: bool) -> Heads:
+def choose_heads(graph: onnx.GraphProto, user_heads: Heads, *, needed: bool) -> Heads:
     """Returns the given attention sizes if the graph does not contradict them, else the graph's.
 
     Args:
         graph: The graph; tensors of up to 16 elements must have their values.
-        given: What the user says.
+        user_heads: What the user says.
         needed: Whether all sizes must be known; else only what is given is checked and returned.
 
     Raises:
-        StageError: The graph contradicts what is given, or tells nothing, or several things.
+        StageError: The graph contradicts what is given, or shows no heads, or several numbers of them.
     """
     cuts = find_heads(graph)
-    fitting = [cut for cut in cuts if given.num_heads in (0, cut.num_heads)]
-    fitting = [cut for cut in fitting if given.hidden_size in (0, cut.hidden_size)]
+    fitting = [cut for cut in cuts if user_heads.num_heads in (0, cut.num_heads)]
+    fitting = [cut for cut in fitting if user_heads.hidden_size in (0, cut.hidden_size)]
     if cuts and not fitting:
         # Told a wrong number, most patterns take it, and the model answers wrongly.
-        raise _unfit(f"num_heads {given.num_heads}, hidden_size {given.hidden_size}", cuts)
+        raise _unfit(f"num_heads {user_heads.num_heads}, hidden_size {user_heads.hidden_size}", cuts)
     if not needed:
-        return given if given.num_heads else Heads()
+        return user_heads if user_heads.num_heads else Heads()
     if not fitting:
-        return _without_cuts(given, find_width(graph))
+        return _without_cuts(user_heads, find_width(graph))
     if len(fitting) > 1 and fitting[0].hidden_size != find_width(graph):
         raise _unfit("attention heads in more than one number", cuts)
     return fitting[0]
@@ -75,11 +75,11 @@ def _unfit(got: str, cuts: tuple[Heads, ...]) -> StageError:
     )
 
 
-def _without_cuts(given: Heads, width: int) -> Heads:
-    heads = Heads(given.num_heads, given.hidden_size or width)
+def _without_cuts(user_heads: Heads, width: int) -> Heads:
+    heads = Heads(user_heads.num_heads, user_heads.hidden_size or width)
     if not heads.num_heads or not heads.hidden_size or heads.hidden_size % heads.num_heads:
         raise StageError(
-            "fusion cannot be made: no Reshape of the graph tells its attention heads\n"
+            "fusion cannot be made: no Reshape of the graph shows its attention heads\n"
             f"  expected num_heads and hidden_size, got {heads.num_heads} and {heads.hidden_size}",
             hint="fusion: {num_heads: 12, hidden_size: 768}  (the model's; or disable: [attention])",
         )
@@ -138,8 +138,8 @@ def _sizes(
     concat = producers.get(name)
     if sizes is None and concat is not None and concat.op_type == "Concat":
         sizes = tuple(size for part in concat.input for size in constants.get(part, (_UNKNOWN,)))
-    known = sizes is not None and len(sizes) > 2 and sizes[-1] > 0 and sizes[-2] not in (0, _UNKNOWN)
-    return sizes if sizes is not None and known else ()
+    is_known = sizes is not None and len(sizes) > 2 and sizes[-1] > 0 and sizes[-2] not in (0, _UNKNOWN)
+    return sizes if sizes is not None and is_known else ()
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:

@@ -40,21 +40,21 @@ class Interface:
             StageError: Something was dropped, added, changed or moved.
         """
         unused = self.inputs.keys() - self.used - self.outputs.keys()
-        kept = {name: one for name, one in self.inputs.items() if name not in unused}
-        got = {name: one for name, one in _inputs(graph).items() if name not in unused}
-        _check_same("inputs", kept, got, hint)
+        expected = {name: description for name, description in self.inputs.items() if name not in unused}
+        got = {name: description for name, description in _inputs(graph).items() if name not in unused}
+        _check_same("inputs", expected, got, hint)
         _check_same("outputs", self.outputs, _describe(graph.output), hint)
         if unused - {value.name for value in graph.input}:
             filled = [value for value in graph.input if value.name not in self.inputs]
             del graph.input[:]
-            for one in self.inputs.values():
-                graph.input.add().ParseFromString(one)
+            for description in self.inputs.values():
+                graph.input.add().ParseFromString(description)
             graph.input.extend(filled)
 
 
 def _inputs(graph: onnx.GraphProto) -> dict[str, bytes]:
     filled = {weight.name for weight in graph.initializer}
-    return {name: one for name, one in _describe(graph.input).items() if name not in filled}
+    return {name: description for name, description in _describe(graph.input).items() if name not in filled}
 
 
 def _describe(values: Iterable[onnx.ValueInfoProto]) -> dict[str, bytes]:

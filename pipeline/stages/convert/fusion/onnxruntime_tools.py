@@ -54,8 +54,8 @@ def fuse_with_tools(request: Mapping[str, Any]) -> dict[str, Any]:
         return optimizer
 
     version = importlib.metadata.version("onnxruntime-tools")
-    known = tuple(MODEL_CLASSES)
-    library = FusionLibrary("onnxruntime-tools", version, known, BertOptimizationOptions, optimize)
+    model_types = tuple(MODEL_CLASSES)
+    library = FusionLibrary("onnxruntime-tools", version, model_types, BertOptimizationOptions, optimize)
     return dict(encode(fuse_with(library, decode(FusionRequest, request))))
 
 

@@ -36,7 +36,7 @@ class _CastInsertion:
         self._plan = plan
         self._codes = {FLOAT: TensorProto.FLOAT, plan.half.kind: plan.half.code}
         self._suffixes = {FLOAT: "float32", plan.half.kind: plan.half.name}
-        self._taken = value_names(model)
+        self._used_names = value_names(model)
         self._node_names = {node.name for graph in walk_graphs(model) for node in graph.node}
         # What a value is called where it is made; and what it is called as another type.
         self._renamed: dict[str, str] = {}
@@ -47,11 +47,11 @@ class _CastInsertion:
     def rename_outputs(self, graph: onnx.GraphProto) -> None:
         """Renames outputs whose type changes, so that their casts get the original names."""
         for output in graph.output:
-            wanted = self._plan.interface[output.name]
-            if self._plan.types[output.name] != wanted:
+            kind = self._plan.interface[output.name]
+            if self._plan.types[output.name] != kind:
                 stem = f"{output.name}_{self._suffixes[self._plan.types[output.name]]}"
-                self._renamed[output.name] = new_name(stem, self._taken)
-                self._casts[output.name] = {wanted: output.name}
+                self._renamed[output.name] = new_name(stem, self._used_names)
+                self._casts[output.name] = {kind: output.name}
 
     def connect(self, graph: onnx.GraphProto) -> None:
         """Connects each node of a graph to values of its types."""
@@ -65,7 +65,7 @@ class _CastInsertion:
                 node.input[:] = [self._take(name, half=i in in_half) for i, name in enumerate(node.input)]
 
     def _is_redundant_cast(self, node: onnx.NodeProto) -> bool:
-        """Says whether a node casts half precision to itself; ONNX Runtime 1.27 refuses some (#29235)."""
+        """Returns whether a node casts half precision to itself; ONNX Runtime 1.27 refuses some (#29235)."""
         return (
             node.op_type == "Cast"
             and node.output[0] not in self._plan.interface
@@ -76,28 +76,28 @@ class _CastInsertion:
         """Returns the name of a value in the type that its user takes."""
         if not value:
             return value
-        wanted = self._plan.half.kind if half else self._plan.source_types[value]
+        kind = self._plan.half.kind if half else self._plan.source_types[value]
         value = self._same.get(value, value)
-        if self._plan.types[value] == wanted:
+        if self._plan.types[value] == kind:
             return self._renamed.get(value, value)
         casts = self._casts.setdefault(value, {})
-        if wanted not in casts:
-            casts[wanted] = new_name(f"{value}_{self._suffixes[wanted]}", self._taken)
-        return casts[wanted]
+        if kind not in casts:
+            casts[kind] = new_name(f"{value}_{self._suffixes[kind]}", self._used_names)
+        return casts[kind]
 
     def place_casts(self, graph: onnx.GraphProto) -> None:
         """Inserts each cast behind the node that makes its value."""
-        given = [value.name for value in (*graph.input, *graph.initializer)]
-        given += [sparse.values.name for sparse in graph.sparse_initializer]
+        values = [value.name for value in (*graph.input, *graph.initializer)]
+        values += [sparse.values.name for sparse in graph.sparse_initializer]
         original = {new: old for old, new in self._renamed.items()}
-        nodes = [cast for name in given for cast in self._cast_nodes(original.get(name, name))]
+        nodes = [cast for name in values for cast in self._cast_nodes(original.get(name, name))]
         for node in graph.node:
-            made = list(node.output)
-            if made and made[0] in self._same:
+            outputs = list(node.output)
+            if outputs and outputs[0] in self._same:
                 continue
-            node.output[:] = [self._renamed.get(name, name) for name in made]
+            node.output[:] = [self._renamed.get(name, name) for name in outputs]
             nodes.append(node)
-            nodes += [cast for name in made for cast in self._cast_nodes(name)]
+            nodes += [cast for name in outputs for cast in self._cast_nodes(name)]
         replace_nodes(graph, nodes)
 
     def _cast_nodes(self, value: str) -> list[onnx.NodeProto]:

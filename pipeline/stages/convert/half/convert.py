@@ -54,7 +54,7 @@ class _OutOfRange:
     max_abs: float
 
 
-def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
+def convert_half(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, `HalfRequest` to `PrecisionReply`: converts a model to half precision.
 
     Raises:
@@ -63,16 +63,16 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
         SpecError: A node or an operator that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
-    wanted = decode(HalfRequest, request)
-    source, written = Path(wanted.source), Path(wanted.written)
+    request = decode(HalfRequest, data)
+    source, written = Path(request.source), Path(request.written)
     model = read_graph(source)
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
-    check_nodes("node to keep", wanted.blocked_nodes, names)
-    for operator in wanted.blocked_operators:
+    check_nodes("node to keep", request.blocked_nodes, names)
+    for operator in request.blocked_operators:
         if not is_operator(operator):
             raise SpecError(f"no such operator: {operator!r}\n  expected one that ONNX Runtime has")
-    plan = _plan(model, wanted)
+    plan = _plan(model, request)
     weights = _Weights(plan, WeightReader(source.parent))
     for graph in walk_graphs(model):
         for node in graph.node:
@@ -80,7 +80,7 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
                 _convert_attributes(node, plan.half, weights)
     with WeightWriter(written) as writer:
         weights.write(model, writer)
-    if weights.out_of_range and not wanted.clip:
+    if weights.out_of_range and not request.clip:
         raise _out_of_range_error(weights.out_of_range)
     insert_casts(model, plan)
     written.write_bytes(model.SerializeToString())
@@ -88,19 +88,19 @@ def convert_half(request: Mapping[str, Any]) -> dict[str, Any]:
     return dict(encode(PrecisionReply(len(names), plan.eligible, plan.kept, too_large)))
 
 
-def _plan(model: onnx.ModelProto, wanted: HalfRequest) -> HalfPlan:
+def _plan(model: onnx.ModelProto, request: HalfRequest) -> HalfPlan:
     make_plain(model)
     types = infer_value_types(model, declared_types(model))
-    operators = {*DEFAULT_OP_BLOCK_LIST, *wanted.blocked_operators}
-    nodes = set(wanted.blocked_nodes)
+    operators = {*DEFAULT_OP_BLOCK_LIST, *request.blocked_operators}
+    nodes = set(request.blocked_nodes)
 
     def plan(types: Mapping[str, str]) -> HalfPlan:
         return plan_half(
             model,
             types,
-            HALF_TYPES[wanted.dtype],
-            keep_io=wanted.keep_io,
-            asked_to_stay=lambda node: node.op_type in operators or node.name in nodes,
+            HALF_TYPES[request.dtype],
+            keep_io=request.keep_io,
+            must_stay=lambda node: node.op_type in operators or node.name in nodes,
         )
 
     first = plan(types)
@@ -132,9 +132,9 @@ class _Weights:
         self._reader = reader
         self.out_of_range: list[_OutOfRange] = []
 
-    def convert_inside(self, tensor: TensorProto, node: str, called: str) -> None:
+    def convert_inside(self, tensor: TensorProto, node: str, display_name: str) -> None:
         """Converts a tensor that a node holds, where it is."""
-        pieces = self._rounded(tensor, called, (node,))
+        pieces = self._rounded(tensor, display_name, (node,))
         keep_inside(tensor, b"".join(pieces))
         tensor.data_type = self._plan.half.code
 
@@ -162,14 +162,16 @@ class _Weights:
         else:
             writer.write(tensor, self._reader.pieces(source))
 
-    def _rounded(self, tensor: TensorProto, called: str, users: tuple[str, ...]) -> Iterator[memoryview]:
+    def _rounded(
+        self, tensor: TensorProto, display_name: str, users: tuple[str, ...]
+    ) -> Iterator[memoryview]:
         max_abs = 0.0
         for piece in self._reader.pieces(tensor):
             values = np.frombuffer(piece, np.float32)
             max_abs = max(max_abs, largest_beyond(values, self._plan.half))
             yield round_to_half(values, self._plan.half).view(np.uint8).data
         if max_abs:
-            self.out_of_range.append(_OutOfRange(called, users, max_abs))
+            self.out_of_range.append(_OutOfRange(display_name, users, max_abs))
 
 
 def _out_of_range_error(tensors: list[_OutOfRange]) -> StageError:

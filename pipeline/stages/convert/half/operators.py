@@ -34,7 +34,7 @@ class Operators:
         domain = _domain(node.domain)
         version = self._versions.get(domain, 1)
         versions = _schemas().get((domain, node.op_type), {})
-        since = max((known for known in versions if known <= version), default=None)
+        since = max((first for first in versions if first <= version), default=None)
         if since is None:
             raise StageError(
                 f"unknown operator: node {node.name!r}\n  expected an operator of ONNX Runtime, "
@@ -52,7 +52,7 @@ class Operators:
 
 
 def is_operator(name: str) -> bool:
-    """Says whether ONNX Runtime has an operator of that name, in any domain."""
+    """Returns whether ONNX Runtime has an operator of that name, in any domain."""
     return any(operator == name for _, operator in _schemas())
 
 
@@ -67,7 +67,7 @@ def _domain(domain: str) -> str:
 @functools.cache
 def _schemas() -> Mapping[tuple[str, str], Mapping[int, Any]]:
     """Every schema, by domain and operator, then by the first opset it is for."""
-    found: dict[tuple[str, str], dict[int, Any]] = {}
+    schemas: dict[tuple[str, str], dict[int, Any]] = {}
     for schema in get_all_operator_schema():
-        found.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
-    return found
+        schemas.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
+    return schemas

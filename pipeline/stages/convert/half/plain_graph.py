@@ -38,13 +38,13 @@ def make_plain(model: onnx.ModelProto) -> None:
     _rename_below(model.graph, {}, set())
 
 
-def new_name(stem: str, taken: set[str]) -> str:
+def new_name(stem: str, used_names: set[str]) -> str:
     """Returns a free name, `stem` if possible, and marks it as taken."""
     name, count = stem, 0
-    while name in taken:
+    while name in used_names:
         count += 1
         name = f"{stem}_{count}"
-    taken.add(name)
+    used_names.add(name)
     return name
 
 
@@ -62,16 +62,16 @@ def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
     """Turns Constant nodes of float32 into initializers."""
-    kept = []
+    nodes = []
     for node in graph.node:
         tensor = _constant(node)
         if tensor is None:
-            kept.append(node)
+            nodes.append(node)
         else:
             tensor.name = node.output[0]
             graph.initializer.append(tensor)
-    if len(kept) < len(graph.node):
-        replace_nodes(graph, kept)
+    if len(nodes) < len(graph.node):
+        replace_nodes(graph, nodes)
 
 
 def _constant(node: onnx.NodeProto) -> TensorProto | None:
@@ -101,14 +101,14 @@ def _defined(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (name for node in graph.node for name in node.output if name)
 
 
-def _rename_below(graph: onnx.GraphProto, outer: Mapping[str, str], taken: set[str]) -> None:
+def _rename_below(graph: onnx.GraphProto, outer: Mapping[str, str], used_names: set[str]) -> None:
     """Renames values of a graph and its subgraphs until no two graphs share a name.
 
     Branches may use one name for different values, for neither sees the other's.
     """
     names = {**outer}
     for name in dict.fromkeys(_defined(graph)):
-        names[name] = new_name(name, taken)
+        names[name] = new_name(name, used_names)
     for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
@@ -117,4 +117,4 @@ def _rename_below(graph: onnx.GraphProto, outer: Mapping[str, str], taken: set[s
         for ends in (node.input, node.output):
             ends[:] = [names.get(name, name) for name in ends]
         for body in subgraphs(node):
-            _rename_below(body, names, taken)
+            _rename_below(body, names, used_names)

@@ -58,14 +58,14 @@ def plan_half(
     half: HalfType,
     *,
     keep_io: bool,
-    asked_to_stay: Callable[[onnx.NodeProto], bool],
+    must_stay: Callable[[onnx.NodeProto], bool],
 ) -> HalfPlan:
     """Plans the conversion of a model that `make_plain` rewrote; `source_types` has the type of every value.
 
     Returns:
         The plan.
     """
-    planner = _Planner(Operators(model), source_types, half, asked_to_stay)
+    planner = _Planner(Operators(model), source_types, half, must_stay)
     planner.visit(model.graph, stays=keep_io, all_stay=False)
     planner.place_initializers(model)
     return HalfPlan(
@@ -85,12 +85,12 @@ class _Planner:
         operators: Operators,
         source_types: Mapping[str, str],
         half: HalfType,
-        asked_to_stay: Callable[[onnx.NodeProto], bool],
+        must_stay: Callable[[onnx.NodeProto], bool],
     ) -> None:
         self._operators = operators
         self._source_types = source_types
         self._half = half
-        self._asked_to_stay = asked_to_stay
+        self._must_stay = must_stay
         self.half_inputs: dict[str, frozenset[int]] = {}
         self.eligible: list[str] = []
         self.kept: list[str] = []
@@ -110,7 +110,7 @@ class _Planner:
         bodies = list(subgraphs(node))
         values = (*node.input, *node.output)
         inputs, outputs = self._convertible(node)
-        stays = stays or self._asked_to_stay(node) or any(self._holds_floats(value) for value in values)
+        stays = stays or self._must_stay(node) or any(self._holds_floats(value) for value in values)
         converted = not stays and bool(inputs or outputs)
         # A branch that gives no floats may still compute with some.
         if converted or (bodies and not stays):
@@ -158,7 +158,7 @@ class _Planner:
     def place_initializers(self, model: onnx.ModelProto) -> None:
         """Sets the type of each float32 initializer: half precision if a converted node takes it so."""
         graphs = list(walk_graphs(model))
-        taken = {
+        half_values = {
             node.input[index]
             for graph in graphs
             for node in graph.node
@@ -166,8 +166,8 @@ class _Planner:
         }
         for tensor in (tensor for graph in graphs for tensor in graph.initializer):
             name = tensor.name
-            wanted = self._changed(name, changes=name in taken)
-            self.types[name] = self.interface.get(name, wanted)
+            kind = self._changed(name, changes=name in half_values)
+            self.types[name] = self.interface.get(name, kind)
 
 
 def split_shared(model: onnx.ModelProto, plan: HalfPlan) -> dict[str, str]:
@@ -188,9 +188,9 @@ def split_shared(model: onnx.ModelProto, plan: HalfPlan) -> dict[str, str]:
         for node in graph.node
         for index in plan.half_inputs.get(node.name, ())
     }
-    taken, copies = value_names(model), dict[str, str]()
+    used_names, copies = value_names(model), dict[str, str]()
     shared = {
-        tensor.name: new_name(f"{tensor.name}_float32", taken)
+        tensor.name: new_name(f"{tensor.name}_float32", used_names)
         for graph in walk_graphs(model)
         for tensor in graph.initializer
         if tensor.name in in_half and tensor.name not in plan.interface

@@ -22,20 +22,20 @@ FLOAT = "tensor(float)"
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
 
 
-def infer_value_types(model: onnx.ModelProto, known: Mapping[str, str]) -> dict[str, str]:
+def infer_value_types(model: onnx.ModelProto, declared: Mapping[str, str]) -> dict[str, str]:
     """Infers the type of every value.
 
     Args:
         model: A model whose values have names of their own throughout (see `plain_graph`), nodes in order.
-        known: Types of values whose nodes' schemas do not tell.
+        declared: Types of values whose nodes' schemas leave open.
 
     Returns:
         The types by name of value, those within subgraphs included.
 
     Raises:
-        StageError: An operator is unknown, or a type cannot be told.
+        StageError: An operator is unknown, or a type cannot be inferred.
     """
-    inference = _Inference(Operators(model), known)
+    inference = _Inference(Operators(model), declared)
     inference.run(model.graph)
     return inference.types
 
@@ -54,14 +54,14 @@ def type_name(code: int) -> str:
 
 
 class _Inference:
-    def __init__(self, operators: Operators, known: Mapping[str, str]) -> None:
+    def __init__(self, operators: Operators, declared: Mapping[str, str]) -> None:
         self._operators = operators
-        self._known = known
+        self._declared = declared
         self.types: dict[str, str] = {}
 
     def run(self, graph: onnx.GraphProto) -> None:
         for value in graph.input:
-            self.types.setdefault(value.name, _type_of(value.type) or self._known.get(value.name, ""))
+            self.types.setdefault(value.name, _type_of(value.type) or self._declared.get(value.name, ""))
         for tensor in graph.initializer:
             self.types[tensor.name] = type_name(tensor.data_type)
         for sparse in graph.sparse_initializer:
@@ -76,13 +76,13 @@ class _Inference:
             self._enter(node, body)
             self.run(body)
         for index, value, formal in self._operators.outputs(node):
-            found = self._output_type(node, index, formal, bound, bodies) or self._known.get(value)
-            if not found:
+            kind = self._output_type(node, index, formal, bound, bodies) or self._declared.get(value)
+            if not kind:
                 raise StageError(
                     f"type not known: value {value!r} of node {node.name!r}\n"
-                    f"  expected {node.op_type} to tell it, or the model to declare it"
+                    f"  expected a type from {node.op_type} or a declaration"
                 )
-            self.types[value] = found
+            self.types[value] = kind
 
     def _bind(self, node: onnx.NodeProto) -> dict[str, str]:
         """Returns what a node's type variables stand for."""
@@ -95,8 +95,8 @@ class _Inference:
     def _enter(self, node: onnx.NodeProto, body: onnx.GraphProto) -> None:
         """Sets the input types of a loop's body."""
         if node.op_type == "Loop":
-            given = ["tensor(int64)", "tensor(bool)", *(self.types.get(name, "") for name in node.input[2:])]
-            for value, kind in zip(body.input, given, strict=False):
+            kinds = ["tensor(int64)", "tensor(bool)", *(self.types.get(name, "") for name in node.input[2:])]
+            for value, kind in zip(body.input, kinds, strict=False):
                 self.types[value.name] = kind
 
     def _output_type(

@@ -120,15 +120,17 @@ class PrecisionAttempts:
         if not trial.failures:
             # Mixed precision that keeps no node is fp16, which may be a variant already.
             is_half = precision == "mixed" and not always
-            return _step_of("fp16" if is_half and not self._is_asked_alone(precision) else precision, trial)
+            return _step_of(
+                "fp16" if is_half and not self._is_requested_alone(precision) else precision, trial
+            )
         if precision not in SEARCHED or not self._convert.search.max_trials:
             return _step_of(precision, trial)
         return self._search(precision, trial, always)
 
-    def _is_asked_alone(self, precision: str) -> bool:
+    def _is_requested_alone(self, precision: str) -> bool:
         """Returns whether the spec asks for mixed precision here, and not for fp16 too."""
-        asked = self._convert.precisions(self._context.target)
-        return self._context.variant_plan.precision == precision and "fp16" not in asked
+        requested = self._convert.precisions(self._context.target)
+        return self._context.variant_plan.precision == precision and "fp16" not in requested
 
     def _search(self, precision: str, first: PrecisionTrial, always: frozenset[str]) -> PrecisionStep:
         say, limits = self._context.say, self._convert.search
@@ -156,18 +158,18 @@ class PrecisionAttempts:
 
         self._context.kept.mkdir(parents=True, exist_ok=True)
         journal = TrialsJournal(self._context.kept / f"{precision}.jsonl")
-        found = search(
+        result = search(
             first.reply.converted,
             lambda kept: journal.holds(kept, attempt),
             max_trials=limits.max_trials + _KNOWN_TRIALS,
             deadline=lambda: time.monotonic() > end,
             say=say,
         )
-        if found.kept is None or frozenset(found.kept) == every:
-            return _step_of(precision, first, trials=found.trials)
-        kept = frozenset(found.kept)
+        if result.kept is None or frozenset(result.kept) == every:
+            return _step_of(precision, first, trials=result.trials)
+        kept = frozenset(result.kept)
         trial = latest.get(kept) or self._try(precision, kept | always)
-        return _step_of(precision, trial, trials=found.trials)
+        return _step_of(precision, trial, trials=result.trials)
 
     def _try_first(self, precision: str) -> PrecisionTrial:
         """Tries a precision without a node kept, and settles the optimisation level of all its trials.

@@ -54,9 +54,9 @@ def search(
 
     Args:
         nodes: Names, each once, in topological order: neighbours are given up together.
-        holds: Says whether the gate holds if these nodes stay. No set is asked about twice.
+        holds: Returns whether the gate holds if these nodes stay; called once per set.
         max_trials: How many sets may be tried.
-        deadline: Says whether time is up; asked before each trial.
+        deadline: Returns whether time is up; called before each trial.
         say: Takes a line of progress after each trial.
     """
     oracle = _Oracle(holds, len(nodes), max_trials=max_trials, deadline=deadline, say=say)
@@ -88,23 +88,23 @@ def _halve(piece: Sequence[str]) -> tuple[Sequence[str], ...]:
 
 
 class _Oracle:
-    """Asks about each set once, and never about a subset of one that failed, within the budget.
+    """Tries each set once, and never a subset of one that failed, within the budget.
 
     Attributes:
-        trials: Sets that were asked about.
+        trials: Number of sets that were tried.
         passed: The last set that held; None before any did.
     """
 
     def __init__(
         self,
-        ask: Callable[[Kept], bool],
+        try_set: Callable[[Kept], bool],
         size: int,
         *,
         max_trials: int,
         deadline: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        self._ask, self._size, self._say = ask, size, say
+        self._try, self._size, self._say = try_set, size, say
         self._max_trials, self._deadline = max_trials, deadline
         self._failed: set[Kept] = set()
         self.trials = 0
@@ -117,7 +117,7 @@ class _Oracle:
             return False
         if self.trials >= self._max_trials or self._deadline():
             raise _BudgetSpentError
-        answer = self._ask(kept)
+        answer = self._try(kept)
         self.trials += 1
         if answer:
             self.passed = kept

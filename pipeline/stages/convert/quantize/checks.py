@@ -32,8 +32,8 @@ def is_float32_only(node: onnx.NodeProto, types: dict[str, int]) -> bool:
     `DynamicQuantizeLinear` takes nothing else, and `QuantizeLinear` did not before opset 19.
     """
     read = {types[name] for name in node.input if name in types}
-    given = {types[name] for name in node.output if name in types}
-    return TensorProto.FLOAT in read and not (read | given) & _OTHER_FLOATS
+    written = {types[name] for name in node.output if name in types}
+    return TensorProto.FLOAT in read and not (read | written) & _OTHER_FLOATS
 
 
 def select_nodes(
@@ -52,20 +52,20 @@ def select_nodes(
     return selected
 
 
-def read_checked_graph(wanted: QuantizeRequest, supported: Collection[str]) -> onnx.ModelProto:
+def read_checked_graph(request: QuantizeRequest, supported: Collection[str]) -> onnx.ModelProto:
     """Reads the source of a request, and checks the names in the request.
 
     Args:
-        wanted: The request.
+        request: The request.
         supported: Operator types that the pass can quantise.
 
     Raises:
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
         StageError: The source is not an ONNX model.
     """
-    _check_operators(wanted.operators, sorted(supported))
-    model = read_named_graph(Path(wanted.source))
-    check_nodes("excluded node", wanted.exclude, [name for name, _ in list_nodes(model)])
+    _check_operators(request.operators, sorted(supported))
+    model = read_named_graph(Path(request.source))
+    check_nodes("excluded node", request.exclude, [name for name, _ in list_nodes(model)])
     return model
 
 
@@ -122,8 +122,8 @@ def is_plain_gemm(node: onnx.NodeProto) -> bool:
 
 def read_attribute(node: onnx.NodeProto, name: str, default: float) -> float:
     """Returns a number that a node has as attribute, or the default."""
-    found = [helper.get_attribute_value(item) for item in node.attribute if item.name == name]
-    return found[0] if found else default
+    values = [helper.get_attribute_value(item) for item in node.attribute if item.name == name]
+    return values[0] if values else default
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class _Method:
     write: Callable[[Path, tuple[str, ...]], None]
 
 
-def quantize_dynamic(request: Mapping[str, Any]) -> dict[str, Any]:
+def quantize_dynamic(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, `DynamicRequest` to `PrecisionReply`: 8-bit weights, activations quantised at run time.
 
     Raises:
@@ -111,15 +111,15 @@ def quantize_dynamic(request: Mapping[str, Any]) -> dict[str, Any]:
             weight is not finite, or ONNX Runtime's quantiser refused the model.
         OSError: The source cannot be read, or the disk is full.
     """
-    wanted = decode(DynamicRequest, request)
-    operators = wanted.operators or DYNAMIC_OPERATORS
+    request = decode(DynamicRequest, data)
+    operators = request.operators or DYNAMIC_OPERATORS
 
     def write(staged: Path, names: tuple[str, ...]) -> None:
         quantization.quantize_dynamic(
             staged,
-            Path(wanted.written),
+            Path(request.written),
             op_types_to_quantize=[*operators, "MatMul"],
-            per_channel=wanted.per_channel,
+            per_channel=request.per_channel,
             weight_type=quantization.QuantType.QInt8,
             nodes_to_quantize=[*names, *(f"{name}{_LOWERED}" for name in names)],
             use_external_data_format=True,
@@ -130,41 +130,41 @@ def quantize_dynamic(request: Mapping[str, Any]) -> dict[str, Any]:
         operators=operators,
         opset=11,  # of DynamicQuantizeLinear
         group=_transposed_weight,
-        fits=partial(_has_weights, per_channel=wanted.per_channel),
+        fits=partial(_has_weights, per_channel=request.per_channel),
         expected=f"{', '.join(operators)} with float32 weights",
         write=write,
     )
-    return _quantize(wanted, method)
+    return _quantize(request, method)
 
 
-def quantize_static(request: Mapping[str, Any]) -> dict[str, Any]:
+def quantize_static(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, `StaticRequest` to `PrecisionReply`: writes a model with 8-bit weights and activations.
 
     Raises:
         StageError: As of `quantize_dynamic`; or a sample is unusable.
         OSError: The source cannot be read, or the disk is full.
     """
-    wanted = decode(StaticRequest, request)
-    operators = wanted.operators or tuple(sorted(_STATIC_OPERATORS))
+    request = decode(StaticRequest, data)
+    operators = request.operators or tuple(sorted(_STATIC_OPERATORS))
 
     def write(staged: Path, names: tuple[str, ...]) -> None:
         quantization.quantize_static(
             staged,
-            Path(wanted.written),
-            SampleReader(wanted.samples),
+            Path(request.written),
+            SampleReader(request.samples),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(operators),
-            per_channel=wanted.per_channel,
-            activation_type=_ACTIVATIONS[wanted.activation],
+            per_channel=request.per_channel,
+            activation_type=_ACTIVATIONS[request.activation],
             weight_type=quantization.QuantType.QInt8,
             nodes_to_quantize=list(names),
             use_external_data_format=True,
-            calibrate_method=_METHODS[wanted.method],
+            calibrate_method=_METHODS[request.method],
             extra_options={
                 # One sample at a time. The quantiser else keeps what every layer gave for all of them, and
                 # cannot make histograms of samples of different shapes.
                 "CalibStridedMinMax": 1,
-                "ActivationSymmetric": wanted.activation == "int8",
+                "ActivationSymmetric": request.activation == "int8",
             },
         )
 
@@ -172,18 +172,18 @@ def quantize_static(request: Mapping[str, Any]) -> dict[str, Any]:
         supported=_STATIC_OPERATORS,
         operators=operators,
         opset=13,  # the first in which scales can be per channel
-        group=partial(_use, excluded=wanted.exclude),
+        group=partial(_use, excluded=request.exclude),
         fits=lambda _node, _staged: True,
         expected=f"{', '.join(operators)} on float32 tensors",
         write=write,
     )
-    return _quantize(wanted, method)
+    return _quantize(request, method)
 
 
-def _quantize(wanted: QuantizeRequest, method: _Method) -> dict[str, Any]:
-    source, written = Path(wanted.source), Path(wanted.written)
+def _quantize(request: QuantizeRequest, method: _Method) -> dict[str, Any]:
+    source, written = Path(request.source), Path(request.written)
     with scratch_folder(written) as folder:
-        model = unshare_weights(read_checked_graph(wanted, method.supported), method.group)
+        model = unshare_weights(read_checked_graph(request, method.supported), method.group)
         staged = stage_source(model, source, folder, opset=method.opset)
         # The quantiser knows the main graph only.
         candidates = (
@@ -194,9 +194,9 @@ def _quantize(wanted: QuantizeRequest, method: _Method) -> dict[str, Any]:
             and is_float32_only(node, staged.types)
             and method.fits(node, staged)
         )
-        names = select_nodes(candidates, excluded=wanted.exclude, expected=method.expected, source=source)
+        names = select_nodes(candidates, excluded=request.exclude, expected=method.expected, source=source)
         check_weights(staged, names)
-        with quantizer_refusals(wanted.source):
+        with quantizer_refusals(request.source):
             method.write(staged.path, names)
     quantized = _find_quantized(staged, names, written)
     return dict(encode(describe_result(staged.nodes, operators=method.operators, quantized=quantized)))

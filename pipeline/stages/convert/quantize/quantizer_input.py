@@ -74,10 +74,10 @@ def _forget_shapes_of_weights(graph: onnx.GraphProto) -> None:
     shape inference then refuses.
     """
     held = {tensor.name for tensor in graph.initializer}
-    kept = [value for value in graph.value_info if value.name not in held]
-    if len(kept) < len(graph.value_info):
+    values = [value for value in graph.value_info if value.name not in held]
+    if len(values) < len(graph.value_info):
         # Copied before they are cleared: they belong to the field.
-        described = onnx.GraphProto(value_info=kept)
+        described = onnx.GraphProto(value_info=values)
         graph.ClearField("value_info")
         graph.value_info.extend(described.value_info)
 

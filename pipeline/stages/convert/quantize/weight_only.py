@@ -90,7 +90,7 @@ class _Product:
     transposed: bool
 
 
-def quantize_weights(request: Mapping[str, Any]) -> dict[str, Any]:
+def quantize_weights(data: Mapping[str, Any]) -> dict[str, Any]:
     """Child function, `WeightsRequest` to `PrecisionReply`: weights of few bits in every product.
 
     Raises:
@@ -100,19 +100,19 @@ def quantize_weights(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     # The quantiser sets up logging when it is imported, and reports every node.
     logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.WARNING)
-    wanted = decode(WeightsRequest, request)
-    source, written = Path(wanted.source), Path(wanted.written)
-    operators = wanted.operators or OPERATORS
-    model = read_checked_graph(wanted, OPERATORS)
+    request = decode(WeightsRequest, data)
+    source, written = Path(request.source), Path(request.written)
+    operators = request.operators or OPERATORS
+    model = read_checked_graph(request, OPERATORS)
     nodes = list_nodes(model)
     products = list(_find_products(model.graph, {}, operators))
     expected = f"{', '.join(operators)} by a float32 or float16 weight of two axes"
     names = select_nodes(
-        (product.node for product in products), excluded=wanted.exclude, expected=expected, source=source
+        (product.node for product in products), excluded=request.exclude, expected=expected, source=source
     )
     chosen = [product for product in products if product.node.name in set(names)]
     with WeightWriter(written) as weights:
-        _quantize_products(model, chosen, weights=weights, wanted=wanted)
+        _quantize_products(model, chosen, weights=weights, request=request)
     onnx.save(model, written)
     return dict(encode(describe_result(nodes, operators=operators, quantized=set(names))))
 
@@ -136,21 +136,21 @@ def _find_products(
 
 
 def _quantize_products(
-    model: onnx.ModelProto, products: list[_Product], *, weights: WeightWriter, wanted: WeightsRequest
+    model: onnx.ModelProto, products: list[_Product], *, weights: WeightWriter, request: WeightsRequest
 ) -> None:
-    folder = Path(wanted.source).parent
-    taken = _tensor_names(model)
+    folder = Path(request.source).parent
+    used_names = _tensor_names(model)
     templates: dict[tuple[_Weight, bool], onnx.NodeProto] = {}
     new: list[tuple[onnx.GraphProto, TensorProto]] = []
     for product in products:
         key = (product.weight, product.transposed)
         if key not in templates:
-            stem = _free_stem(product.weight.tensor.name, taken, suffixes=_SUFFIXES)
+            stem = _free_stem(product.weight.tensor.name, used_names, suffixes=_SUFFIXES)
             with quantizer_refusals(f"{product.weight.tensor.name!r} of node {product.node.name!r}"):
-                templates[key], arrays = _quantize_weight(_read_weight(product, folder), stem, wanted)
+                templates[key], arrays = _quantize_weight(_read_weight(product, folder), stem, request)
             for name, array in arrays.items():
                 new.append((product.weight.graph, write_array(name, array, weights)))
-        _replace(product, templates[key], taken, bits=wanted.bits)
+        _replace(product, templates[key], used_names, bits=request.bits)
     _remove_unread(model, {weight for weight, _ in templates})
     move_weights(model, folder, weights)
     # Only now: these are where they belong already.
@@ -168,7 +168,7 @@ def _read_weight(product: _Product, folder: Path) -> NDArray[np.generic]:
 
 
 def _quantize_weight(
-    values: NDArray[np.generic], name: str, wanted: WeightsRequest
+    values: NDArray[np.generic], name: str, request: WeightsRequest
 ) -> tuple[onnx.NodeProto, dict[str, NDArray[np.generic]]]:
     """Has the quantiser convert a model of one product; returns its node, and its weights by name."""
     rows, columns = values.shape
@@ -182,9 +182,9 @@ def _quantize_weight(
     )
     quantizer = MatMulNBitsQuantizer(
         helper.make_model(graph),
-        bits=wanted.bits,
-        block_size=wanted.block_size,
-        is_symmetric=wanted.symmetric,
+        bits=request.bits,
+        block_size=request.block_size,
+        is_symmetric=request.symmetric,
         accuracy_level=_ACCURACY_LEVEL,
     )
     quantizer.process()
@@ -195,7 +195,7 @@ def _quantize_weight(
     return node, {tensor.name: numpy_helper.to_array(tensor) for tensor in result.initializer}
 
 
-def _replace(product: _Product, template: onnx.NodeProto, taken: set[str], *, bits: int) -> None:
+def _replace(product: _Product, template: onnx.NodeProto, used_names: set[str], *, bits: int) -> None:
     """Replaces a product by `MatMulNBits`, and an `Add` for the bias of a Gemm."""
     node = product.node
     name, multiplied, output, bias = node.name, node.input[0], node.output[0], list(node.input[2:])
@@ -203,7 +203,7 @@ def _replace(product: _Product, template: onnx.NodeProto, taken: set[str], *, bi
     node.name, node.input[0] = f"{name}_Q{bits}", multiplied
     if bias and bias[0]:
         total = helper.make_node(
-            "Add", [_free_stem(output, taken, suffixes=("_product",)) + "_product", bias[0]], [output]
+            "Add", [_free_stem(output, used_names, suffixes=("_product",)) + "_product", bias[0]], [output]
         )
         total.name = f"{name}_bias"
         node.output[0] = total.input[0]
@@ -219,11 +219,11 @@ def _tensor_names(model: onnx.ModelProto) -> set[str]:
     return names | {tensor.name for tensor in walk_initializers(model)}
 
 
-def _free_stem(stem: str, taken: set[str], *, suffixes: tuple[str, ...]) -> str:
+def _free_stem(stem: str, used_names: set[str], *, suffixes: tuple[str, ...]) -> str:
     """Returns a stem that makes free names with every suffix, and marks them as taken."""
-    while any(f"{stem}{suffix}" in taken for suffix in suffixes):
+    while any(f"{stem}{suffix}" in used_names for suffix in suffixes):
         stem += "_"
-    taken.update(f"{stem}{suffix}" for suffix in suffixes)
+    used_names.update(f"{stem}{suffix}" for suffix in suffixes)
     return stem
 
 

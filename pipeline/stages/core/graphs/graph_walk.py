@@ -131,31 +131,31 @@ def name_nodes(model: onnx.ModelProto) -> None:
     """Gives every node of the graph and its subgraphs a name that no other has.
 
     A name that is the first of its kind is kept; a node without one is called after its operator. The same
-    model is always given the same names, so that one pass can be told of nodes another has listed.
+    model is always given the same names, so that one pass can name nodes that another has listed.
     """
     nodes = [node for graph in walk_graphs(model) for node in graph.node]
-    taken = {node.name for node in nodes}
+    used_names = {node.name for node in nodes}
     seen: set[str] = set()
     for node in nodes:
         if not node.name or node.name in seen:
-            free = (name for name in _candidates(node.name or node.op_type) if name not in taken)
+            free = (name for name in _candidates(node.name or node.op_type) if name not in used_names)
             node.name = next(free)
-            taken.add(node.name)
+            used_names.add(node.name)
         seen.add(node.name)
 
 
-def check_nodes(what: str, given: Sequence[str], names: Sequence[str]) -> None:
+def check_nodes(what: str, chosen: Sequence[str], names: Sequence[str]) -> None:
     """Checks that the nodes a user gives by name exist.
 
     Args:
         what: What they are, for the error.
-        given: Their names.
+        chosen: Their names.
         names: Names of all nodes of the model.
 
     Raises:
         SpecError: One does not exist.
     """
-    unknown = sorted({*given}.difference(names))
+    unknown = sorted({*chosen}.difference(names))
     if unknown:
         raise SpecError(
             f"unknown {what}: {', '.join(map(repr, unknown))}\n"

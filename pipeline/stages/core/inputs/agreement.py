@@ -60,8 +60,8 @@ def _set_count(spec: ModelSpec, interface: ModelInterface) -> int:
 
 
 def _declared(spec: ModelSpec, item: TensorSpec) -> tuple[Shape, ...]:
-    wanted = spec.inputs.get(item.name)
-    return wanted.shapes if wanted is not None else ()
+    input_spec = spec.inputs.get(item.name)
+    return input_spec.shapes if input_spec is not None else ()
 
 
 def _shape_in_set(spec: ModelSpec, item: TensorSpec, index: int) -> Shape | None:
@@ -73,21 +73,21 @@ def _shape_in_set(spec: ModelSpec, item: TensorSpec, index: int) -> Shape | None
 
 def _bindings(spec: ModelSpec, interface: ModelInterface, index: int) -> dict[str, list[tuple[str, int]]]:
     """Returns what the declared shapes of a set say of each symbolic size: (input, size) pairs."""
-    said: dict[str, list[tuple[str, int]]] = {}
+    uses: dict[str, list[tuple[str, int]]] = {}
     for item in interface.inputs:
         shape = _shape_in_set(spec, item, index)
         if shape is None or item.shape is None or len(shape) != len(item.shape):
             continue
         for axis, size in zip(item.shape, shape, strict=True):
             if isinstance(axis, str):
-                said.setdefault(axis, []).append((item.name, size))
-    return said
+                uses.setdefault(axis, []).append((item.name, size))
+    return uses
 
 
 def _filled(
     spec: ModelSpec, interface: ModelInterface, index: int
 ) -> dict[str, tuple[int | str | None, ...] | None]:
-    symbols = {symbol: said[0][1] for symbol, said in _bindings(spec, interface, index).items()}
+    symbols = {symbol: uses[0][1] for symbol, uses in _bindings(spec, interface, index).items()}
     filled: dict[str, tuple[int | str | None, ...] | None] = {}
     for item in interface.inputs:
         declared = _shape_in_set(spec, item, index)
@@ -107,25 +107,25 @@ def _unsupported(interface: ModelInterface) -> Iterator[str]:
                 yield f"{kind} {item.name!r} of the model: not supported, expected a tensor, got {item.dtype}"
 
 
-def _unknown_names(section: str, given: Iterable[str], known: list[str]) -> Iterator[str]:
-    for name in given:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            listed = ", ".join(repr(item) for item in known[:20]) or "none"
+def _unknown_names(section: str, names: Iterable[str], known_names: list[str]) -> Iterator[str]:
+    for name in names:
+        if name not in known_names:
+            nearest = difflib.get_close_matches(name, known_names, n=1)
+            listed = ", ".join(repr(item) for item in known_names[:20]) or "none"
             meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
             yield f"{section}.{name}: not in the model, expected one of {listed}{meant}"
 
 
 def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
     for item in interface.inputs:
-        wanted = spec.inputs.get(item.name, InputSpec())
+        input_spec = spec.inputs.get(item.name, InputSpec())
         if "(" in item.dtype:
             continue
-        for index, shape in enumerate(wanted.shapes):
+        for index, shape in enumerate(input_spec.shapes):
             problem = _shape_problem(item, shape)
             if problem is not None:
                 yield f"inputs.{item.name}.shapes[{index}]: {problem}"
-        yield from _value_problems(item, wanted, interface.index_bounds.get(item.name))
+        yield from _value_problems(item, input_spec, interface.index_bounds.get(item.name))
 
 
 def _shape_problem(item: TensorSpec, shape: Shape) -> str | None:
@@ -142,15 +142,15 @@ def _show_shape(shape: tuple[int | str | None, ...]) -> str:
     return f"[{', '.join('?' if axis is None else str(axis) for axis in shape)}]"
 
 
-def _value_problems(item: TensorSpec, wanted: InputSpec, bound: int | None) -> Iterator[str]:
+def _value_problems(item: TensorSpec, input_spec: InputSpec, bound: int | None) -> Iterator[str]:
     where = f"inputs.{item.name}"
-    if item.dtype == "string" and wanted.values is None:
+    if item.dtype == "string" and input_spec.values is None:
         yield f"{where}.values: missing, expected the strings to send, since the input is of type string"
-    if item.dtype == "string" and wanted.range is not None:
+    if item.dtype == "string" and input_spec.range is not None:
         yield f"{where}.range: expected none, since the input is of type string"
-    elif wanted.range is not None:
-        yield from (f"{where}.range: {text}" for text in _range_problems(item.dtype, wanted.range, bound))
-    for value in wanted.values or ():
+    elif input_spec.range is not None:
+        yield from (f"{where}.range: {text}" for text in _range_problems(item.dtype, input_spec.range, bound))
+    for value in input_spec.values or ():
         problem = _value_problem(item.dtype, value, bound)
         if problem is not None:
             yield f"{where}.values: {problem}"
@@ -203,9 +203,9 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
 
 
 def _clashes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
-    for symbol, said in _bindings(spec, interface, index).items():
-        if len({size for _, size in said}) > 1:
-            listed = ", ".join(f"{size} in {name}" for name, size in said)
+    for symbol, uses in _bindings(spec, interface, index).items():
+        if len({size for _, size in uses}) > 1:
+            listed = ", ".join(f"{size} in {name}" for name, size in uses)
             yield f"inputs: expected one size of {symbol!r} in shapes[{index}], got {listed}"
 
 

@@ -47,7 +47,7 @@ def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str,
 
 
 def fits_interface(path: Path, interface: ModelInterface) -> bool:
-    """Says whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
+    """Returns whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
 
     Raises:
         ValueError: It is not an `.npz` file.
@@ -60,7 +60,7 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
 
 
 def fits_shape(item: TensorSpec, shape: Sequence[int]) -> bool:
-    """Says whether an input takes an array of a shape."""
+    """Returns whether an input takes an array of a shape."""
     if item.shape is None:
         return True
     fixed = zip(item.shape, shape, strict=False)

@@ -45,7 +45,7 @@ def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
     files = find_calibration_files(spec)
     if spec.convert is None or files is None:
         return
-    # Imported here, since it brings in numpy, which keys are told without.
+    # Imported here, since it brings in numpy, which keys do without.
     from ortprep.stages.convert.calibration import check_calibration
 
     try:
@@ -103,8 +103,8 @@ def find_binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
         inputs = [_bind(item, sizes) for item in interface.inputs]
         # Real samples have shapes of their own, which are read with them.
         if spec.samples is None and not _is_declared(spec, interface, inputs):
-            shown = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
-            yield f"convert.shapes: expected declared shapes of inputs that fit {shown}, got none"
+            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
+            yield f"convert.shapes: expected declared shapes of inputs that fit {shapes}, got none"
 
 
 def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:

@@ -72,12 +72,12 @@ def _header(weight: Weight) -> bytes:
 
 def _draw(weight: Weight) -> Iterator[NDArray[np.float32]]:
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(weight.name.encode())))
-    left = math.prod(weight.dims)
-    while left:
-        count = min(left, _BLOCK_ELEMENTS)
+    remaining = math.prod(weight.dims)
+    while remaining:
+        count = min(remaining, _BLOCK_ELEMENTS)
         if weight.uniform:
             values = rng.random(count, np.float32) * np.float32(2) - np.float32(1)
         else:
             values = rng.standard_normal(count, np.float32)
         yield (values * np.float32(weight.spread) + np.float32(weight.mean)).astype("<f4")
-        left -= count
+        remaining -= count

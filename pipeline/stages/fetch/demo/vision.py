@@ -69,9 +69,9 @@ def _take_out_weights(graph: onnx.GraphProto) -> Mapping[str, tuple[int, ...]]:
         shapes[node.output[0]] = tuple(int(size) for size in numpy_helper.to_array(held[node.input[0]]))
         graph.node.remove(node)
     used = {name for node in graph.node for name in node.input}
-    kept = [tensor for name, tensor in held.items() if name in used and name not in shapes]
+    initializers = [tensor for name, tensor in held.items() if name in used and name not in shapes]
     inputs = [item for item in graph.input if item.name not in held]
-    for field, items in (("initializer", kept), ("input", inputs)):
+    for field, items in (("initializer", initializers), ("input", inputs)):
         graph.ClearField(field)
         getattr(graph, field).extend(items)
     return {name: shape for name, shape in shapes.items() if name in used}
