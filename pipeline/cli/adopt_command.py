@@ -60,9 +60,10 @@ def adopt(
 
 
 def _warn(processes: Sequence[ProcessRecord]) -> None:
-    own = installed_onnxruntime()
-    for version in sorted({process.onnxruntime for process in processes} - {own}):
-        echo(f"the application has ONNX Runtime {version}, this environment {own}: prepare with the former")
+    installed = installed_onnxruntime()
+    for version in sorted({process.onnxruntime for process in processes} - {installed}):
+        here = f"this environment {installed}"
+        echo(f"the application has ONNX Runtime {version}, {here}: prepare with the former")
     killed = [str(process.pid) for process in processes if process.models and not process.ended]
     if killed:
         echo(f"ended abruptly, so runs of the last second may be missing: process {', '.join(killed)}")
@@ -74,13 +75,13 @@ def _warn(processes: Sequence[ProcessRecord]) -> None:
 def _report(models: Sequence[AdoptedModel], out: Path) -> None:
     write_table(_build_table(models))
     for model in models:
-        for line in (model.problem, *(f"not kept: {one}" for one in model.left_out)):
+        for line in (model.problem, *(f"not kept: {option}" for option in model.left_out)):
             if line:
                 echo(f"{model.name or model.model}: {line}")
     new = [model.name for model in models if model.name is not None and model.is_new]
-    kept = [model.name for model in models if model.name is not None and not model.is_new]
-    if kept:
-        echo(f"left as they are: {', '.join(kept)}   (--force replaces them)")
+    unchanged = [model.name for model in models if model.name is not None and not model.is_new]
+    if unchanged:
+        echo(f"left as they are: {', '.join(unchanged)}   (--force replaces them)")
     if new:
         echo(f"next: ortprep prepare {' '.join(new)} --configs {out}")
 

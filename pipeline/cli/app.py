@@ -39,8 +39,8 @@ def run() -> int:
     return 0
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         write_line(f"ortprep {ortprep.__version__}")
         raise typer.Exit
 

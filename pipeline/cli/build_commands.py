@@ -153,13 +153,13 @@ def _refuse(stray: Sequence[str], engine: EngineName) -> None:
 
 
 def _find_store(store: str | None) -> str:
-    found = store or os.environ.get(STORE_VARIABLE)
-    if not found:
+    url = store or os.environ.get(STORE_VARIABLE)
+    if not url:
         raise SpecError(
             f"no store named\n  expected one by --store or in ${STORE_VARIABLE}, got nothing",
             hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
         )
-    return found
+    return url
 
 
 @command

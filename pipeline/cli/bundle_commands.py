@@ -14,6 +14,13 @@ from ortprep.bundle.verification import check_bundle
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
 from ortprep.cli.console import echo, write_json, write_line, write_table, write_text
 from ortprep.cli.manifest_sources import read_compared
+from ortprep.cli.options_table import (
+    OptionOwner,
+    build_options_table,
+    describe_version,
+    encode_groups,
+    list_options,
+)
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
     build_accuracy_table,
@@ -23,7 +30,9 @@ from ortprep.cli.tables import (
     describe_figures,
     describe_interface,
 )
+from ortprep.options import NEWEST
 from ortprep.runtime.verification.variant_check import check_variants
+from ortprep.versions import installed_onnxruntime
 
 
 @command
@@ -69,9 +78,7 @@ def check(
 @command
 def options(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Part of the names to list.")] = "",
-    provider: Annotated[
-        str | None, typer.Option(metavar="P", help="List these alone: session, cuda or cpu.")
-    ] = None,
+    provider: Annotated[OptionOwner | None, typer.Option(help="List these alone.")] = None,
     onnxruntime: Annotated[
         str | None,
         typer.Option(metavar="VERSION", help="Those of this ONNX Runtime; else the installed one's."),
@@ -79,16 +86,15 @@ def options(
     json: AsJson = False,
 ) -> None:
     """List the options ONNX Runtime knows: values, default, effect, and since when."""
-    from ortprep.cli.options_table import build_options_tables, encode_listing, list_options
-
-    listing = list_options(provider, version=onnxruntime, part=name)
-    for remark in listing.remarks:
+    version = onnxruntime or installed_onnxruntime() or NEWEST
+    groups = list_options(version, provider, part=name)
+    for remark in describe_version(version):
         echo(remark)
     if json:
-        write_json(encode_listing(listing))
+        write_json(encode_groups(version, groups))
         return
-    for table in build_options_tables(listing):
-        write_table(table)
+    for group in groups:
+        write_table(build_options_table(group, version))
 
 
 @command

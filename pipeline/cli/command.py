@@ -108,7 +108,9 @@ def check_writable(folder: Path, *, hint: str) -> None:
     """
     try:
         place = folder.absolute()
-        with tempfile.TemporaryFile(dir=next(one for one in (place, *place.parents) if one.exists())):
+        with tempfile.TemporaryFile(
+            dir=next(parent for parent in (place, *place.parents) if parent.exists())
+        ):
             pass
     except OSError as error:
         problem = f"cannot write to {folder}\n  expected a folder, or a path where one can be made"
@@ -127,9 +129,9 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     Raises:
         BundleError: There is neither.
     """
-    found = locate_bundle(name, artifacts)
-    if found is not None:
-        return found
+    bundle = locate_bundle(name, artifacts)
+    if bundle is not None:
+        return bundle
     # An absolute path is the same below any folder.
     places = tuple(dict.fromkeys((str(Path(name)), str(artifacts / name))))
     got = "neither" if len(places) > 1 else "none"

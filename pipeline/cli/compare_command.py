@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, is_digest
@@ -18,7 +17,7 @@ from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import LEGEND, format_summary
 from ortprep.errors import PipelineError
 from ortprep.measuring.regression.change import Change, Verdict, format_value
-from ortprep.measuring.regression.comparison import Comparison, VariantComparison
+from ortprep.measuring.regression.comparison import Comparison
 from ortprep.measuring.regression.comparison import compare as compare_bundles
 from ortprep.measuring.regression.limits import FIGURES, parse_limits
 from ortprep.measuring.regression.variant_snapshot import Difference
@@ -64,22 +63,14 @@ def compare(
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write Markdown, for a comment on the change.")
-    ] = False,
 ) -> None:
     """Say what became worse from one version of a bundle to another, and fail if anything did."""
     limits = parse_limits(fail_over or ())
-    if json and markdown:
-        raise typer.BadParameter("expected one of --json and --markdown", param_hint="--markdown")
     manifests = [read_compared(text, artifacts=artifacts, registry=registry) for text in (old, new)]
     comparison = compare_bundles(*manifests, limits=limits, across_hardware=across_hardware, partial=partial)
     title = f"{old} → {new}"
     if json:
         write_json(encode(comparison))
-    elif markdown:
-        for line in _format_markdown(comparison, title=title):
-            write_line(line)
     else:
         _write_tables(comparison, title=title)
     _judge(comparison, title=title)
@@ -87,15 +78,19 @@ def compare(
 
 def _write_tables(comparison: Comparison, *, title: str) -> None:
     for variant in comparison.variants:
-        name = _title_of(comparison, variant)
+        name = f"{comparison.model} on {variant.new or variant.old or ''}"
         if variant.changes:
-            write_table(_build_changes_table(variant, title=f"{name}, {title}"))
-        if differences := _list_differences_of(variant):
-            write_table(_build_differences_table(differences, title=name))
+            write_table(build_table(f"{name}, {title}", _HEADINGS, map(_changes_row, variant.changes)))
+        _write_differences((*variant.hardware, *variant.differences), title=name)
     if any(variant.changes for variant in comparison.variants):
         write_line(LEGEND)
-    if comparison.differences:
-        write_table(_build_differences_table(comparison.differences, title=comparison.model))
+    _write_differences(comparison.differences, title=comparison.model)
+
+
+def _write_differences(differences: Sequence[Difference], *, title: str) -> None:
+    if differences:
+        rows = map(_differences_row, differences)
+        write_table(build_table(title, _WHAT_HEADINGS, rows, fold=_WHAT_HEADINGS))
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:
@@ -121,58 +116,6 @@ def _judge(comparison: Comparison, *, title: str) -> None:
     )
 
 
-def _build_changes_table(variant: VariantComparison, *, title: str) -> Table:
-    """Returns one row per figure of a variant: medians ± half the distance between quartiles, and verdict."""
-    return build_table(title, _HEADINGS, map(_changes_row, variant.changes))
-
-
-def _build_differences_table(differences: Sequence[Difference], *, title: str) -> Table:
-    """Returns one row per thing that is not as it was."""
-    return build_table(title, _WHAT_HEADINGS, map(_differences_row, differences), fold=_WHAT_HEADINGS)
-
-
-def _title_of(comparison: Comparison, variant: VariantComparison) -> str:
-    """Returns what a variant is called above its table."""
-    return f"{comparison.model} on {variant.new or variant.old or ''}"
-
-
-def _list_differences_of(variant: VariantComparison) -> tuple[Difference, ...]:
-    """Returns what else changed for a variant, its hardware first."""
-    return (*variant.hardware, *variant.differences)
-
-
-def _format_markdown(comparison: Comparison, *, title: str) -> Iterator[str]:
-    """Yields the lines of a comparison in GitHub's Markdown.
-
-    What others wrote into a manifest is in code spans, where it is neither markup nor a mention of anybody.
-    """
-    yield f"### {_code(title)}: {comparison.outcome}"
-    yield from _markdown_table(_WHAT_HEADINGS, map(_differences_row, comparison.differences))
-    for variant in comparison.variants:
-        yield ""
-        yield f"#### {_code(_title_of(comparison, variant))}: {variant.outcome}"
-        lines = (*variant.failures, *variant.remarks)
-        yield from ("", *(f"- {_code(line)}" for line in lines)) if lines else ()
-        yield from _markdown_table(_HEADINGS, map(_changes_row, variant.changes))
-        yield from _markdown_table(_WHAT_HEADINGS, map(_differences_row, _list_differences_of(variant)))
-
-
-def _markdown_table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    # In a table alone: elsewhere the backslash would be seen.
-    escaped = str.maketrans({"|": "\\|"})
-    found = [" | ".join(_code(cell).translate(escaped) if cell else "" for cell in row) for row in rows]
-    if not found:
-        return
-    yield ""
-    yield f"| {' | '.join(heading.removeprefix('>') for heading in headings)} |"
-    yield f"|{' --- |' * len(headings)}"
-    yield from (f"| {row} |" for row in found)
-
-
-def _code(text: str) -> str:
-    return f"`{printable(text, lines=False).replace('`', chr(39))}`"
-
-
 def _changes_row(change: Change) -> tuple[str, ...]:
     unit = FIGURES[change.figure]
     return (
@@ -196,7 +139,7 @@ def _differences_row(difference: Difference) -> tuple[str, ...]:
 
 
 def _shorten(text: str) -> str:
-    shown = printable(text, lines=False) or _DASH
-    if is_digest(shown):
-        return shown.removeprefix(PREFIX)[:_DIGEST_DIGITS]
-    return shown if len(shown) <= _MAX_CHARACTERS else f"{shown[: _MAX_CHARACTERS - 1]}…"
+    line = printable(text, lines=False) or _DASH
+    if is_digest(line):
+        return line.removeprefix(PREFIX)[:_DIGEST_DIGITS]
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"

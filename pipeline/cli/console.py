@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import codecs
 import contextlib
 import io
 import json
@@ -15,16 +14,23 @@ import sys
 import textwrap
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich import box
 from rich.console import Console, JustifyMethod, OverflowMethod
-from rich.live import Live
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as RichProgress
-from rich.spinner import Spinner
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -50,9 +56,9 @@ def start_streams() -> None:
 
 def _end_streams() -> None:
     # Otherwise the interpreter does it, and exits with 120 where it cannot.
-    with _while_read():
+    with _ignoring_broken_pipe():
         sys.stdout.flush()
-    with _talking():
+    with _ignoring_errors():
         sys.stderr.flush()
 
 
@@ -63,34 +69,35 @@ def printable(text: str, *, lines: bool = True) -> str:
     ONNX Runtime are other people's text.
     """
     joined = text if lines else " ".join(text.split("\n"))
-    return "".join(one if one.isprintable() or one in "\n\t" else _NOT_SHOWN for one in joined)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else _NOT_SHOWN for character in joined
+    )
 
 
 def write_line(text: str) -> None:
     """Writes one line of data to stdout."""
-    with _while_read():
+    with _ignoring_broken_pipe():
         sys.stdout.write(printable(text, lines=False) + "\n")
 
 
 def write_text(text: str) -> None:
     """Writes a line of text to stdout, wrapped to the terminal's width, or to 100 characters in a pipe."""
-    shown = printable(text, lines=False)
-    indent = " " * (len(shown) - len(shown.lstrip()) + 2)
+    line = printable(text, lines=False)
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     lines = textwrap.wrap(
-        shown, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    with _while_read():
+    with _ignoring_broken_pipe():
         sys.stdout.write("\n".join(lines) + "\n")
 
 
 def write_json(data: Any) -> None:
-    """Writes JSON to stdout."""
-    # What stdout cannot encode is escaped here, since it would be replaced there.
-    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-    text = json.dumps(data, indent=1, ensure_ascii=not is_utf8)
-    with _while_read():
-        sys.stdout.write("\n".join(map(_escaped, text.split("\n"))) + "\n")
+    """Writes JSON to stdout, all of it in ASCII."""
+    # DEL is the one control character that JSON leaves as it is.
+    text = json.dumps(data, indent=1).replace("\x7f", "\\u007f")
+    with _ignoring_broken_pipe():
+        sys.stdout.write(text + "\n")
 
 
 def write_yaml(data: Any) -> None:
@@ -98,15 +105,8 @@ def write_yaml(data: Any) -> None:
     import yaml
 
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
-    with _while_read():
+    with _ignoring_broken_pipe():
         sys.stdout.write(text)
-
-
-def _escaped(line: str) -> str:
-    """Returns a line of JSON that says the same without a character that `printable` would replace."""
-    if line.isprintable():
-        return line
-    return "".join(one if printable(one) == one else json.dumps(one)[1:-1] for one in line)
 
 
 class _PlainConsole(Console):
@@ -126,7 +126,7 @@ class _PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         """Goes on: rich itself ends the process when nobody reads what was written before a table."""
-        _lead_nowhere(_STDOUT)
+        _redirect_to_null(_STDOUT)
 
 
 def build_table(
@@ -147,7 +147,7 @@ def build_table(
             name,
             justify="left" if name == heading else "right",
             overflow="fold" if name in fold else "ellipsis",
-            no_wrap=name != heading,
+            no_wrap=name != heading and name not in fold,
         )
     for row in rows:
         table.add_row(*row)
@@ -159,13 +159,13 @@ def write_table(table: Table) -> None:
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     with console.capture() as capture:
         console.print(table)
-    with _while_read():
+    with _ignoring_broken_pipe():
         sys.stdout.write(capture.get())
 
 
 def echo(text: str) -> None:
     """Writes talk to stderr."""
-    with _talking():
+    with _ignoring_errors():
         sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
 
@@ -208,66 +208,34 @@ class _PrintableFormatter(logging.Formatter):
 
 
 @contextlib.contextmanager
-def _while_read() -> Iterator[None]:
+def _ignoring_broken_pipe() -> Iterator[None]:
     """For data: a reader that went away has what it wanted, as `head` has; the rest goes nowhere."""
     try:
         yield
     except BrokenPipeError:
-        _lead_nowhere(_STDOUT)
+        _redirect_to_null(_STDOUT)
 
 
 @contextlib.contextmanager
-def _talking() -> Iterator[None]:
+def _ignoring_errors() -> Iterator[None]:
     """For talk: that it cannot be written is no reason to stop the work, or to call it failed."""
     try:
         yield
     except OSError:
-        _lead_nowhere(_STDERR)
+        _redirect_to_null(_STDERR)
 
 
-def _lead_nowhere(descriptor: int) -> None:
+def _redirect_to_null(descriptor: int) -> None:
     # What Python still holds for it is written at exit, and would fail again.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-@dataclass
-class _RunningTask:
-    """A task at work.
-
-    Attributes:
-        started_s: When it began, by `time.monotonic`.
-        fraction: How much of it is done; None as long as that is not known.
-        end_s: When it will be done, if it goes on as until now; None as `fraction`.
-    """
-
-    started_s: float
-    fraction: float | None = None
-    end_s: float | None = None
-
-    def progress(self, fraction: float, now_s: float) -> None:
-        """Takes how much is done."""
-        self.fraction = fraction
-        self.end_s = now_s + (now_s - self.started_s) * (1 - fraction) / fraction if fraction > 0 else None
-
-    def describe(self, name: str, now_s: float) -> str:
-        """Returns `measure:net/cpu 0:12, 40%, 0:18 left`, as far as that is known."""
-        parts = [f"{name} {_clock(now_s - self.started_s)}"]
-        if self.fraction is not None and self.end_s is not None:
-            parts += [f"{self.fraction:.0%}", f"{_clock(max(self.end_s - now_s, 0.0))} left"]
-        return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
-
-
 class BuildObserver:
     """Shows how a build goes: a line per finished task, and on a terminal what is running now.
 
-    A running task is shown with the time it has taken, how much of it is done and how long that will take.
+    A running task is shown with the time it has taken, how much of it is done and what is left.
     """
 
     def __init__(self) -> None:
@@ -275,18 +243,34 @@ class BuildObserver:
         # in the place of that: the stream is taken before, and rich is told to leave it alone.
         self._stream = sys.stderr
         self._pid = os.getpid()
-        self._running: dict[str, _RunningTask] = {}
+        self._started_s: dict[str, float] = {}
+        self._rows: dict[str, TaskID] = {}
         self._current = 0
         self._done = 0
         self._failed = 0
         self._skipped = 0
-        self._live: Live | None = None
-        self._spinner = Spinner("dots")
+        self._bar: RichProgress | None = None
 
     def started(self, task: str) -> None:
         """Shows a task as running."""
-        self._running[task] = _RunningTask(time.monotonic())
-        self._show()
+        self._started_s[task] = time.monotonic()
+        if not self._stream.isatty() or not self._is_own_process():
+            return
+        if self._bar is None:
+            self._bar = RichProgress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                TimeElapsedColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                speed_estimate_period=24 * 3600.0,
+            )
+            self._bar.start()
+        self._rows[task] = self._bar.add_task(printable(task, lines=False), total=None)
 
     def said(self, task: str, line: str) -> None:
         """Writes a line of a running task."""
@@ -294,17 +278,15 @@ class BuildObserver:
 
     def progressed(self, task: str, fraction: float) -> None:
         """Takes how much of a running task is done, for what is shown of it."""
-        running = self._running.get(task)
-        if running is not None:
-            running.progress(fraction, time.monotonic())
+        if self._bar is not None and task in self._rows and self._is_own_process():
+            self._bar.update(self._rows[task], total=1.0, completed=fraction)
 
     def finished(self, task: str) -> None:
         """Writes that a task is done."""
         self._done += 1
         now_s = time.monotonic()
-        elapsed_s = now_s - self._running.pop(task, _RunningTask(now_s)).started_s
-        self._line(f"done {task} ({elapsed_s:.1f} s)")
-        self._show()
+        self._line(f"done {task} ({now_s - self._started_s.get(task, now_s):.1f} s)")
+        self._remove(task)
 
     def current(self, task: str) -> None:  # noqa: ARG002
         """Counts a task that was up to date."""
@@ -313,9 +295,8 @@ class BuildObserver:
     def failed(self, task: str, message: str) -> None:
         """Writes why a task failed."""
         self._failed += 1
-        self._running.pop(task, None)
         self._line(f"FAILED {task}\nerror: {message}")
-        self._show()
+        self._remove(task)
 
     def skipped(self, task: str, message: str) -> None:  # noqa: ARG002
         """Counts a task that was not tried, since one before it failed."""
@@ -323,47 +304,33 @@ class BuildObserver:
 
     def ended(self) -> None:
         """Writes the sum."""
-        self._running.clear()
-        self._show()
+        for task in list(self._rows):
+            self._remove(task)
         if self._done or self._current or self._failed:
             failed = f", {self._failed} failed, {self._skipped} not tried" if self._failed else ""
             self._line(f"{self._done} done, {self._current} up to date{failed}")
 
+    def _is_own_process(self) -> bool:
+        """Says whether this is the process that shows something; a fork of it has no thread that would."""
+        return os.getpid() == self._pid
+
     def _line(self, text: str) -> None:
-        shown = printable(text)
-        with _talking():
-            if self._live is not None and os.getpid() == self._pid:
-                self._live.refresh()  # what is shown again below the line
-                self._live.console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        line = printable(text)
+        with _ignoring_errors():
+            if self._bar is not None and self._is_own_process():
+                self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
             else:
-                self._stream.write(shown + "\n")
+                self._stream.write(line + "\n")
                 self._stream.flush()
 
-    def _show(self) -> None:
-        if not self._stream.isatty():
+    def _remove(self, task: str) -> None:
+        row = self._rows.pop(task, None)
+        if self._bar is None or row is None or not self._is_own_process():
             return
-        if not self._running:
-            if self._live is not None:
-                self._live.stop()
-                self._live = None
-            return
-        if self._live is None:
-            self._live = Live(
-                console=Console(file=self._stream),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                get_renderable=self._describe_running,
-            )
-            self._live.start()
-        self._live.refresh()
-
-    def _describe_running(self) -> Spinner | Text:
-        """Returns what is shown; called by rich's thread, four times a second."""
-        now_s = time.monotonic()
-        texts = [task.describe(name, now_s) for name, task in tuple(self._running.items())]
-        self._spinner.update(text=Text(printable("; ".join(texts), lines=False)))
-        return self._spinner if texts else Text()
+        self._bar.remove_task(row)
+        if not self._rows:
+            self._bar.stop()
+            self._bar = None
 
 
 class TransferBar:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import typer
 from ortprep.bundle.codec import encode
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
 from ortprep.cli.console import echo, write_json, write_line, write_table
-from ortprep.cli.doctor_tables import build_table, describe_findings
+from ortprep.cli.doctor_tables import build_diagnosis_table, describe_findings
 from ortprep.cli.model_resolution import Locations, examine_all
 from ortprep.diagnose.conclusion import conclude
 from ortprep.diagnose.diagnosis import Diagnosis, Finding, exit_code_of
@@ -23,6 +24,23 @@ from ortprep.diagnose.doctor_model import DoctorModel, plan_of
 from ortprep.diagnose.sampling import parse_shapes
 from ortprep.errors import PipelineError, PoolError, SpecError
 from ortprep.runtime.probing.scratch_folder import scratch_folder
+
+
+class Check(StrEnum):
+    """What the doctor examines."""
+
+    ENV = "env"
+    GIL = "gil"
+    INIT = "init"
+    OPTIONS = "options"
+    PARALLEL = "parallel"
+    CONCURRENT = "concurrent"
+    PROFILE = "profile"
+    ALL = "all"
+
+
+_WITHOUT_MODEL = (Check.ENV, Check.GIL)
+_SUITE_ROUNDS = 3
 
 Shape = Annotated[
     list[str] | None,
@@ -32,7 +50,7 @@ Shape = Annotated[
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What the doctor is asked; `rounds` of None are each check's own number of fresh processes."""
+    """What to examine, and how; `rounds` of None are each check's own number of fresh processes."""
 
     subjects: tuple[DoctorModel, ...]
     devices: tuple[str, ...]
@@ -42,16 +60,17 @@ class DoctorRequest:
     expect: tuple[str, ...]
     is_suite: bool
 
+    def choose_rounds(self, usual: int) -> int:
+        """Returns the number of rounds of a check that usually makes so many."""
+        return self.rounds or (_SUITE_ROUNDS if self.is_suite else usual)
+
 
 @command
 def doctor(
     check: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CHECK]",
-            help="env, gil, init, options, parallel, concurrent, profile or all; else env and gil.",
-        ),
-    ] = "",
+        Check | None,
+        typer.Argument(metavar="[CHECK]", help=f"One of {', '.join(Check)}; else env and gil."),
+    ] = None,
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL]...", help="Models of specs, paths of bundles, or ONNX files."),
@@ -62,7 +81,7 @@ def doctor(
     shape: Shape = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, max=99, help="Fresh processes per figure; else as many as suit the check."),
+        typer.Option(min=1, max=99, help="Fresh processes per figure of init and options; else 5."),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -78,8 +97,7 @@ def doctor(
     json: AsJson = False,
 ) -> None:
     """Say where the time of loading and running a model goes on this machine, and what would help."""
-    checks = _checks_named(check, models or [])
-    _check_options(check, shape=shape, rounds=rounds, trace=trace, expect=expect)
+    checks = _choose_checks(check, models or [])
     shapes = parse_shapes(shape or ())
     with _ended_properly(), scratch_folder("ortprep-doctor-") as folder:
         locations = Locations(folder, configs, artifacts)
@@ -91,10 +109,10 @@ def doctor(
             artifacts=artifacts,
             trace=trace,
             expect=tuple(expect or ()),
-            is_suite=check == _ALL,
+            is_suite=check is Check.ALL,
         )
         diagnoses = list(_run(checks, request, show=not json))
-    if check == _ALL:
+    if check is Check.ALL:
         diagnoses.append(conclude(diagnoses, subject=subjects[0].name))
         if not json:
             _show(diagnoses[-1])
@@ -118,51 +136,24 @@ def _ended_properly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_options(
-    check: str,
-    *,
-    shape: list[str] | None,
-    rounds: int | None,
-    trace: Path | None,
-    expect: list[str] | None,
-) -> None:
-    """Refuses what the check would not heed."""
-    unheeded = (
-        ("--rounds", rounds is not None and check not in ("init", "options", _ALL), "init, options and all"),
-        ("--trace", trace is not None and check not in ("profile", _ALL), "profile and all"),
-        ("--expect", bool(expect) and check not in ("", "env", _ALL), "env and all"),
-        ("--shape", bool(shape) and check in ("", *_WITHOUT_MODEL), "checks of a model"),
-    )
-    for option, is_unheeded, heeding in unheeded:
-        if is_unheeded:
-            raise typer.BadParameter(f"is for {heeding}, got {check or 'no check'}", param_hint=option)
-    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
-        problem = f"expected a file in a folder that is there, got {trace}"
-        raise typer.BadParameter(problem, param_hint="--trace")
-
-
-def _checks_named(check: str, models: Sequence[str]) -> tuple[str, ...]:
+def _choose_checks(check: Check | None, models: Sequence[str]) -> tuple[Check, ...]:
     """Returns the checks to be made, in order."""
-    known = (*_CHECKS, _ALL)
-    if check and check not in known:
-        problem = f"expected one of {', '.join(known)}, got {check!r}"
-        raise typer.BadParameter(problem, param_hint="CHECK")
-    if not check:
+    if check is None:
         return _WITHOUT_MODEL
-    if models and check == "env":
+    if models and check is Check.ENV:
         raise typer.BadParameter(f"env is of the machine, got {models[0]}", param_hint="MODEL")
     if not models and check not in _WITHOUT_MODEL:
         raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
-    if len(models) > 1 and check != "concurrent":
+    if len(models) > 1 and check is not Check.CONCURRENT:
         raise typer.BadParameter(f"expected one for {check}, got {len(models)}", param_hint="MODEL")
-    return tuple(_CHECKS) if check == _ALL else (check,)
+    return tuple(one for one in Check if one is not Check.ALL) if check is Check.ALL else (check,)
 
 
-def _run(checks: Sequence[str], request: DoctorRequest, *, show: bool) -> Iterator[Diagnosis]:
+def _run(checks: Sequence[Check], request: DoctorRequest, *, show: bool) -> Iterator[Diagnosis]:
     for check in checks:
         echo(f"{check}: …")
         try:
-            diagnosis = _CHECKS[check](request)
+            diagnosis = _diagnose(check, request)
         except (PipelineError, OSError) as error:
             if len(checks) == 1:
                 raise
@@ -181,7 +172,7 @@ def _failed(check: str, error: PipelineError | OSError) -> Diagnosis:
 
 def _show(diagnosis: Diagnosis) -> None:
     for table in diagnosis.tables:
-        write_table(build_table(table))
+        write_table(build_diagnosis_table(table))
     for line in describe_findings(diagnosis):
         write_line(line)
     write_line("")
@@ -197,74 +188,48 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         raise typer.BadParameter(error.message, param_hint="--devices") from None
 
 
-def _env(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.environment.check import diagnose_environment
-
-    return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
-
-
-def _gil(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.gil.check import diagnose_gil
-
-    # Among other checks it watches a model of its own, which is large enough for a clear answer.
+def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
     device = request.devices[0]
-    if not request.subjects or request.is_suite:
-        return diagnose_gil(device=device)
-    subject = request.subjects[0]
-    return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
+    match check:
+        case Check.ENV:
+            from ortprep.diagnose.environment.check import diagnose_environment
 
+            return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
+        case Check.GIL:
+            from ortprep.diagnose.gil.check import diagnose_gil
 
-def _rounds(request: DoctorRequest, usual: int) -> int:
-    return request.rounds or (_SUITE_ROUNDS if request.is_suite else usual)
+            # Among other checks it watches a model of its own, which is large enough for a clear answer.
+            if not request.subjects or request.is_suite:
+                return diagnose_gil(device=device)
+            subject = request.subjects[0]
+            return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
+        case Check.INIT:
+            from ortprep.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
 
+            return diagnose_initialisation(
+                request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS)
+            )
+        case Check.OPTIONS:
+            from ortprep.diagnose.variations.check import ROUNDS, diagnose_options
 
-def _init(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.initialisation.check import ROUNDS, diagnose_initialisation
+            return diagnose_options(request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS))
+        case Check.PARALLEL:
+            from ortprep.diagnose.parallel.check import diagnose_parallel
 
-    return diagnose_initialisation(
-        request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS)
-    )
+            return diagnose_parallel(request.subjects[0], devices=request.devices)
+        case Check.CONCURRENT:
+            from ortprep.diagnose.concurrent_models.check import diagnose_concurrent
 
-
-def _options(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.variations.check import ROUNDS, diagnose_options
-
-    return diagnose_options(request.subjects[0], device=request.devices[0], rounds=_rounds(request, ROUNDS))
-
-
-def _parallel(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.parallel.check import diagnose_parallel
-
-    return diagnose_parallel(request.subjects[0], devices=request.devices)
-
-
-def _concurrent(request: DoctorRequest) -> Diagnosis:
-    from ortprep.diagnose.concurrent_models.check import diagnose_concurrent
-
-    return diagnose_concurrent(request.subjects, devices=request.devices)
-
-
-def _profile(request: DoctorRequest) -> Diagnosis:
+            return diagnose_concurrent(request.subjects, devices=request.devices)
     from ortprep.diagnose.profiling.check import diagnose_profile
 
-    subject = request.subjects[0]
-    trace = request.trace
+    return diagnose_profile(request.subjects[0], device=device, trace=_choose_trace(request))
+
+
+def _choose_trace(request: DoctorRequest) -> Path | None:
+    subject, trace = request.subjects[0], request.trace
     if trace is None and not request.is_suite:
         trace = Path(f"{Path(subject.name).name}.trace.json")
     if trace is not None and subject.source is not None and trace.exists() and trace.samefile(subject.source):
         raise SpecError(f"--trace would replace the model\n  expected another file, got {trace}")
-    return diagnose_profile(subject, device=request.devices[0], trace=trace)
-
-
-_CHECKS: Mapping[str, Callable[[DoctorRequest], Diagnosis]] = {
-    "env": _env,
-    "gil": _gil,
-    "init": _init,
-    "options": _options,
-    "parallel": _parallel,
-    "concurrent": _concurrent,
-    "profile": _profile,
-}
-_ALL = "all"
-_SUITE_ROUNDS = 3
-_WITHOUT_MODEL = ("env", "gil")
+    return trace

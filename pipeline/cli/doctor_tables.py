@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from ortprep.cli.console import build_table
 from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Severity, TableCell
 
 _BAR_CELLS = 40
@@ -13,19 +14,20 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MARKS: dict[Severity, str] = {"good": "ok", "note": "note", "advice": "advice", "problem": "PROBLEM"}
 
 
-def build_table(table: DiagnosisTable) -> Table:
+def build_diagnosis_table(table: DiagnosisTable) -> Table:
     """Returns a table; a column of bars is added where it is to be drawn as a waterfall."""
-    made = Table(title=table.title, title_justify="left")
-    for index, heading in enumerate(table.columns):
-        numeric = any(isinstance(row[index], (int, float)) for row in table.rows)
-        made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    if table.bars is not None:
-        made.add_column("", no_wrap=True)
-    bars = draw_waterfall(_figures(table)) if table.bars is not None else ()
-    for index, row in enumerate(table.rows):
-        cells = [format_cell(cell) for cell in row]
-        made.add_row(*cells, *([bars[index]] if table.bars is not None else []))
-    return made
+    headings = [
+        f">{heading}" if any(isinstance(row[index], (int, float)) for row in table.rows) else heading
+        for index, heading in enumerate(table.columns)
+    ]
+    rows = [[format_cell(cell) for cell in row] for row in table.rows]
+    if table.bars is None:
+        return build_table(table.title, headings, rows, fold=table.columns)
+    bars = draw_waterfall(_figures(table))
+    rows_with_bars = ([*row, bar] for row, bar in zip(rows, bars, strict=True))
+    drawn = build_table(table.title, [*headings, ""], rows_with_bars, fold=table.columns)
+    drawn.columns[-1].no_wrap = True
+    return drawn
 
 
 def _figures(table: DiagnosisTable) -> list[float]:

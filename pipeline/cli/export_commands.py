@@ -75,7 +75,9 @@ def triton(
         instances=instances,
         max_batch_size=max_batch_size,
     )
-    _tell(export_triton([find_bundle(one, artifacts) for one in bundles], out, request), json=json)
+    _write_exports(
+        export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request), json=json
+    )
 
 
 @_subcommand
@@ -103,7 +105,9 @@ def ort_package(
         name=name,
         constrain_device=constrain_device,
     )
-    _tell([export_package([find_bundle(one, artifacts) for one in bundles], out, request)], json=json)
+    _write_exports(
+        [export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)], json=json
+    )
 
 
 def _options(variants: list[str] | None, target: str | None, precision: str) -> ExportOptions:
@@ -121,11 +125,11 @@ def _server(onnxruntime: str | None, *, here: bool) -> Server:
     return Server(onnxruntime, read_hardware() if here else None)
 
 
-def _tell(exports: Sequence[ExportResult], *, json: bool) -> None:
+def _write_exports(exports: Sequence[ExportResult], *, json: bool) -> None:
     from ortprep.export.export_result import describe_model
 
     if json:
-        write_json([encode(one) | {"path": str(one.path)} for one in exports])
+        write_json([encode(exported) | {"path": str(exported.path)} for exported in exports])
         return
     for exported in exports:
         for passed in exported.passed_over:

@@ -63,20 +63,20 @@ def _is_model(name: str) -> bool:
 def _name_of_spec(model: str, configs: Path) -> str:
     from ortprep.init import find_spec_name
 
-    known = find_spec_name(Path(model), configs)
-    if known is not None:
-        return known
+    spec_name = find_spec_name(Path(model), configs)
+    if spec_name is not None:
+        return spec_name
     return _write_spec(Path(model), configs).spec.name
 
 
 def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
     from ortprep.init import find_spec_name, init_spec
 
-    known = find_spec_name(model, out)
-    if known is not None and name in (None, known) and not force:
+    spec_name = find_spec_name(model, out)
+    if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
-            f"spec exists: {known} in {out} is of {model}\n  expected a model without one",
-            hint=f"{_command('prepare', known, '--configs', out)}, or "
+            f"spec exists: {spec_name} in {out} is of {model}\n  expected a model without one",
+            hint=f"{_command('prepare', spec_name, '--configs', out)}, or "
             f"{_command('init', model, '--out', out)} --force",
         )
     result = init_spec(model, folder=out, name=name, ask=_ask if _may_ask() else None, say=echo)

@@ -38,17 +38,23 @@ def examine_all(
         PipelineError: It cannot be read.
     """
     subjects = []
-    taken = {name: _inputs_of(Path(name)) for name in names}
-    for wanted in shapes:
-        if not any(known is None or wanted in known for known in taken.values()):
-            listed = ", ".join(sorted({one for known in taken.values() for one in known or ()}))
-            raise SpecError(f"no such input: {wanted!r}\n  expected one of {listed or 'an ONNX file'}")
+    inputs_of_models = {name: _inputs_of(Path(name)) for name in names}
+    for input_name in shapes:
+        if not any(inputs is None or input_name in inputs for inputs in inputs_of_models.values()):
+            listed = ", ".join(
+                sorted({input_name for inputs in inputs_of_models.values() for input_name in inputs or ()})
+            )
+            raise SpecError(f"no such input: {input_name!r}\n  expected one of {listed or 'an ONNX file'}")
     for number, name in enumerate(names):
-        own = locations.folder / str(number)
-        own.mkdir()
-        known = taken[name]
-        fitting = {one: shape for one, shape in shapes.items() if known is None or one in known}
-        subject = _examine(name, Locations(own, locations.configs, locations.artifacts), fitting)
+        folder = locations.folder / str(number)
+        folder.mkdir()
+        inputs = inputs_of_models[name]
+        fitting = {
+            input_name: shape
+            for input_name, shape in shapes.items()
+            if inputs is None or input_name in inputs
+        }
+        subject = _examine(name, Locations(folder, locations.configs, locations.artifacts), fitting)
         for remark in subject.remarks:
             echo(f"{subject.name}: {remark}")
         subjects.append(subject)
@@ -60,10 +66,10 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
             return examine_source(path, locations.folder, shapes=shapes)
-    found = locate_bundle(name, locations.artifacts)
-    if found is not None and not (found == bundle and _is_spec(name, locations.configs)):
+    located = locate_bundle(name, locations.artifacts)
+    if located is not None and not (located == bundle and _is_spec(name, locations.configs)):
         with working():
-            return examine_bundle(found, locations.folder)
+            return examine_bundle(located, locations.folder)
     spec = locations.configs / f"{name}.yaml"
     if not _is_spec(name, locations.configs):
         raise SpecError(
@@ -120,7 +126,7 @@ def _inputs_of(path: Path) -> frozenset[str] | None:
     if not path.is_file() or path.name == MANIFEST_FILE:
         return frozenset()
     try:
-        return frozenset(one.name for one in read_inputs(path))
+        return frozenset(tensor.name for tensor in read_inputs(path))
     except (WireError, OSError):
         return None
 

@@ -28,10 +28,10 @@ def place(
     from ortprep.runtime.placement.devices import resolve_devices
     from ortprep.runtime.placement.model_load import place_bundles
 
-    found = [find_bundle(name, artifacts) for name in bundles]
-    names = [path.resolve().name for path in found]
+    folders = [find_bundle(name, artifacts) for name in bundles]
+    names = [path.resolve().name for path in folders]
     paths = {
-        name if names.count(name) == 1 else str(path): path for name, path in zip(names, found, strict=True)
+        name if names.count(name) == 1 else str(path): path for name, path in zip(names, folders, strict=True)
     }
     check_choice("precision", precision, (FASTEST, *PRECISIONS))
     places = resolve_devices(devices or "all", read_hardware())
@@ -116,7 +116,7 @@ def serve_config(
     for bundle in bundles:
         place = bundle if "://" in bundle else str(find_bundle(bundle, artifacts))
         name, pinned = pin_version(place)
-        if any(one.load.name == name for one in figures):
+        if any(bundle_figures.load.name == name for bundle_figures in figures):
             raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
         figures.append(read_bundle_figures(name, pinned, config))
     file = plan_serve_file(figures, config, http_port=http_port, grpc_port=grpc_port)

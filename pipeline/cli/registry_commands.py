@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +14,11 @@ from ortprep.bundle.codec import encode
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
 from ortprep.cli.console import TransferBar, echo, write_json, write_line, write_table
 from ortprep.errors import RegistryError
+from ortprep.spec.redaction import redact_url
 
 if TYPE_CHECKING:
     from ortprep.registry.catalogue import Catalogue
     from ortprep.registry.promotion import PromoteResult
-    from ortprep.registry.publish import PublishResult
     from ortprep.registry.versions import ModelState
 
 Registry = Annotated[
@@ -47,10 +49,13 @@ NameAndVersion = Annotated[
 ]
 
 
-def _registry(url: str | None) -> str:
+@contextmanager
+def _open(url: str | None) -> Iterator[Catalogue]:
+    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.references import default_registry
 
-    return url or default_registry()
+    with open_catalogue(url or default_registry()) as catalogue:
+        yield catalogue
 
 
 @command
@@ -63,9 +68,6 @@ def publish(
     ] = None,
     sign: Sign = None,
     verify: Verify = None,
-    alias: Annotated[
-        str | None, typer.Option(help="Promote it to this alias at once, if the gate lets it pass.")
-    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Upload files that the registry seems to have, too.")
     ] = False,
@@ -76,19 +78,12 @@ def publish(
     json: AsJson = False,
 ) -> None:
     """Publish a bundle to a registry, merged with what other machines published of the same source."""
-    from ortprep.registry.catalogue import open_catalogue
-    from ortprep.registry.documents import check_alias_name
-    from ortprep.registry.promotion import PromotionGate
-    from ortprep.registry.promotion import promote as move_alias
     from ortprep.registry.publish import publish as publish_bundle
-    from ortprep.registry.references import VersionRef
     from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
     signer = None if sign is None else parse_signer(sign)
     verifier = None if verify is None else parse_verifier(verify)
-    if alias is not None:
-        check_alias_name(alias)
-    with open_catalogue(_registry(registry)) as catalogue, TransferBar() as bar:
+    with _open(registry) as catalogue, TransferBar() as bar:
         published = publish_bundle(
             find_bundle(bundle, artifacts),
             catalogue,
@@ -100,15 +95,6 @@ def publish(
             repair=repair,
             observer=bar.show,
         )
-        _tell_published(published, label, json=json)
-        if alias is not None:
-            version = published.version
-            reference, gate = VersionRef(version.model, version.digest), PromotionGate(verifier=verifier)
-            move_alias(reference, alias, catalogue, gate=gate, by=by, signer=signer)
-            echo(f"{version.model}@{alias}: {version.digest}")
-
-
-def _tell_published(published: PublishResult, label: str | None, *, json: bool) -> None:
     version = published.version
     if json:
         write_json(encode_version(published))
@@ -125,9 +111,9 @@ def _tell_published(published: PublishResult, label: str | None, *, json: bool) 
 def encode_version(value: object) -> Any:
     """Returns a result as JSON types, without the documents themselves."""
     data = encode(value)
-    for found in (data, *data.values()):
-        if isinstance(found, dict):
-            found.pop("data", None)
+    for fields in (data, *data.values()):
+        if isinstance(fields, dict):
+            fields.pop("data", None)
     return data
 
 
@@ -144,7 +130,6 @@ def pull(
     json: AsJson = False,
 ) -> None:
     """Pull a version from a registry: the part of it that fits this machine best, byte for byte."""
-    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.pull import PullRequest
     from ortprep.registry.pull import pull as pull_version
     from ortprep.registry.references import parse_reference
@@ -152,16 +137,14 @@ def pull(
 
     verifier = None if verify is None else parse_verifier(verify)
     request = PullRequest(parse_reference(reference), part, verifier)
-    with open_catalogue(_registry(registry)) as catalogue, TransferBar() as bar:
-        pulled = pull_version(request, catalogue, out, observer=bar.show, say=echo)
+    with _open(registry) as catalogue, TransferBar() as bar:
+        pulled = pull_version(request, catalogue, out, observer=bar.show)
     if json:
         write_json(encode(pulled) | {"path": str(pulled.path)})
         return
     write_line(str(pulled.path))
     size = f"{pulled.fetched_bytes / 2**20:.1f} of {pulled.total_bytes / 2**20:.1f} MB fetched"
     echo(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}")
-    for digest, reason in pulled.left_out.items():
-        echo(f"  left out part {digest}: {reason}")
 
 
 @command
@@ -205,7 +188,6 @@ def promote(
     json: AsJson = False,
 ) -> None:
     """Make an alias name a version that was verified, and in which `ortprep compare` finds nothing worse."""
-    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.promotion import PromotionGate
     from ortprep.registry.promotion import promote as move_alias
     from ortprep.registry.references import parse_reference
@@ -214,10 +196,10 @@ def promote(
     verifier = None if verify is None else parse_verifier(verify)
     gate = PromotionGate(max_regression, force, across_hardware, verifier)
     signer = None if sign is None else parse_signer(sign)
-    with open_catalogue(_registry(registry)) as catalogue:
-        wanted = parse_reference(reference)
-        moved = move_alias(wanted, alias, catalogue, gate=gate, reason=reason, by=by, signer=signer)
-    _tell_moved(moved, json=json)
+    with _open(registry) as catalogue:
+        version = parse_reference(reference)
+        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason, by=by, signer=signer)
+    _write_moved(moved, json=json)
 
 
 @command
@@ -231,17 +213,16 @@ def rollback(
     json: AsJson = False,
 ) -> None:
     """Make an alias name what it named before."""
-    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.promotion import rollback as roll_back
     from ortprep.registry.signature_methods import parse_signer
 
     signer = None if sign is None else parse_signer(sign)
-    with open_catalogue(_registry(registry)) as catalogue:
+    with _open(registry) as catalogue:
         moved = roll_back(name, alias, catalogue, reason=reason, by=by, signer=signer)
-    _tell_moved(moved, json=json)
+    _write_moved(moved, json=json)
 
 
-def _tell_moved(moved: PromoteResult, *, json: bool) -> None:
+def _write_moved(moved: PromoteResult, *, json: bool) -> None:
     if json:
         write_json(encode_version(moved))
         return
@@ -257,9 +238,8 @@ def _tell_moved(moved: PromoteResult, *, json: bool) -> None:
 def list_(registry: Registry = None, json: AsJson = False) -> None:
     """List the models of a registry."""
     from ortprep.cli.registry_tables import build_models_table
-    from ortprep.registry.catalogue import open_catalogue
 
-    with open_catalogue(_registry(registry)) as catalogue:
+    with _open(registry) as catalogue:
         states = [catalogue.read_state(name) for name in catalogue.backend.list_models()]
     if json:
         write_json([_summary(state) for state in states])
@@ -282,35 +262,23 @@ def versions(
 ) -> None:
     """List the versions of a model, and where its aliases have been."""
     from ortprep.cli.registry_tables import build_moves_table, build_versions_table
-    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.versions import resolve
 
-    url = _registry(registry)
-    with open_catalogue(url) as catalogue:
+    with _open(registry) as catalogue:
         state = catalogue.read_state(name)
-        resolve(state, None, registry=url)
+        resolve(state, None, registry=redact_url(catalogue.backend.url))
         recorded = catalogue.read_moves(name, state.versions.values())
-        moves = [move for found in recorded.values() for move in found]
-        signed = {} if json else _count_signed(catalogue, state)
+        moves = [move for moves_of_alias in recorded.values() for move in moves_of_alias]
     if json:
-        found = [encode_version(version) for version in state.versions.values()]
-        data = _summary(state) | {"versions": found, "superseded_by": dict(state.superseded_by)}
+        listed = [encode_version(version) for version in state.versions.values()]
+        data = _summary(state) | {"versions": listed, "superseded_by": dict(state.superseded_by)}
         write_json(data | {"latest": state.latest().digest, "moves": [encode(move) for move in moves]})
         return
-    write_table(build_versions_table(state, signed))
+    write_table(build_versions_table(state))
     for version in state.versions.values():
         write_line(f"{name}@{version.digest}  {version.label}")
     if moves:
         write_table(build_moves_table(state, moves))
-
-
-def _count_signed(catalogue: Catalogue, state: ModelState) -> dict[str, int]:
-    """Returns how many parts of each version have a signature, by any key."""
-    counts = {}
-    for version in state.versions.values():
-        parts = [catalogue.read_part(state.model, part.digest) for part in version.parts]
-        counts[version.digest] = sum(bool(catalogue.read_signatures(part)) for part in parts)
-    return counts
 
 
 @command
@@ -332,23 +300,24 @@ def gc(
 ) -> None:
     """Say which versions neither an alias nor the policy keeps, or remove them."""
     from ortprep.cli.registry_tables import describe_collected
-    from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.garbage_collection import RetentionPolicy, collect
 
     policy = RetentionPolicy(keep_latest, keep_days, grace_hours)
-    with open_catalogue(_registry(registry)) as catalogue:
-        known = catalogue.backend.list_models()
-        unknown = [name for name in names or () if name not in known]
+    with _open(registry) as catalogue:
+        models = catalogue.backend.list_models()
+        unknown = [name for name in names or () if name not in models]
         if unknown:
             raise RegistryError(
-                f"no such model: {', '.join(unknown)}\n  expected some of {', '.join(known) or 'none at all'}"
+                f"no such model: {', '.join(unknown)}\n  expected some of {', '.join(models) or 'none'}"
             )
-        collected = [collect(name, catalogue, policy=policy, dry_run=not delete) for name in names or known]
+        collected = [collect(name, catalogue, policy=policy, dry_run=not delete) for name in names or models]
     if json:
-        write_json([encode(one) | {"versions": [v.digest for v in one.versions]} for one in collected])
+        write_json(
+            [encode(result) | {"versions": [v.digest for v in result.versions]} for result in collected]
+        )
         return
-    for one in collected:
-        for line in describe_collected(one, done=delete):
+    for result in collected:
+        for line in describe_collected(result, done=delete):
             write_line(line)
     if not delete:
         echo("nothing was removed; --delete does it")

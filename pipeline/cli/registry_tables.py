@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from rich.table import Table
 
@@ -28,21 +28,20 @@ def _model_row(state: ModelState) -> tuple[str, ...]:
     return state.model, latest, ", ".join(aliases) or "–", str(len(state.versions))
 
 
-def build_versions_table(state: ModelState, signed: Mapping[str, int]) -> Table:
-    """Returns one row per version, the latest last; `signed` counts signed parts by a version's digest."""
-    headings = ("label", "aliases", "parts", "published", "signed", "by", ">MB")
-    rows = [_version_row(state, one, signed.get(one.digest, 0)) for one in state.versions.values()]
+def build_versions_table(state: ModelState) -> Table:
+    """Returns one row per version, the latest last."""
+    headings = ("label", "aliases", "parts", "published", "by", ">MB")
+    rows = [_version_row(state, version) for version in state.versions.values()]
     return build_table(state.model, headings, rows)
 
 
-def _version_row(state: ModelState, version: Version, signed: int) -> tuple[str, ...]:
+def _version_row(state: ModelState, version: Version) -> tuple[str, ...]:
     aliases = [name for name, digest in state.aliases.items() if digest == version.digest]
     return (
         f"{version.label}{' (superseded)' if version.digest in state.superseded_by else ''}",
         ", ".join(aliases) or "–",
-        "\n".join(", ".join(_describe(one) for one in part.variants) for part in version.parts),
+        "\n".join(", ".join(map(_describe, part.variants)) for part in version.parts),
         version.published_at[:16],
-        f"{signed} of {len(version.parts)} parts" if signed else "no",
         version.by or "–",
         f"{sum(part.size_bytes for part in version.parts) / 2**20:.1f}",
     )

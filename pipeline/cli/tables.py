@@ -64,12 +64,12 @@ def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
 
 def describe_figures(manifest: Manifest) -> Iterator[str]:
     """Yields the lines that explain the figures of a bundle: what each is, and what each plan is."""
-    measured = [one for variant in manifest.variants for one in variant.measurements]
+    measured = [measurement for variant in manifest.variants for measurement in variant.measurements]
     if not measured:
         return
     yield LEGEND
     yield "ready: from the start of a job's process to its first result; steady: a later run"
-    for plan in dict.fromkeys(plan.plan for one in measured for plan in one.plans):
+    for plan in dict.fromkeys(plan.plan for measurement in measured for plan in measurement.plans):
         if plan in MEANINGS:
             yield f"{plan}: {MEANINGS[plan]}"
 
@@ -132,12 +132,12 @@ def build_accuracy_table(manifest: Manifest) -> Table | None:
 
 def _accuracy_row(variant: VariantRecord) -> tuple[str, ...]:
     accuracy = variant.accuracy
-    top1 = [one.top1 for one in accuracy if one.top1 is not None]
+    top1 = [output.top1 for output in accuracy if output.top1 is not None]
     return (
         variant.name,
         _show_precision(variant.conversion),
-        f"{min(one.snr_db for one in accuracy):.1f}",
-        f"{min(one.cosine for one in accuracy):.5f}",
+        f"{min(output.snr_db for output in accuracy):.1f}",
+        f"{min(output.cosine for output in accuracy):.5f}",
         f"{min(top1):.3f}" if top1 else "–",
     )
 
@@ -157,9 +157,9 @@ def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
         yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
     for step in conversion.steps:
         outcome = step.outcome.splitlines()[0]
-        kept = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""
+        unconverted = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""
         trials = f" after {step.trials} trials" if step.trials else ""
-        yield f"  {step.precision}: {outcome}{kept}{trials}"
+        yield f"  {step.precision}: {outcome}{unconverted}{trials}"
 
 
 def describe_variant(variant: VariantRecord) -> list[str]:
@@ -177,9 +177,9 @@ def describe_variant(variant: VariantRecord) -> list[str]:
         tuning = variant.tuning
         # How it compares with the default is the decision's to say: one comparison, of what is shipped.
         choice = next((trial for trial in tuning.trials if trial.number == tuning.chosen), None)
-        told = f": {describe_choice(tuning, choice)}" if choice else ""
+        summary = f": {describe_choice(tuning, choice)}" if choice else ""
         lines.append(
-            f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{told}"
+            f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{summary}"
         )
         if tuning.first_phase is not None:
             lines.append(f"  {describe_first_phase(tuning.first_phase)}")
@@ -251,7 +251,7 @@ def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
     if figures is None:
         return ("–",) * 5
     summaries = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
-    return (*(format_summary(one) for one in summaries), f"{figures.cost_ratio.median:.3f}×")
+    return (*(format_summary(summary) for summary in summaries), f"{figures.cost_ratio.median:.3f}×")
 
 
 def describe_search(record: TuningRecord) -> list[str]:
@@ -265,8 +265,8 @@ def describe_search(record: TuningRecord) -> list[str]:
     if record.first_phase is not None:
         lines.append(describe_first_phase(record.first_phase))
     lines += [
-        f"trial {one.steadier} costs less than trial {one.sooner} from {one.runs} runs per load on"
-        for one in record.break_evens
+        f"trial {point.steadier} costs less than trial {point.sooner} from {point.runs} runs per load on"
+        for point in record.break_evens
     ]
     return lines
 

@@ -58,13 +58,13 @@ def upgrade_check(
             echo(f"{subject.name}: ONNX Runtime {', '.join(versions)}")
             checks.append(check_upgrade(subject, versions, target=target, rounds=rounds, limits=limits))
         if not json:
-            _tell(checks[-1])
+            _write_check(checks[-1])
     if json:
-        write_json([encode(one) | {"outcome": one.outcome} for one in checks])
+        write_json([encode(check) | {"outcome": check.outcome} for check in checks])
     _judge(checks)
 
 
-def _tell(check: UpgradeCheck) -> None:
+def _write_check(check: UpgradeCheck) -> None:
     figures = [name for name in FIGURES if any(name in run.figures for run in check.runs)]
     columns = (f">{name} {UNITS[name]}" for name in figures)
     headings = ("version", "loads", "answers", *columns, "verdict")

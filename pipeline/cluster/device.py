@@ -18,8 +18,8 @@ def prepare_device(device: str = "auto") -> bool:
         PoolError: It is to be a GPU, and Ray gave the process none, or several.
     """
     context = _context()
-    given = () if context is None else context.get_accelerator_ids().get("GPU", ())
-    on_gpu = device == "cuda" or (device == "auto" and bool(given))
+    gpus = () if context is None else context.get_accelerator_ids().get("GPU", ())
+    on_gpu = device == "cuda" or (device == "auto" and bool(gpus))
     if context is not None and (on_gpu or context.get_actor_id() is not None):
         planned = plan_environment("cuda" if on_gpu else "cpu", os.environ.get("CUDA_VISIBLE_DEVICES"))
         if context.get_actor_id() is not None:  # the process of a task goes on to others
@@ -31,8 +31,8 @@ def plan_environment(device: str, visible: str | None) -> dict[str, str]:
     """Returns the variables that a process of a device sets before ONNX Runtime is imported."""
     if device == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}  # else a bundle that prefers CUDA would take another's GPU
-    given = [name for name in (visible or "").split(",") if name.strip()]
-    if len(given) != 1:
+    devices = [name for name in (visible or "").split(",") if name.strip()]
+    if len(devices) != 1:
         raise PoolError(
             f"a process for a GPU has not been given one\n"
             f"  expected one device in CUDA_VISIBLE_DEVICES, got {visible!r}",

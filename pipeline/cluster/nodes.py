@@ -53,13 +53,13 @@ def parse_nodes(listed: Sequence[Mapping[str, Any]]) -> tuple[ClusterNode, ...]:
     """Returns the nodes that are alive, of what `ray.nodes()` lists."""
     return tuple(
         ClusterNode(
-            str(one["NodeID"]),
-            str(one["NodeManagerAddress"]),
-            dict(one.get("Labels") or {}),
-            dict(one.get("Resources") or {}),
+            str(node["NodeID"]),
+            str(node["NodeManagerAddress"]),
+            dict(node.get("Labels") or {}),
+            dict(node.get("Resources") or {}),
         )
-        for one in listed
-        if one["Alive"]
+        for node in listed
+        if node["Alive"]
     )
 
 
@@ -75,8 +75,8 @@ def describe_hardware(hardware: Hardware) -> dict[str, str]:
     if hardware.gpus:
         major, minor = hardware.gpus[0].compute_capability
         labels |= {"gpu": hardware.gpus[0].name, "compute-capability": f"{major}.{minor}"}
-    told = {f"{PREFIX}/{key}": _fit(value) for key, value in labels.items()}
-    return {key: value for key, value in told.items() if value}
+    fitted = {f"{PREFIX}/{key}": _fit(value) for key, value in labels.items()}
+    return {key: value for key, value in fitted.items() if value}
 
 
 def _fit(text: str) -> str:

@@ -179,37 +179,41 @@ class Cache:
         """
         oldest_s = time.time() - grace_s
         with FileLock(self.root / "locks" / "trim"):
-            before = left = self._size_bytes()
+            before = size_bytes = self._size_bytes()
             for leftover in (self.root / "bundles").glob(f"{TEMP_PREFIX}*"):
                 with contextlib.suppress(FileNotFoundError):
                     if leftover.stat().st_mtime < oldest_s:
                         self._remove(leftover)
             # Files that a bundle shares with the cache are one on disk: first the bundle goes, then they.
-            while left > self.limit_bytes and self._remove_oldest(left - self.limit_bytes, oldest_s):
-                left = self._size_bytes()
+            while size_bytes > self.limit_bytes and self._remove_oldest(
+                size_bytes - self.limit_bytes, oldest_s
+            ):
+                size_bytes = self._size_bytes()
             self._remove_old_documents()
-        if left < before:
-            log.info("removed %d MB from the cache in %s", (before - left) >> 20, self.root)
-        return before - left
+        if size_bytes < before:
+            log.info("removed %d MB from the cache in %s", (before - size_bytes) >> 20, self.root)
+        return before - size_bytes
 
     def _size_bytes(self) -> int:
-        found = (*_list_files(self.root / "files"), *_list_files(self.root / "bundles"))
-        return sum({_inode(status): status.st_blocks * 512 for _, status in found}.values())
+        files = (*_list_files(self.root / "files"), *_list_files(self.root / "bundles"))
+        return sum({_inode(status): status.st_blocks * 512 for _, status in files}.values())
 
     def _remove_oldest(self, excess_bytes: int, oldest_s: float) -> bool:
         """Removes the least recently used bundles and files of no bundle; says whether there were any."""
-        found: list[tuple[float, int, Path]] = []
-        held: set[tuple[int, int]] = set()
+        candidates: list[tuple[float, int, Path]] = []
+        linked: set[tuple[int, int]] = set()
         for bundle in (self.root / "bundles").iterdir():
             files = [status for _, status in _list_files(bundle)]
-            held |= set(map(_inode, files))
+            linked |= set(map(_inode, files))
             with contextlib.suppress(FileNotFoundError):
-                found.append((bundle.stat().st_mtime, sum(one.st_blocks * 512 for one in files), bundle))
+                candidates.append(
+                    (bundle.stat().st_mtime, sum(status.st_blocks * 512 for status in files), bundle)
+                )
         for path, status in _list_files(self.root / "files"):
-            if _inode(status) not in held:
-                found.append((max(status.st_atime, status.st_mtime), status.st_blocks * 512, path))
+            if _inode(status) not in linked:
+                candidates.append((max(status.st_atime, status.st_mtime), status.st_blocks * 512, path))
         removed = False
-        for used_s, size_bytes, path in sorted(found):
+        for used_s, size_bytes, path in sorted(candidates):
             if excess_bytes > 0 and used_s <= oldest_s and self._remove(path):
                 excess_bytes -= size_bytes
                 removed = True

@@ -53,8 +53,8 @@ class Catalogue:
             raise RegistryError(f"too many versions: {model}\n  expected at most {MAX_VERSIONS}")
         versions = [version for data in documents for version in self._parse_version(model, data)]
         labels = {version.digest: version.label for version in versions}
-        found = self.backend.read_aliases(model)
-        aliases = {alias: digest for alias, digest in found.items() if labels.get(digest) != alias}
+        listed = self.backend.read_aliases(model)
+        aliases = {alias: digest for alias, digest in listed.items() if labels.get(digest) != alias}
         if verifier is not None and verifier.signed_names:
             versions, _ = self._find_verified(model, versions, verifier)
             aliases = self._verified_aliases(model, versions, aliases, verifier)
@@ -97,9 +97,10 @@ class Catalogue:
         self, model: str, documents: Sequence[D], verifier: SignatureMethod
     ) -> tuple[list[D], list[SignatureError]]:
         """Returns the parts or versions that are signed as a verifier demands, and why others are not."""
-        found = self.backend.read_attached(model, documents, SIGNATURE)
+        signatures = self.backend.read_attached(model, documents, SIGNATURE)
         return _verify_each(
-            ((one, subject_of(one), found.get(one.digest, ())) for one in documents), verifier
+            ((document, subject_of(document), signatures.get(document.digest, ())) for document in documents),
+            verifier,
         )
 
     def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
@@ -203,10 +204,10 @@ def _verify_each(
     claims: Iterable[tuple[T, SignatureSubject, Iterable[bytes]]], verifier: SignatureMethod
 ) -> tuple[list[T], list[SignatureError]]:
     verified, problems = [], []
-    for one, subject, signatures in claims:
+    for claimed, subject, signatures in claims:
         try:
             verify_subject(subject, signatures, verifier)
-            verified.append(one)
+            verified.append(claimed)
         except SignatureError as error:
             problems.append(error)
             log.warning("left out: %s", error.message)

@@ -219,8 +219,8 @@ def describe_content(media_type: str, digest: str, size_bytes: int) -> dict[str,
 def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: object) -> bytes:
     """Returns an OCI image manifest with an empty configuration; `kind` is its artifact type."""
     config = describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))
-    own = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": config}
-    return canonical_json({**own, "layers": list(layers), **fields})
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": config}
+    return canonical_json({**manifest, "layers": list(layers), **fields})
 
 
 def is_alias_name(name: str) -> bool:
@@ -254,9 +254,9 @@ def parse_document(data: bytes, kind: str) -> OciDocument:
     document = decode(OciDocument, parse_object(data), where="a document")
     if document.artifactType != kind:
         raise BundleError(f"not a document of this form\n  expected {kind}, got another")
-    for one in (*document.layers, *document.manifests):
-        _check_digest(one.digest)
-        _check_size(one.size)
+    for descriptor in (*document.layers, *document.manifests):
+        _check_digest(descriptor.digest)
+        _check_size(descriptor.size)
     return document
 
 
@@ -313,8 +313,8 @@ def _summary(
     digest: str, document_bytes: int, annotations: Mapping[str, str], size_bytes: int
 ) -> PartSummary:
     text = annotations.get(f"{OWN}variants", "")
-    found = parse_json(text.encode(), name="variants").get("variants")
-    variants = decode(tuple[PartVariant, ...], found, where="variants")
+    listed = parse_json(text.encode(), name="variants").get("variants")
+    variants = decode(tuple[PartVariant, ...], listed, where="variants")
     created_at = _text(annotations, f"{OCI}created")
     machine = _text(annotations, f"{OWN}machine", default="")
     return PartSummary(digest, document_bytes, created_at, machine, size_bytes, variants)
@@ -348,7 +348,7 @@ def parse_version(data: bytes) -> Version:
     """
     document = parse_document(data, VERSION_TYPE)
     annotations = document.annotations
-    parts = tuple(_parse_summary(one) for one in document.manifests)
+    parts = tuple(_parse_summary(descriptor) for descriptor in document.manifests)
     if not 0 < len(parts) <= _MAX_PARTS or len({part.digest for part in parts}) != len(parts):
         raise IntegrityError(f"bad version\n  expected 1 to {_MAX_PARTS} parts, each once, got {len(parts)}")
     return Version(
@@ -363,11 +363,11 @@ def parse_version(data: bytes) -> Version:
     )
 
 
-def _parse_summary(one: Descriptor) -> PartSummary:
-    digits = _text(one.annotations, f"{OWN}size")
+def _parse_summary(descriptor: Descriptor) -> PartSummary:
+    digits = _text(descriptor.annotations, f"{OWN}size")
     is_number = digits.isascii() and digits.isdecimal() and len(digits) <= 20
     size_bytes = _check_size(int(digits) if is_number else None)
-    return _summary(one.digest, one.size, one.annotations, size_bytes)
+    return _summary(descriptor.digest, descriptor.size, descriptor.annotations, size_bytes)
 
 
 def _check_paths(paths: list[PurePosixPath]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from ortprep.errors import (
     AccessDeniedError,
     MissingExtraError,
     NotPublishedError,
+    PipelineError,
     RegistryError,
     RegistryUnavailableError,
     hint_of_os_error,
@@ -40,13 +40,6 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl
 """Stores where an object appears whole or not at all; elsewhere it is renamed into place."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
-_PLUGIN_FAILURES = (
-    ("botocore.exceptions", "BotoCoreError"),
-    ("aiohttp", "ClientError"),
-    ("azure.core.exceptions", "AzureError"),
-    ("google.auth.exceptions", "GoogleAuthError"),
-)
-"""What filesystems' own libraries raise, beside the errors of the standard library."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +76,16 @@ class FsspecFolder:
 
     def list_names(self, folder: str) -> list[str]:
         """Returns the names of what is in a folder below; none for one that is not there."""
-        found = self._ask(lambda: self._filesystem.ls(self._locate(folder), detail=False), folder, [])
-        return [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
+        paths = self._ask(lambda: self._filesystem.ls(self._locate(folder), detail=False), folder, [])
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def find(self, folder: str) -> Mapping[str, StoredFile]:
         """Returns all files below a folder, by their paths."""
-        found = self._ask(lambda: self._filesystem.find(self._locate(folder), detail=True), folder, {})
+        files = self._ask(lambda: self._filesystem.find(self._locate(folder), detail=True), folder, {})
         start = len(self._locate("")) + 1
         return {
             path[start:]: StoredFile(int(info.get("size") or 0), _modified_at(info))
-            for path, info in found.items()
+            for path, info in files.items()
         }
 
     def size_of(self, path: str) -> int | None:
@@ -222,7 +215,6 @@ class FsspecFolder:
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
         where = f"{what} in {self.name}" if what else self.name
-        failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
         try:
             yield
         except FileNotFoundError as error:
@@ -232,7 +224,9 @@ class FsspecFolder:
                 f"no permission: {where}\n  {error.strerror or type(error).__name__}",
                 hint="the filesystem takes credentials from its usual environment variables and files",
             ) from error
-        except failures + _plugin_failures() as error:
+        except PipelineError:
+            raise
+        except Exception as error:  # filesystems raise what their own libraries do
             reason = f"{where}\n  {getattr(error, 'strerror', None) or type(error).__name__}"
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 hint = hint_of_os_error(error, self._root)
@@ -292,8 +286,3 @@ def _modified_at(info: Mapping[str, Any]) -> float:
         if isinstance(value, int | float):
             return float(value)
     return math.inf
-
-
-def _plugin_failures() -> tuple[type[Exception], ...]:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in _PLUGIN_FAILURES)
-    return tuple(kind for kind in found if kind is not None)

@@ -47,7 +47,8 @@ def choose_kept(
     for alias, current in state.aliases.items():
         named |= set(find_earlier_versions(moves.get(alias, ()), current, state.versions)[-1:])
     ranked = sorted(
-        state.versions.values(), key=lambda one: (one.digest not in state.superseded_by, one.published_at)
+        state.versions.values(),
+        key=lambda version: (version.digest not in state.superseded_by, version.published_at),
     )
     latest = {version.digest for version in ranked[max(0, len(ranked) - policy.keep_latest) :]}
     oldest = now - timedelta(days=policy.keep_days)
@@ -78,16 +79,18 @@ def collect(
     state = catalogue.read_state(model)
     moves = catalogue.read_moves(model, state.versions.values())
     kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
-    doomed = [version for digest, version in state.versions.items() if digest not in kept]
-    gone = tuple(version for version in doomed if dry_run or _delete_unnamed(version, catalogue))
+    unused = [version for digest, version in state.versions.items() if digest not in kept]
+    removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
-    left = [
-        one for digest, one in catalogue.read_state(model).versions.items() if not dry_run or digest in kept
+    remaining = [
+        version
+        for digest, version in catalogue.read_state(model).versions.items()
+        if not dry_run or digest in kept
     ]
-    digests = sorted({part.digest for version in left for part in version.parts})
+    digests = sorted({part.digest for version in remaining for part in version.parts})
     live = [catalogue.read_part(model, digest) for digest in digests]
     swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
-    return CollectResult(model, gone, swept, len(left))
+    return CollectResult(model, removed, swept, len(remaining))
 
 
 def _delete_unnamed(version: Version, catalogue: Catalogue) -> bool:

@@ -68,11 +68,14 @@ def read_part_bundle(bundle: Path) -> PartBundle:
             f"not a complete bundle: {bundle}\n  expected a variant that runs on any machine, got none",
             hint=f"ortprep prepare {manifest.name}",
         )
-    own = bundle / MANIFEST_FILE
-    files = (*manifest.files, FileEntry(MANIFEST_FILE, own.stat().st_size, cache.digest(own)))
+    manifest_file = bundle / MANIFEST_FILE
+    files = (
+        *manifest.files,
+        FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file)),
+    )
     provenance = describe_provenance(manifest, config, files)
-    beside = [FileEntry(path, len(data), digest_bytes(data)) for path, data in provenance.items()]
-    return PartBundle(build_part(manifest, config, (*files, *beside)), provenance)
+    added = [FileEntry(path, len(data), digest_bytes(data)) for path, data in provenance.items()]
+    return PartBundle(build_part(manifest, config, (*files, *added)), provenance)
 
 
 def _runs_anywhere(variant: Variant) -> bool:
@@ -81,13 +84,13 @@ def _runs_anywhere(variant: Variant) -> bool:
 
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
     """Raises IntegrityError if the two records of a pulled part contradict its document."""
-    said = build_part(manifest, config, part.files)
+    expected = build_part(manifest, config, part.files)
     bundled = {entry for entry in part.files if entry.path not in OWN_FILES | {MANIFEST_FILE}}
     problems = [
         *(
             f"{name}: expected what is in its manifest.json and loader.json"
             for name in ("model", "source", "spec", "summary.variants", "summary.created_at")
-            if attrgetter(name)(said) != attrgetter(name)(part)
+            if attrgetter(name)(expected) != attrgetter(name)(part)
         ),
         *(f"{path}: differs from manifest.json" for path in _paths(set(manifest.files) ^ bundled)),
         *(f"{path}: in loader.json only" for path in _paths(set(listed_files(config)) - set(part.files))),
@@ -127,8 +130,11 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
         f"{OWN}variants": encode_variants(describe_variant(v, manifest.environment) for v in config.variants),
     }
     layers = [
-        {**describe_content(FILE_TYPE, one.sha256, one.size_bytes), "annotations": {f"{OCI}title": one.path}}
-        for one in sorted(files, key=lambda entry: entry.path)
+        {
+            **describe_content(FILE_TYPE, entry.sha256, entry.size_bytes),
+            "annotations": {f"{OCI}title": entry.path},
+        }
+        for entry in sorted(files, key=lambda entry: entry.path)
     ]
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations))
 

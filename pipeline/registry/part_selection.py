@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ortprep.bundle.loader_config import LoaderConfig, Variant
 from ortprep.errors import NotPublishedError, RegistryError
@@ -19,45 +19,40 @@ def choose_part(
     hardware: Hardware,
     *,
     onnxruntime: str | None,
-    wanted: str | None = None,
-) -> tuple[Part, Mapping[str, str]]:
-    """Returns the best part for a machine, and by digest why the others are not.
+    digest: str | None = None,
+) -> Part:
+    """Returns the best part for a machine.
 
     It has a variant for the GPU, else one for the processor, else the portable one, which every part has.
     Among equals it is the one prepared last. `onnxruntime` is the installed version, None to check none;
-    `wanted` is the digest of a part for another machine.
+    `digest` names a part for another machine.
 
     Raises:
-        NotPublishedError: The wanted part is not there.
-        RegistryError: None fits this machine.
+        NotPublishedError: The named part is not there.
+        RegistryError: None fits this machine; every part is named with the reason.
     """
-    if wanted is not None:
-        found = [part for part, _ in parts if part.digest == wanted]
-        if not found:
-            known = ", ".join(part.digest for part, _ in parts)
-            raise NotPublishedError(f"no such part of {reference}: {wanted}\n  expected one of {known}")
-        return found[0], {part.digest: "not asked for" for part, _ in parts if part is not found[0]}
+    if digest is not None:
+        named = next((part for part, _ in parts if part.digest == digest), None)
+        if named is None:
+            digests = ", ".join(part.digest for part, _ in parts)
+            raise NotPublishedError(f"no such part of {reference}: {digest}\n  expected one of {digests}")
+        return named
     fitting: list[tuple[list[int], Part]] = []
-    left_out: dict[str, str] = {}
-    for part, config in sorted(
-        parts, key=lambda one: (one[0].summary.created_at, one[0].digest), reverse=True
-    ):
-        reasons = {one.name: _reasons(one, hardware, onnxruntime) for one in config.variants}
-        ranks = sorted(_rank(one) for one in config.variants if not reasons[one.name])
+    lines = []
+    newest_first = sorted(parts, key=lambda pair: (pair[0].summary.created_at, pair[0].digest), reverse=True)
+    for part, config in newest_first:
+        reasons = [(variant, _reasons(variant, hardware, onnxruntime)) for variant in config.variants]
+        ranks = sorted(_rank(variant) for variant, lacks in reasons if not lacks)
         if ranks:
             fitting.append((ranks, part))
-            left_out[part.digest] = "another part fits this machine better"
-        else:
-            left_out[part.digest] = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
+        why = "; ".join(f"{variant.name}: {', '.join(lacks)}" for variant, lacks in reasons)
+        lines.append(f"  {part.digest}: {why}")
     if not fitting:
-        lines = "\n".join(f"  {digest}: {why}" for digest, why in left_out.items())
         raise RegistryError(
-            f"no part of {reference} fits this machine\n{lines}",
+            "\n".join((f"no part of {reference} fits this machine", *lines)),
             hint=f"ortprep pull {reference} --part DIGEST --out DIR   (for another machine)",
         )
-    _, chosen = min(fitting, key=lambda one: one[0])
-    del left_out[chosen.digest]
-    return chosen, left_out
+    return min(fitting, key=lambda ranked: ranked[0])[1]
 
 
 def _rank(variant: Variant) -> int:
@@ -70,7 +65,7 @@ def _rank(variant: Variant) -> int:
 
 def _reasons(variant: Variant, hardware: Hardware, onnxruntime: str | None) -> tuple[str, ...]:
     """Returns what this machine lacks for a variant; on a machine with several GPUs, for the best of them."""
-    found = [
+    reasons = [
         find_reasons(
             variant,
             hardware=hardware,
@@ -80,4 +75,4 @@ def _reasons(variant: Variant, hardware: Hardware, onnxruntime: str | None) -> t
         )
         for device in (None, *range(len(hardware.gpus)))
     ]
-    return min(found, key=len)
+    return min(reasons, key=len)

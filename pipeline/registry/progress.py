@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-Say = Callable[[str], None]
-"""Takes a line for the user."""
-
 
 def ignore(event: object) -> None:
     """Does nothing with what it is told."""

@@ -169,7 +169,7 @@ def _find_regressions(
 ) -> tuple[str, ...]:
     """Returns what `ortprep compare` refuses of one version in the place of another, and nothing else."""
     limits = RegressionLimits(gate.max_regression - 1)
-    manifests = [[manifest for _, manifest in one] for one in (old, new)]
+    manifests = [[manifest for _, manifest in pairs] for pairs in (old, new)]
     comparison = compare(*manifests, limits=limits, across_hardware=gate.across_hardware)
     return tuple(
         f"{variant.old or variant.new}: {failure}"

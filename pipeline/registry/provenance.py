@@ -79,14 +79,16 @@ def _build_bom(manifest: Manifest, config: LoaderConfig, files: Sequence[FileEnt
         "version": _hex(manifest.spec_digest)[:12],
         "modelCard": {
             "modelParameters": {
-                "inputs": [{"format": _describe_tensor(one)} for one in config.inputs],
-                "outputs": [{"format": _describe_tensor(one)} for one in config.outputs],
+                "inputs": [{"format": _describe_tensor(tensor)} for tensor in config.inputs],
+                "outputs": [{"format": _describe_tensor(tensor)} for tensor in config.outputs],
             },
             "quantitativeAnalysis": {"performanceMetrics": metrics},
         },
         "pedigree": {"ancestors": [_component(_MODEL, f"source of {manifest.name}", manifest.source.sha256)]},
     }
-    contents = [{"bom-ref": f"file:{one.path}", **_component("file", one.path, one.sha256)} for one in files]
+    contents = [
+        {"bom-ref": f"file:{entry.path}", **_component("file", entry.path, entry.sha256)} for entry in files
+    ]
     tool = {"type": "application", "name": "ortprep", "version": manifest.pipeline_version}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -108,8 +110,8 @@ def _component(kind: str, name: str, digest: str) -> dict[str, Any]:
 
 
 def _list_packages(environment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    own = {"onnxruntime": environment["onnxruntime"]} if environment.get("onnxruntime") else {}
-    for name, version in sorted({**own, **as_mapping(environment.get("packages"))}.items()):
+    runtime = {"onnxruntime": environment["onnxruntime"]} if environment.get("onnxruntime") else {}
+    for name, version in sorted({**runtime, **as_mapping(environment.get("packages"))}.items()):
         purl = f"pkg:pypi/{name}@{version}"
         yield {"type": "library", "bom-ref": purl, "name": name, "version": str(version), "purl": purl}
 
@@ -131,9 +133,9 @@ def _build_card(manifest: Manifest, config: LoaderConfig) -> str:
     tags = ["onnx", "ortprep", *sorted({record.target for record in manifest.variants})]
     commit = f"\n- commit: `{manifest.git.commit}`" if manifest.git else ""
     tensors = "\n".join(
-        f"- {kind} `{one.name}`: {_describe_tensor(one)}"
-        for kind, found in (("input", config.inputs), ("output", config.outputs))
-        for one in found
+        f"- {kind} `{tensor.name}`: {_describe_tensor(tensor)}"
+        for kind, side in (("input", config.inputs), ("output", config.outputs))
+        for tensor in side
     )
     rows = "\n".join(
         f"| {record.name} | {record.target} | {name} | {value:.4g} {unit} |"

@@ -81,21 +81,21 @@ def publish(
         ConflictError: The label is another version's, or others publish without pause.
         RegistryError: The registry failed, or the label is no name.
     """
-    own = read_part_bundle(bundle)
-    part, model = own.part, own.part.model
+    part_bundle = read_part_bundle(bundle)
+    part, model = part_bundle.part, part_bundle.part.model
     before = catalogue.read_state(model)
     if label is not None:
         _check_label(label, before, part)
     signatures = _sign_once(part, catalogue, signer)
     if verifier is not None:
         verify_subject(subject_of(part), (*catalogue.read_signatures(part), *signatures), verifier)
-    uploaded = _upload(own, bundle, catalogue, observer, repair=repair)
+    uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
     for signature in signatures:
         catalogue.backend.attach(model, part, SIGNATURE, signature)
     version = _merge(_Publication(part, catalogue, label, by, host, verifier))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if catalogue.backend.find_missing(model, part):
-        uploaded += _upload(own, bundle, catalogue, observer, repair=False)
+        uploaded += _upload(part_bundle, bundle, catalogue, observer, repair=False)
     for signature in _sign_once(version, catalogue, signer):
         catalogue.backend.attach(model, version, SIGNATURE, signature)
     return PublishResult(
@@ -136,22 +136,24 @@ def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> No
             )
 
 
-def _upload(own: PartBundle, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool) -> int:
+def _upload(
+    part_bundle: PartBundle, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool
+) -> int:
     """Uploads what is missing and writes the part; returns the number of bytes sent."""
-    backend, part = catalogue.backend, own.part
+    backend, part = catalogue.backend, part_bundle.part
     missing = backend.find_missing(part.model, part)
-    wanted = {entry.sha256: entry for entry in part.files}.values() if repair else missing
-    progress = Progress("upload", sum(entry.size_bytes for entry in wanted), observer)
-    with tempfile.TemporaryDirectory(prefix="ortprep-") as beside:
-        for path, data in own.provenance.items():
-            write_bytes_atomic(Path(beside, path), data, durable=False)
+    entries = {entry.sha256: entry for entry in part.files}.values() if repair else missing
+    progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
+    with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
+        for path, data in part_bundle.provenance.items():
+            write_bytes_atomic(Path(folder, path), data, durable=False)
 
         def upload(entry: FileEntry) -> None:
-            source = Path(beside if entry.path in own.provenance else bundle, entry.path)
+            source = Path(folder if entry.path in part_bundle.provenance else bundle, entry.path)
             backend.upload_file(part.model, part, entry, source, progress.add)
 
         # The largest first, so that none is left over when the others are done.
-        run_parallel(upload, sorted(wanted, key=lambda entry: -entry.size_bytes))
+        run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
     backend.put_part(part.model, part)
     return progress.total_bytes
 
@@ -177,9 +179,13 @@ def _merge(new: _Publication) -> Version:
     added: Version | None = None
     for _ in range(_MAX_ROUNDS):
         state = new.catalogue.read_state(new.part.model)
-        family = [one for one in state.versions.values() if one.family == (new.part.source, new.part.spec)]
+        family = [
+            version
+            for version in state.versions.values()
+            if version.family == (new.part.source, new.part.spec)
+        ]
         parts = _choose_parts(new, family)
-        digests = frozenset(one.digest for one in parts)
+        digests = frozenset(part.digest for part in parts)
         same = [version for version in family if version.part_digests == digests]
         if same:
             # Two that come to the same at once may each add one: the first counts, and both say so.
@@ -194,28 +200,28 @@ def _merge(new: _Publication) -> Version:
 
 def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, ...]:
     """Returns the parts of the latest version or, if a newer bundle took this one's place, of one with it."""
-    own = new.part.digest
-    found = {own: new.part}
+    new_digest = new.part.digest
+    by_digest = {new_digest: new.part}
     for version in family:
-        if version.part_digests <= found.keys():
+        if version.part_digests <= by_digest.keys():
             continue
         try:
-            found |= {one.digest: one for one in new.catalogue.read_parts(version, new.verifier)}
+            by_digest |= {part.digest: part for part in new.catalogue.read_parts(version, new.verifier)}
         except SignatureError:
             continue  # not one part of it may be taken over; each was logged
-    summaries = [one.summary for one in found.values()]
+    summaries = [part.summary for part in by_digest.values()]
     merged = merge_parts(summaries)
-    if own not in {one.digest for one in merged}:
-        merged = merge_parts(summaries, first=own)
-    return tuple(found[one.digest] for one in merged)
+    if new_digest not in {part.digest for part in merged}:
+        merged = merge_parts(summaries, first=new_digest)
+    return tuple(by_digest[part.digest] for part in merged)
 
 
 def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) -> Version:
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    taken = {*state.labels(), *state.aliases}
+    used = {*state.labels(), *state.aliases}
     for number in range(1, _MAX_LABEL_NUMBER):
         label = new.label if new.label is None or number == 1 else f"{new.label}-{number}"
-        if label in taken:
+        if label in used:
             continue
         version = build_version(state.model, parts, label=label, published_at=now, by=new.by, host=new.host)
         if new.catalogue.backend.add_version(state.model, version):

@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from ortprep.registry.backend import Report
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_selection import choose_part
-from ortprep.registry.progress import Observer, Progress, Say, ignore
+from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signature_methods import SignatureMethod
@@ -60,7 +60,6 @@ class PullResult:
     """The outcome of pulling.
 
     Attributes:
-        left_out: Why the version's other parts were not pulled, by digest.
         fetched_bytes: Size of the files that were not on this machine.
     """
 
@@ -68,7 +67,6 @@ class PullResult:
     version: str
     part: str
     variants: tuple[str, ...]
-    left_out: Mapping[str, str]
     fetched_bytes: int
     total_bytes: int
 
@@ -79,13 +77,12 @@ def pull(
     out: Path,
     *,
     observer: Observer = ignore,
-    say: Say = ignore,
     hardware: Hardware | None = None,
 ) -> PullResult:
     """Pulls a part of a version into a folder, which appears whole or not at all.
 
     A bundle that is there is replaced in one step. `hardware` is that of the machine the part is for, None
-    for this one; `say` takes remarks for the user.
+    for this one.
 
     Raises:
         NotPublishedError: There is no such version.
@@ -95,7 +92,7 @@ def pull(
             large, takes too long, or the registry failed.
     """
     check_replaceable(out)
-    return _choose(request, catalogue, hardware, say).write(out, observer)
+    return _choose(request, catalogue, hardware).write(out, observer)
 
 
 def pull_cached(
@@ -103,14 +100,13 @@ def pull_cached(
     catalogue: Catalogue,
     *,
     observer: Observer = ignore,
-    say: Say = ignore,
     hardware: Hardware | None = None,
 ) -> PullResult:
     """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
 
     The bundle stays there until this process ends.
     """
-    chosen = _choose(request, catalogue, hardware, say)
+    chosen = _choose(request, catalogue, hardware)
     names = [digest.removeprefix(PREFIX) for digest in (chosen.version.digest, chosen.part.digest)]
     path = catalogue.cache.bundle_path(f"{names[0]}-{names[1][:16]}")
 
@@ -126,7 +122,7 @@ def pull_cached(
     return chosen.write(path, observer, is_there=is_there)
 
 
-def resolve_version(request: PullRequest, catalogue: Catalogue, say: Say) -> tuple[Version, tuple[Part, ...]]:
+def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
     """Returns a version and those of its parts that have the signature that is required.
 
     They come from the registry or, while it cannot be reached, are what they were last time.
@@ -139,23 +135,21 @@ def resolve_version(request: PullRequest, catalogue: Catalogue, say: Say) -> tup
     """
     reference = request.reference
     if request.verifier is None and reference.version is not None and is_digest(reference.version):
-        known = _recall(request, catalogue)
-        if known is not None:
-            return known[0]  # a digest never comes to mean anything else
+        remembered = _recall(request, catalogue)
+        if remembered is not None:
+            return remembered[0]  # a digest never comes to mean anything else
     try:
         state = catalogue.read_state(reference.name, request.verifier)
         version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
         parts = catalogue.read_parts(version, request.verifier)
     except RegistryUnavailableError as error:
-        known = _recall(request, catalogue)
-        if known is None:
+        remembered = _recall(request, catalogue)
+        if remembered is None:
             raise
-        resolved, at_s = known
+        resolved, at_s = remembered
         at = datetime.datetime.fromtimestamp(at_s, datetime.UTC).isoformat(timespec="minutes")
         reason = error.message.partition("\n")[0]
-        line = f"{reason}; using what {reference} was at {at}: {resolved[0].digest}"
-        log.warning("%s", line)
-        say(line)
+        log.warning("%s; using what %s was at %s: %s", reason, reference, at, resolved[0].digest)
         return resolved
     for name in (reference, VersionRef(reference.name, version.digest)):
         key = _memory_key(replace(request, reference=name), catalogue)
@@ -172,25 +166,25 @@ def _recall(
     request: PullRequest, catalogue: Catalogue
 ) -> tuple[tuple[Version, tuple[Part, ...]], float] | None:
     digests, at_s = catalogue.cache.recall(_memory_key(request, catalogue))
-    found = [data for data in map(catalogue.cache.read_document, digests) if data is not None]
-    if not found or len(found) < len(digests):
+    documents = [data for data in map(catalogue.cache.read_document, digests) if data is not None]
+    if not documents or len(documents) < len(digests):
         return None
     try:
-        return (parse_version(found[0]), tuple(map(parse_part, found[1:]))), at_s
+        return (parse_version(documents[0]), tuple(map(parse_part, documents[1:]))), at_s
     except BundleError:
         return None  # of another release of ortprep; the registry has it
 
 
-def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None, say: Say) -> _PartPull:
+def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None) -> _PartPull:
     """Decides all that can be decided before the first weight is fetched."""
     reference = request.reference
-    version, candidates = resolve_version(request, catalogue, say)
-    part, left_out = choose_part(
+    version, candidates = resolve_version(request, catalogue)
+    part = choose_part(
         [(part, catalogue.read_records(part)[0]) for part in candidates],
         reference,
         hardware or read_hardware(),
         onnxruntime=installed_onnxruntime(),
-        wanted=request.part,
+        digest=request.part,
     )
     limit, size_bytes = read_limit(MAX_BYTES_VARIABLE, DEFAULT_MAX_BYTES), part.summary.size_bytes
     if size_bytes > limit:
@@ -198,7 +192,7 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
             f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
             hint=f"export {MAX_BYTES_VARIABLE}={size_bytes}",
         )
-    return _PartPull(reference, catalogue, version, part, left_out)
+    return _PartPull(reference, catalogue, version, part)
 
 
 @dataclass(frozen=True)
@@ -209,7 +203,6 @@ class _PartPull:
     catalogue: Catalogue
     version: Version
     part: Part
-    left_out: Mapping[str, str]
 
     def write(
         self, out: Path, observer: Observer, *, is_there: Callable[[], bool] = lambda: False
@@ -224,7 +217,7 @@ class _PartPull:
         summary = self.part.summary
         variants = tuple(variant.name for variant in summary.variants)
         digest = self.version.digest
-        return PullResult(out, digest, self.part.digest, variants, self.left_out, fetched, summary.size_bytes)
+        return PullResult(out, digest, self.part.digest, variants, fetched, summary.size_bytes)
 
     @contextmanager
     def _translated(self, out: Path) -> Iterator[None]:
@@ -247,7 +240,11 @@ class _PartPull:
         report = self._until(read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S), progress.add)
         registry = redact_url(catalogue.backend.url)
         receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
-        signatures = [one for of in (self.part, self.version) for one in catalogue.read_signatures(of)]
+        signatures = [
+            signature
+            for document in (self.part, self.version)
+            for signature in catalogue.read_signatures(document)
+        ]
         # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
         with new_folder(out.absolute(), durable=False) as folder:
             write_receipt(folder, receipt, self.part, self.version, signatures)
@@ -281,8 +278,8 @@ class _PartPull:
         once = {entry.sha256: entry.path for entry in self.part.files}
 
         def place(entry: FileEntry) -> None:
-            told = report if once[entry.sha256] == entry.path else ignore
-            source = self.catalogue.fetch_file(self.part, entry, told)
+            report_once = report if once[entry.sha256] == entry.path else ignore
+            source = self.catalogue.fetch_file(self.part, entry, report_once)
             (copy_file if entry.path in alone else link_or_copy)(source, folder / entry.path)
 
         run_parallel(place, sorted(files, key=lambda entry: -entry.size_bytes))

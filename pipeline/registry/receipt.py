@@ -55,8 +55,8 @@ def write_receipt(
     folder: Path, receipt: PullReceipt, part: Part, version: Version, signatures: Sequence[bytes]
 ) -> None:
     """Writes the receipt of a bundle into its new, empty folder, with what is signed of part and version."""
-    kept = [data for data in signatures if len(data) <= MAX_SIGNATURE_BYTES][:_MAX_SIGNATURES]
-    version_document, *texts = (base64.b64encode(data).decode() for data in (version.data, *kept))
+    stored = [data for data in signatures if len(data) <= MAX_SIGNATURE_BYTES][:_MAX_SIGNATURES]
+    version_document, *texts = (base64.b64encode(data).decode() for data in (version.data, *stored))
     fields = encode(receipt) | encode(_Evidence(version_document, tuple(texts)))
     (folder / RECEIPT_FOLDER).mkdir()
     (folder / _RECEIPT_FILE).write_bytes(format_json(fields))

@@ -97,14 +97,14 @@ def _parse(text: str, kinds: Mapping[str, MethodKind]) -> SignatureMethod:
             f"no such kind of signature: {name!r}\n  expected one of {', '.join(kinds)}, or a file"
         )
     kind = kinds[name]
-    known = (*kind.needed, *kind.optional)
+    allowed = (*kind.needed, *kind.optional)
     options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         option, _, value = item.partition("=")
-        if option not in known or "pin-value" in value:
+        if option not in allowed or "pin-value" in value:
             raise RegistryError(
                 f"no option of {name} signatures: {option!r}\n"
-                f"  expected some of {', '.join(known)}; secrets are no options",
+                f"  expected some of {', '.join(allowed)}; secrets are no options",
                 hint=f"export {PASSWORD_VARIABLE}=…   (the password of a private key)",
             )
         options[option] = value.split(":") if option in _LISTS else _FLAGS.get(value.lower(), value)
@@ -121,5 +121,5 @@ def _parse(text: str, kinds: Mapping[str, MethodKind]) -> SignatureMethod:
 
 def describe_method(method: SignatureMethod) -> str:
     """Returns a method in words."""
-    shown = ", ".join(f"{name}={value}" for name, value in method.options.items())
-    return f"{method.kind} ({shown})" if shown else method.kind
+    options = ", ".join(f"{name}={value}" for name, value in method.options.items())
+    return f"{method.kind} ({options})" if options else method.kind

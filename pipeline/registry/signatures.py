@@ -20,7 +20,7 @@ from ortprep.bundle.codec import canonical_json, encode, parse_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import RECEIPT_FOLDER
-from ortprep.errors import BundleError, MissingExtraError, SignatureError
+from ortprep.errors import BundleError, MissingExtraError, PipelineError, SignatureError
 from ortprep.registry.alias_moves import Move
 from ortprep.registry.documents import Part, Version
 from ortprep.registry.signature_methods import (
@@ -125,25 +125,27 @@ def _verify(subject: SignatureSubject, signature: bytes, method: SignatureMethod
             _check_certificate(bundle, method.subject)
 
 
-def _check_certificate(bundle: Mapping[str, Any], wanted: str) -> None:
+def _check_certificate(bundle: Mapping[str, Any], subject: str) -> None:
     """Raises unless the verified certificate has that name."""
     from cryptography import x509
 
     first = bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][0]
     names = _names_in(x509.load_der_x509_certificate(base64.b64decode(first["rawBytes"])))
-    if wanted not in names:
-        raise ValueError(f"expected a certificate of {wanted}, got one of {', '.join(names) or 'nobody'}")
+    if subject not in names:
+        raise ValueError(f"expected a certificate of {subject}, got one of {', '.join(names) or 'nobody'}")
 
 
 def _names_in(certificate: Any) -> list[str]:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    names = [
+        str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    ]
     with suppress(x509.ExtensionNotFound):
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         for kind in (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier):
-            names += found.get_values_for_type(kind)
+            names += alternative.get_values_for_type(kind)
     return names
 
 
@@ -169,8 +171,12 @@ def _read_statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
 def _list_differences(subject: SignatureSubject, statement: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns every difference between what is signed and what should be, in words."""
     resources = statement["predicate"].get("resources")
-    listed = [one for one in resources if isinstance(one, dict)] if isinstance(resources, list) else []
-    signed = {str(one.get("name")): PREFIX + str(one.get("digest")) for one in listed}
+    listed = (
+        [resource for resource in resources if isinstance(resource, dict)]
+        if isinstance(resources, list)
+        else []
+    )
+    signed = {str(resource.get("name")): PREFIX + str(resource.get("digest")) for resource in listed}
     recorded = {entry.path: entry.sha256 for entry in subject.files}
     return tuple(
         f"{path}: content: signed {signed.get(path, 'nothing')}, got {recorded.get(path, 'no such file')}"
@@ -199,9 +205,9 @@ def _verifier_of(signer: SignatureMethod, folder: Path) -> SignatureMethod:
     from cryptography.hazmat.primitives import serialization
 
     if signer.kind == "certificate":
-        own = x509.load_pem_x509_certificate(Path(signer.options["signing_certificate"]).read_bytes())
+        certificate = x509.load_pem_x509_certificate(Path(signer.options["signing_certificate"]).read_bytes())
         chain = signer.options.get("certificate_chain", [])
-        return SignatureMethod("certificate", {"certificate_chain": chain}, subject=_names_in(own)[0])
+        return SignatureMethod("certificate", {"certificate_chain": chain}, subject=_names_in(certificate)[0])
     private = Path(signer.options["private_key"]).read_bytes()
     key = serialization.load_pem_private_key(private, _password()).public_key()
     public = folder / "key.pub"
@@ -232,28 +238,19 @@ def _translated(what: str, method: SignatureMethod, differing: Sequence[str] = (
 
     try:
         yield
+    except PipelineError:
+        raise
     except OSError as error:
         raise SignatureError(f"{what}\n  {error.strerror or error}: {error.filename}") from error
     except InvalidSignature as error:
         raise SignatureError(
             f"{what}\n  not signed by {describe_method(method)}, or changed since"
         ) from error
-    except _library_failures() as error:
-        # model-signing's own, of malformed keys, signatures and payloads, and of files that differ
+    except Exception as error:  # of any library below model-signing: malformed keys, signatures, payloads
         is_difference = bool(differing) and str(error).startswith("Signature mismatch")
         reasons = differing if is_difference else (f"{type(error).__name__}: {str(error)[:300]}", *differing)
         hint = f"export {PASSWORD_VARIABLE}=…" if "assword" in str(error) else None
         raise SignatureError("\n".join((what, *(f"  {reason}" for reason in reasons))), hint=hint) from error
-
-
-def _library_failures() -> tuple[type[Exception], ...]:
-    """Returns what model-signing and the libraries under it raise."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from OpenSSL import crypto
-    from sigstore.errors import Error
-
-    own = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
-    return (*own, UnsupportedAlgorithm, crypto.Error, crypto.X509StoreContextError, Error)
 
 
 def _known_digests(subject: SignatureSubject) -> Any:

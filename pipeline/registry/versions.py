@@ -27,10 +27,10 @@ class ModelState:
 
     def labels(self) -> dict[str, tuple[Version, ...]]:
         """Returns the versions that claim each label; more than one is an error where it is used."""
-        found: dict[str, tuple[Version, ...]] = {}
+        claims: dict[str, tuple[Version, ...]] = {}
         for version in self.versions.values():
-            found[version.label] = (*found.get(version.label, ()), version)
-        return found
+            claims[version.label] = (*claims.get(version.label, ()), version)
+        return claims
 
     def latest(self) -> Version:
         """Returns the version published last that nothing superseded; there is at least one version."""
@@ -49,7 +49,9 @@ def build_state(model: str, versions: Iterable[Version], aliases: Mapping[str, s
 
 
 def _find_superseded(family: Sequence[Version]) -> Iterator[tuple[str, str]]:
-    merged = frozenset(part.digest for part in merge_parts(part for one in family for part in one.parts))
+    merged = frozenset(
+        part.digest for part in merge_parts(part for version in family for part in version.parts)
+    )
     latest = next((version for version in family if version.part_digests == merged), None)
     for version in family:
         if latest is not None and version is not latest:
@@ -68,7 +70,7 @@ def merge_parts(parts: Iterable[PartSummary], *, first: str = "") -> tuple[PartS
     chosen = []
     unique = {part.digest: part for part in parts}.values()
     for part in sorted(
-        unique, key=lambda one: (one.digest == first, one.created_at, one.digest), reverse=True
+        unique, key=lambda part: (part.digest == first, part.created_at, part.digest), reverse=True
     ):
         # The portable variant is in every part; it counts only if there is no other.
         special = {variant for variant in part.variants if variant.hardware} or set(part.variants)
@@ -78,10 +80,10 @@ def merge_parts(parts: Iterable[PartSummary], *, first: str = "") -> tuple[PartS
     return tuple(sorted(chosen, key=lambda part: part.digest))
 
 
-def resolve(state: ModelState, wanted: str | None, *, registry: str) -> Version:
+def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
     """Returns the version that a user names.
 
-    `wanted` is an alias, a label or a version's whole digest; None is the latest version.
+    `name` is an alias, a label or a version's whole digest; None is the latest version.
 
     Raises:
         NotPublishedError: No version has that name.
@@ -92,25 +94,25 @@ def resolve(state: ModelState, wanted: str | None, *, registry: str) -> Version:
             f"no such model: {state.model} in {registry}\n  expected a published version, got none",
             hint=f"ortprep list --registry {registry}",
         )
-    if wanted is None:
+    if name is None:
         return state.latest()
-    if FULL_DIGEST.fullmatch(wanted):
-        named = {PREFIX + wanted.removeprefix(PREFIX)}
+    if FULL_DIGEST.fullmatch(name):
+        digests = {PREFIX + name.removeprefix(PREFIX)}
     else:
-        named = {version.digest for version in state.labels().get(wanted, ())}
-        named |= {state.aliases[wanted]} if wanted in state.aliases else set()
-    if len(named) > 1:
+        digests = {claimant.digest for claimant in state.labels().get(name, ())}
+        digests |= {state.aliases[name]} if name in state.aliases else set()
+    if len(digests) > 1:
         raise ConflictError(
-            f"more than one version is called {state.model}@{wanted} in {registry}\n"
-            f"  expected one, got {', '.join(sorted(named))}",
+            f"more than one version is called {state.model}@{name} in {registry}\n"
+            f"  expected one, got {', '.join(sorted(digests))}",
             hint=f"ortprep versions {state.model} --registry {registry}   (then name one by its digest)",
         )
-    found = state.versions.get(next(iter(named), ""))
-    if found is None:
-        got = f"{next(iter(named))}, which is not there" if named else "none"
+    version = state.versions.get(next(iter(digests), ""))
+    if version is None:
+        got = f"{next(iter(digests))}, which is not there" if digests else "none"
         raise NotPublishedError(
-            f"no such version: {state.model}@{wanted} in {registry}\n"
+            f"no such version: {state.model}@{name} in {registry}\n"
             f"  expected an alias, a label, or a whole digest, got {got}",
             hint=f"ortprep versions {state.model} --registry {registry}",
         )
-    return found
+    return version

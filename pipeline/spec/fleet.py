@@ -27,9 +27,6 @@ from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
 FLEET_FILE = "fleet.yaml"
 """The fleet file, beside the specs."""
 
-ANYWHERE = "anywhere"
-"""Name for work that may run on any hardware."""
-
 _PART = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = rf"^([A-Za-z0-9]([A-Za-z0-9.-]{{0,251}}[A-Za-z0-9])?/)?{_PART}$"
 _SELECTOR = rf"^!?({_PART}|in\({_PART}(, ?{_PART})*\))$"
@@ -81,7 +78,7 @@ class Fleet(SpecSection):
     @classmethod
     def _no_name_misleads(cls, kinds: Mapping[str, HardwareKind]) -> Mapping[str, HardwareKind]:
         for name, kind in kinds.items():
-            if name == ANYWHERE or (name in get_args(Target) and name != kind.target):
+            if name in get_args(Target) and name != kind.target:
                 raise ValueError(f"expected another name: {name!r} means something else")
         return kinds
 

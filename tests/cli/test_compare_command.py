@@ -171,24 +171,11 @@ def test_what_else_changed_is_shown(project: Project) -> None:
     assert "0.2.0" in shown.out
 
 
-def test_markdown_is_a_table_for_a_comment(project: Project) -> None:
-    add(project, "old")
-    add(project, "new", SLOWER)
-    written = project.call("compare", "old", "new", "--markdown")
-    assert written.code == 1
-    lines = written.out.splitlines()
-    assert lines[0] == "### `old → new`: regression"
-    assert "| `init ms` | `warm` | `10.0 ± 0.00` | `12.0 ± 0.00` | `1.20×` | `regression` |" in lines
-    assert {line.count("|") for line in lines if line.startswith("| `")} == {4, 7}
-
-
 HOSTILE = "[red]@all|`<img>`\x1b[2J\n# x"
 
 
-@pytest.mark.parametrize("form", [(), ("--markdown",), ("--json",)], ids=["table", "markdown", "json"])
-def test_what_a_manifest_says_is_no_order_to_a_terminal_or_a_page(
-    project: Project, form: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
+def test_what_a_manifest_says_is_no_order_to_a_terminal(project: Project, form: tuple[str, ...]) -> None:
     bundle = add(project, "old")
     record = dataclasses.replace(read_manifest(bundle).variants[0], name=HOSTILE, target=HOSTILE)
     hostile = change(add(project, "new"), variants=(record,), name=HOSTILE, spec_digest=HOSTILE)
@@ -196,9 +183,7 @@ def test_what_a_manifest_says_is_no_order_to_a_terminal_or_a_page(
     assert shown.code == 1
     assert "\x1b" not in shown.out + shown.err
     assert "\n# x" not in shown.out + shown.err
-    if form == ("--markdown",):
-        assert "`[red]@all\\|'<img>'�[2J # x`" in shown.out
-    elif not form:
+    if not form:
         assert "[red]@all|`<img>`�[2J # x" in shown.out
 
 
@@ -206,7 +191,6 @@ WRONG = {
     "no number": (("--fail-over", "much"), "not a limit: 'much'"),
     "ten times": (("--fail-over", "10"), "expected a percentage or a share below 1"),
     "no figure": (("--fail-over", "speed=10%"), "no such figure: 'speed'"),
-    "two forms": (("--json", "--markdown"), "expected one of --json and --markdown"),
 }
 
 

@@ -58,7 +58,6 @@ COMMANDS = {
     "show": (0, ("show", "hostile")),
     "show --json": (0, ("show", "hostile", "--json")),
     "compare": (1, ("compare", "conv", "hostile", "--across-hardware")),
-    "compare --markdown": (1, ("compare", "conv", "hostile", "--across-hardware", "--markdown")),
     "compare --json": (1, ("compare", "conv", "hostile", "--across-hardware", "--json")),
     "report": (0, ("report", "hostile", "--out", "report.html")),
     "check": (0, ("check", "artifacts/hostile")),

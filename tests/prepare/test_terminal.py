@@ -41,7 +41,7 @@ def test_a_build_on_a_terminal_shows_what_runs_and_ends(project: Project, argume
     last, count = ("package:net", 7) if "ortprep" in arguments else ("verify:net/portable", 5)
     assert f"done {last}" in shown
     if "package" in last:
-        assert re.search(r"measure:net/cpu \d:\d\d, \d+%, \d:\d\d left", shown)
+        assert re.search(r"measure:net/cpu +0:\d\d:\d\d +\d+% +0:\d\d:\d\d", shown)
     assert f"{count} done, 0 up to date" in shown
 
 

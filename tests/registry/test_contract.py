@@ -118,7 +118,6 @@ def test_parts_of_one_source_and_spec_become_one_version(
     for index, hardware in enumerate((BARE, machine_with_gpu((9, 0)), machine_with_gpu((8, 6)))):
         pulled = pull_it(catalogue, tmp_path / f"out{index}", model, hardware=hardware)
         assert pulled.part == published[index].part
-        assert set(pulled.left_out) == last.part_digests - {pulled.part}
         assert read_tree(tmp_path / f"out{index}") == read_tree(tmp_path / str(index))
     other = PullRequest(VersionRef(model, None), published[1].part)
     assert pull(other, catalogue, tmp_path / "named", hardware=BARE).variants == ("cuda", "portable")

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortprep.cluster.building.bundle_pull import pull_merged_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef
-from ortprep.cluster.building.fleet_plan import FleetAssignment, FleetPlan, Reservation
-from ortprep.cluster.building.job import BuildJob, Event
+from ortprep.cluster.building.fleet_plan import FleetAssignment, FleetPlan
+from ortprep.cluster.building.job import BuildJob, Event, reported
 from ortprep.cluster.building.source_fetch import fetch_model
 from ortprep.cluster.building.spec_files import ShippedSpec, describe_spec
 from ortprep.cluster.building.work_store import WorkStore
@@ -21,54 +21,36 @@ from ortprep.errors import ClusterError, PipelineError, from_dict
 from ortprep.graph.build import STAGES
 from ortprep.graph.engine import BuildResult, Observer
 from ortprep.graph.execution import build_tasks
-from ortprep.spec.fleet import ANYWHERE, Fleet
+from ortprep.spec.fleet import Fleet
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Plan
-from ortprep.stages.fetch.stage import local_source
+
+if TYPE_CHECKING:
+    from ortprep.cluster.building.engine import RayEngine
 
 _FETCH_THREADS = 4
 _POLL_INTERVAL_S = 0.1
 _NODE_POLL_INTERVAL_S = 2.0
-_ANY_NODE = Reservation(cpus=1.0, gpus=0.0, labels={}, resources={})
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """Where the files of a build are, and when it gives up.
-
-    Attributes:
-        store: URL of the work store.
-        registry: URL of the registry.
-        artifacts: The driver's folder of bundles.
-        max_starts: How often a job may start, whatever ends it.
-        node_timeout_s: Timeout for a node of a kind whose last is gone, in seconds.
-        pull: Whether to pull the merged bundles in the end.
-    """
-
-    store: str
-    registry: str
-    artifacts: Path
-    max_starts: int
-    node_timeout_s: float
-    pull: bool
-
-
-@dataclass(frozen=True)
-class _FetchedSource:
-    """A model that nodes can start with; without a source, one of them has to fetch it first."""
-
-    shipped: ShippedSpec
-    source: str | None
+FetchedSource = tuple[ShippedSpec, str]
+"""A model that nodes can start with, and the digest of its source."""
 
 
 class BuildRun:
-    """One build, under way."""
+    """One build, under way; `artifacts` is the driver's folder of bundles."""
 
     def __init__(
-        self, cluster: Connection, fleet: Fleet, plan: FleetPlan, config: RunConfig, observer: Observer
+        self,
+        cluster: Connection,
+        fleet: Fleet,
+        plan: FleetPlan,
+        engine: RayEngine,
+        artifacts: Path,
+        observer: Observer,
     ) -> None:
         self._cluster, self._fleet, self._plan = cluster, fleet, plan
-        self._config, self._observer = config, observer
+        self._engine, self._artifacts, self._observer = engine, artifacts, observer
         self._waiting: dict[ObjectRef, BuildJob] = {}
         self._nodes: dict[str, str] = {}
         self._starts: Counter[str] = Counter()
@@ -77,8 +59,8 @@ class BuildRun:
         self._errors: list[PipelineError] = []
         self._failed: set[str] = set()
         self._assignments: dict[str, list[FleetAssignment]] = {}
-        for one in plan.assignments:
-            self._assignments.setdefault(one.spec.name, []).append(one)
+        for assignment in plan.assignments:
+            self._assignments.setdefault(assignment.spec.name, []).append(assignment)
 
     def run(self) -> BuildResult:
         """Builds everything; an interrupt ends what runs on the nodes."""
@@ -93,44 +75,36 @@ class BuildRun:
             raise
         pool.shutdown()
         self._forward_events()
-        if self._config.pull:
+        if self._engine.collect:
             self._pull_bundles()
         self._observer.ended()
         return BuildResult(not self._errors, tuple(self._errors))
 
-    def _fetch(self, spec: ModelSpec) -> _FetchedSource | PipelineError:
+    def _fetch(self, spec: ModelSpec) -> FetchedSource | PipelineError:
         """Has what the nodes need of a model come into the store; runs in a thread."""
         try:
-            store = WorkStore(self._config.store, spec.name)
-            try:
+            store = WorkStore(self._engine.store_url, spec.name)
+            with reported(f"fetch:{spec.name}", self._forward):
                 shipped, paths = describe_spec(spec)
                 store.upload(list(zip(shipped.files, paths, strict=True)))
-                is_local = local_source(spec) is not None
-            except PipelineError as error:
-                self._forward(Event("failed", f"fetch:{spec.name}", str(error)))
-                raise
-            if not is_local:
-                return _FetchedSource(shipped, None)
-            plan = Plan(spec=spec, targets=("cpu",), missing={})
-            first = build_tasks(plan, STAGES, self._config.artifacts)[0]
-            return _FetchedSource(shipped, fetch_model(first, store, self._forward))
+                plan = Plan(spec=spec, targets=("cpu",), missing={})
+                task = build_tasks(plan, STAGES, self._artifacts)[0]
+                return shipped, fetch_model(task, store, self._forward)
         except PipelineError as error:
             return error
 
-    def _event_loop(self, fetching: dict[Future[_FetchedSource | PipelineError], str]) -> None:
+    def _event_loop(self, fetching: dict[Future[FetchedSource | PipelineError], str]) -> None:
         """Submits a model's jobs once it is fetched, until all are done."""
         checked = time.monotonic()
         while fetching or self._waiting:
             if fetching and not self._waiting:
                 wait(fetching, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
-            for future in [one for one in fetching if one.done()]:
+            for future in [future for future in fetching if future.done()]:
                 name, fetched = fetching.pop(future), future.result()
                 if isinstance(fetched, PipelineError):
-                    self._fail(name, f"fetch:{name}", fetched, is_told=True)
-                elif fetched.source is None:
-                    self._submit(self._job(fetched.shipped, "", ANYWHERE, "cpu"), _ANY_NODE)
+                    self._fail(name, f"fetch:{name}", fetched, is_reported=True)
                 else:
-                    self._submit_assignments(fetched.shipped, fetched.source)
+                    self._submit_assignments(*fetched)
             for done in self._cluster.wait(list(self._waiting), _POLL_INTERVAL_S) if self._waiting else ():
                 self._settle(done)
             self._forward_events()
@@ -139,15 +113,12 @@ class BuildRun:
                 self._give_up_without_node(self._cluster.list_nodes(), checked)
                 self._give_up_on_repeated()
 
-    def _submit(self, job: BuildJob, wanted: Reservation) -> None:
-        self._waiting[self._cluster.submit(job, wanted)] = job
-
     def _submit_assignments(self, shipped: ShippedSpec, source: str) -> None:
-        for one in self._assignments[str(shipped.data["name"])]:
-            self._submit(self._job(shipped, source, one.kind, one.target), self._plan.reservations[one.kind])
-
-    def _job(self, shipped: ShippedSpec, source: str, kind: str, target: str) -> BuildJob:
-        return BuildJob(shipped, source, kind, target, self._config.store, self._config.registry)
+        engine = self._engine
+        for assignment in self._assignments[str(shipped.data["name"])]:
+            kind, target = assignment.kind, assignment.target
+            job = BuildJob(shipped, source, kind, target, engine.store_url, engine.registry_url)
+            self._waiting[self._cluster.submit(job, self._plan.reservations[kind])] = job
 
     def _settle(self, done: ObjectRef) -> None:
         job = self._waiting.pop(done)
@@ -163,39 +134,36 @@ class BuildRun:
         if result.failures:
             self._failed.add(job.model)
             self._errors += map(from_dict, result.failures)
-        elif job.kind == ANYWHERE and result.source is not None:
-            self._submit_assignments(job.spec, result.source)
-        elif result.part is not None:
-            self._parts.setdefault(job.model, []).append(result.part)
         else:
-            self._fail(job.model, job.name, ClusterError(f"{job.name}: nothing came of it"))
+            assert result.part is not None
+            self._parts.setdefault(job.model, []).append(result.part)
 
-    def _fail(self, model: str, task: str, error: PipelineError, *, is_told: bool = False) -> None:
+    def _fail(self, model: str, task: str, error: PipelineError, *, is_reported: bool = False) -> None:
         self._failed.add(model)
         self._errors.append(error)
-        if not is_told:
+        if not is_reported:
             self._observer.failed(task, str(error))
 
     def _give_up_without_node(self, nodes: Sequence[ClusterNode], now_s: float) -> None:
         """Ends the jobs of kinds that no node could serve for too long."""
-        for name, wanted in self._plan.reservations.items():
-            if any(wanted.fits(self._fleet.hardware[name], node) for node in nodes):
+        for name, reservation in self._plan.reservations.items():
+            if any(reservation.fits(self._fleet.hardware[name], node) for node in nodes):
                 self._gone_since.pop(name, None)
-            elif now_s - self._gone_since.setdefault(name, now_s) >= self._config.node_timeout_s:
+            elif now_s - self._gone_since.setdefault(name, now_s) >= self._engine.node_timeout_s:
                 self._give_up(
                     [ref for ref, job in self._waiting.items() if job.kind == name],
                     f"no node of kind {name} is left\n"
-                    f"  expected one within {self._config.node_timeout_s:g} s",
+                    f"  expected one within {self._engine.node_timeout_s:g} s",
                 )
 
     def _give_up_on_repeated(self) -> None:
         """Ends the jobs that start again and again: Ray does not count those it kills for want of memory."""
         for ref, job in list(self._waiting.items()):
-            if self._starts[job.name] > self._config.max_starts:
+            if self._starts[job.name] > self._engine.retries + 1:
                 self._give_up(
                     [ref],
                     f"started {self._starts[job.name]} times, and never done\n"
-                    f"  expected {self._config.max_starts} times at most; a node may lack the memory",
+                    f"  expected {self._engine.retries + 1} times at most; a node may lack the memory",
                 )
 
     def _give_up(self, refs: Iterable[ObjectRef], why: str) -> None:
@@ -234,12 +202,12 @@ class BuildRun:
 
     def _pull_bundles(self) -> None:
         """Pulls the merged bundles of the models that did not fail."""
-        config = self._config
-        for name in [one for one in self._assignments if one not in self._failed]:
+        registry = self._engine.registry_url
+        for name in [name for name in self._assignments if name not in self._failed]:
             task = f"pull:{name}"
             self._observer.started(task)
             try:
-                is_new = pull_merged_bundle(name, self._parts[name], config.registry, config.artifacts / name)
+                is_new = pull_merged_bundle(name, self._parts[name], registry, self._artifacts / name)
             except PipelineError as error:
                 self._fail(name, task, error)
             else:

@@ -32,14 +32,14 @@ def _find_version(name: str, parts: Sequence[str], catalogue: Catalogue) -> str:
     was prepared last takes the place of the other.
     """
     state = catalogue.read_state(name)
-    found = [one for one in state.versions.values() if not one.part_digests.isdisjoint(parts)]
-    families = {version.family for version in found}
+    holders = [version for version in state.versions.values() if not version.part_digests.isdisjoint(parts)]
+    families = {version.family for version in holders}
     current = [
         digest
         for digest, version in state.versions.items()
         if version.family in families and digest not in state.superseded_by
     ]
-    published = {part for version in found for part in version.part_digests}
+    published = {part for version in holders for part in version.part_digests}
     if len(families) != 1 or not published.issuperset(parts) or not current:
         raise ClusterError(
             f"no version of {name} is of what its nodes published\n"

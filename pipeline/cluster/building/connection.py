@@ -39,29 +39,22 @@ class Connection:
         """Returns the nodes that are alive."""
         return parse_nodes(self.ray.nodes())
 
-    def check(self, kind: str, wanted: Reservation) -> None:
-        """Raises unless Ray takes a reservation."""
+    def submit(self, job: BuildJob, reservation: Reservation) -> ObjectRef:
+        """Has Ray run a job on a node that fits, once there is room on one."""
         try:
-            self._options(kind, wanted)
+            remote = (self.on_gpu if reservation.gpus else self.on_cpu).options(
+                name=job.name,
+                num_cpus=reservation.cpus,
+                num_gpus=reservation.gpus,
+                resources=dict(reservation.resources),
+                label_selector=dict(reservation.labels),
+            )
         except (ValueError, TypeError) as error:
             raise SpecError(
-                f"Ray refuses what kind {kind} of the fleet asks for\n  {str(error).splitlines()[0]}"
+                f"Ray refuses what kind {job.kind} of the fleet needs\n  {str(error).splitlines()[0]}"
             ) from error
-
-    def submit(self, job: BuildJob, wanted: Reservation) -> ObjectRef:
-        """Has Ray run a job on a node that fits, once there is room on one."""
-        remote = self._options(job.name, wanted)
         level = logging.getLogger("ortprep").getEffectiveLevel()
         return remote.remote(json.dumps(encode(job)), job.name, ortprep.__version__, self.mailbox, level)
-
-    def _options(self, name: str, wanted: Reservation) -> Any:
-        return (self.on_gpu if wanted.gpus else self.on_cpu).options(
-            name=name,
-            num_cpus=wanted.cpus,
-            num_gpus=wanted.gpus,
-            resources=dict(wanted.resources),
-            label_selector=dict(wanted.labels),
-        )
 
     def wait(self, refs: Sequence[ObjectRef], timeout_s: float) -> list[ObjectRef]:
         """Returns those that are done, after some seconds at the latest."""

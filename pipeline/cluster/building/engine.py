@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.cluster.building.build_run import BuildRun, RunConfig
+from ortprep.cluster.building.build_run import BuildRun
 from ortprep.cluster.building.connection import connect
 from ortprep.cluster.building.fleet_plan import plan_fleet
 from ortprep.cluster.building.work_store import WorkStore
-from ortprep.errors import RegistryError
 from ortprep.graph.build import read_build_specs
 from ortprep.graph.engine import BuildRequest, BuildResult, Observer
 from ortprep.registry.catalogue import open_catalogue
@@ -68,28 +67,12 @@ class RayEngine:
                 only=order.only,
                 skip_unavailable=order.skip_unavailable,
             )
-            for kind, wanted in plan.reservations.items():
-                cluster.check(kind, wanted)
             for what, why in plan.left_out.items():
                 log.warning("left out: %s: %s", what, why)
-            config = RunConfig(
-                self.store_url,
-                self.registry_url,
-                order.artifacts.absolute(),
-                max_starts=self.retries + 1,
-                node_timeout_s=self.node_timeout_s,
-                pull=self.collect,
-            )
-            return BuildRun(cluster, fleet, plan, config, observer).run()
+            return BuildRun(cluster, fleet, plan, self, order.artifacts.absolute(), observer).run()
 
     def _check_urls(self, specs: Sequence[ModelSpec]) -> None:
         """Finds out now what would otherwise fail when hours of work are to be kept."""
-        for url in (self.store_url, self.registry_url):
-            if url.startswith(("memory:", "local:")):
-                raise RegistryError(
-                    f"not seen by other machines: {url}\n  expected a place that all nodes see",
-                    hint="ortprep prepare --engine ray --store URL   (a shared path, s3://bucket/…)",
-                )
         WorkStore(self.store_url, specs[0].name).check_writable()
         with open_catalogue(self.registry_url):
             pass

@@ -79,18 +79,16 @@ def plan_fleet(
     left_out: dict[str, str] = {}
     problems: list[str] = []
     for spec in specs:
-        is_wanted = {
-            name: spec.targets == "auto" or kind.target in spec.targets for name, kind in kinds.items()
-        }
-        wanted = [name for name, is_so in is_wanted.items() if is_so]
-        lacking = [name for name in wanted if not offered[name]]
+        needs = {name: spec.targets == "auto" or kind.target in spec.targets for name, kind in kinds.items()}
+        needed = [name for name, is_needed in needs.items() if is_needed]
+        lacking = [name for name in needed if not offered[name]]
         reported = spec.targets != "auto" and lacking and not skip_unavailable
         if reported:
             problems += [f"{spec.name} on {name}: {_describe(kinds[name])}" for name in lacking]
         problems += [] if only else _targets_of_no_kind(spec, fleet)
-        if len(lacking) == len(wanted) and not reported:
-            problems.append(f"{spec.name}: none of {', '.join(wanted) or 'its targets'} has a node")
-        assignments += [FleetAssignment(spec, name, kinds[name].target) for name in wanted if offered[name]]
+        if len(lacking) == len(needed) and not reported:
+            problems.append(f"{spec.name}: none of {', '.join(needed) or 'its targets'} has a node")
+        assignments += [FleetAssignment(spec, name, kinds[name].target) for name in needed if offered[name]]
         left_out |= {f"{spec.name} on {name}": "no node offers it" for name in lacking}
     if problems:
         raise _not_offered(problems, nodes)
@@ -120,9 +118,9 @@ def _choose_kinds(fleet: Fleet, only: str | None) -> dict[str, HardwareKind]:
         name: kind for name, kind in fleet.hardware.items() if only is None or only in (name, kind.target)
     }
     if not kinds:
-        known = [*fleet.hardware, *sorted({kind.target for kind in fleet.hardware.values()})]
+        names = [*fleet.hardware, *sorted({kind.target for kind in fleet.hardware.values()})]
         raise SpecError(
-            f"no such hardware in the fleet: {only}\n  expected one of {', '.join(dict.fromkeys(known))}",
+            f"no such hardware in the fleet: {only}\n  expected one of {', '.join(dict.fromkeys(names))}",
             hint="ortprep prepare --engine ray --target KIND",
         )
     return kinds
@@ -138,10 +136,10 @@ def _targets_of_no_kind(spec: ModelSpec, fleet: Fleet) -> Iterator[str]:
 
 
 def _describe(kind: HardwareKind) -> str:
-    wanted = [f"{key}={value}" for key, value in kind.labels.items()]
-    wanted += [f"{name}: {amount:g}" for name, amount in kind.resources.items()]
-    wanted += ["GPU: 1"] if kind.target == "cuda" else []
-    return f"expected a node with {', '.join(wanted) or 'a CPU'}, got none"
+    needs = [f"{key}={value}" for key, value in kind.labels.items()]
+    needs += [f"{name}: {amount:g}" for name, amount in kind.resources.items()]
+    needs += ["GPU: 1"] if kind.target == "cuda" else []
+    return f"expected a node with {', '.join(needs) or 'a CPU'}, got none"
 
 
 def _not_offered(problems: Sequence[str], nodes: Sequence[ClusterNode]) -> SpecError:
@@ -155,5 +153,5 @@ def _not_offered(problems: Sequence[str], nodes: Sequence[ClusterNode]) -> SpecE
 
 def _show(node: ClusterNode) -> str:
     sizes = [f"{name} {node.resources[name]:g}" for name in ("CPU", "GPU") if name in node.resources]
-    own = [f"{key}={value}" for key, value in sorted(node.labels.items()) if key != "ray.io/node-id"]
-    return ", ".join([*sizes, *own]) or "nothing"
+    labels = [f"{key}={value}" for key, value in sorted(node.labels.items()) if key != "ray.io/node-id"]
+    return ", ".join([*sizes, *labels]) or "nothing"

@@ -11,7 +11,6 @@ from ortprep.cluster.building.spec_files import ShippedSpec
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId
 
-FETCH = TaskId("fetch")
 PACKAGE = TaskId("package")
 
 
@@ -21,8 +20,8 @@ class BuildJob:
 
     Attributes:
         spec: The model.
-        source: Digest of what `fetch` left, which is built from; "" for a job that is to fetch.
-        kind: Kind of hardware; `ANYWHERE` for a job that is to fetch.
+        source: Digest of what `fetch` left, which is built from.
+        kind: Kind of hardware.
         target: What is prepared for: `cpu` or `cuda`.
         store: URL of the work store.
         registry: URL of the registry.
@@ -51,13 +50,11 @@ class JobResult:
     """What came of a job.
 
     Attributes:
-        part: Digest of the part that was published; None if something failed, or none was to be.
-        source: Digest of what was fetched; None if something failed, or nothing was to be.
+        part: Digest of the part that was published; None if something failed.
         failures: What failed, as `ortprep.errors.to_dict` gives it.
     """
 
     part: str | None = None
-    source: str | None = None
     failures: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -72,8 +72,8 @@ class _JobRun:
         return JobResult(None if failures else self._part, failures=tuple(map(to_dict, failures)))
 
     def _do(self, task: Task) -> None:
-        known = self._learn(task)
-        if known is not None and self._is_current(task, known):
+        stored = self._learn(task)
+        if stored is not None and self._is_current(task, stored):
             self._send(Event("current", self._name(task)))
             return
         for required in task.requires:
@@ -92,19 +92,19 @@ class _JobRun:
 
     def _learn(self, task: Task) -> TaskReceipt | None:
         """Takes over what the store knows of a task, unless this node has done it since, and was killed."""
-        known = self._store.read_receipt(self._job.kind, task.id)
-        own = read_receipt(task.receipt)
-        if known is not None and (own is None or (not _same(own, known) and why_other(task))):
-            write_receipt(task.receipt, known)
-        return known
+        stored = self._store.read_receipt(self._job.kind, task.id)
+        local = read_receipt(task.receipt)
+        if stored is not None and (local is None or (not _same(local, stored) and why_other(task))):
+            write_receipt(task.receipt, stored)
+        return stored
 
-    def _is_current(self, task: Task, known: TaskReceipt) -> bool:
-        own = read_receipt(task.receipt)
-        if own is None or not _same(own, known) or why_other(task):
+    def _is_current(self, task: Task, stored: TaskReceipt) -> bool:
+        local = read_receipt(task.receipt)
+        if local is None or not _same(local, stored) or why_other(task):
             return False
         if task.id != PACKAGE:
             return True
-        published = known.result.get(_PUBLISHED, {})
+        published = stored.result.get(_PUBLISHED, {})
         if published.get("registry") != self._job.registry:
             return False
         with open_catalogue(self._job.registry) as catalogue:
@@ -114,11 +114,11 @@ class _JobRun:
         self._part = str(published["part"])
         return True
 
-    def _restore(self, task: Task, wanted: TaskId) -> None:
+    def _restore(self, task: Task, required: TaskId) -> None:
         """Fetches the files that a task left, unless they are here; what is lost is made again."""
-        upstream = self._tasks.get(wanted)
-        folder = task_folder(task.artifacts, task.model, wanted)
-        path = receipt_path(task.artifacts, task.model, wanted)
+        upstream = self._tasks.get(required)
+        folder = task_folder(task.artifacts, task.model, required)
+        path = receipt_path(task.artifacts, task.model, required)
         receipt = read_receipt(path)
         if receipt is None or not changed_files(folder, receipt, self._cache.digest):
             return
@@ -126,15 +126,15 @@ class _JobRun:
             self._store.fetch_files(folder, receipt.files)
         except (NotPublishedError, IntegrityError) as error:
             if upstream is None:
-                raise self._lost(wanted) from error
-            self._send(Event("said", self._name(task), f"{wanted} is done again: {error.message}"))
-            self._store.delete_receipt(self._job.kind, wanted)
+                raise self._lost(required) from error
+            self._send(Event("said", self._name(task), f"{required} is done again: {error.message}"))
+            self._store.delete_receipt(self._job.kind, required)
             path.unlink()
             self._do(upstream)
 
-    def _lost(self, wanted: TaskId) -> ClusterError:
+    def _lost(self, task: TaskId) -> ClusterError:
         return ClusterError(
-            f"the work store has lost what {wanted} of {self._job.model} left",
+            f"the work store has lost what {task} of {self._job.model} left",
             hint="run it again: it is sent again; if that does not help, does this node see the store?",
         )
 
@@ -150,7 +150,7 @@ class _JobRun:
         return f"{task.name}@{self._job.kind}"
 
 
-def _same(one: TaskReceipt, other: TaskReceipt) -> bool:
+def _same(first: TaskReceipt, second: TaskReceipt) -> bool:
     """Says whether two receipts are of one outcome; one of them may say where that was published."""
-    results = [{key: value for key, value in r.result.items() if key != _PUBLISHED} for r in (one, other)]
-    return (one.key, one.files, results[0]) == (other.key, other.files, results[1])
+    results = [{key: value for key, value in r.result.items() if key != _PUBLISHED} for r in (first, second)]
+    return (first.key, first.files, results[0]) == (second.key, second.files, results[1])

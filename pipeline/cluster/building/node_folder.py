@@ -26,11 +26,11 @@ def working_folder(job: BuildJob) -> Iterator[Path]:
     day is removed.
     """
     root = default_cache_folder().with_name("cluster")
-    own = digest_json(encode(job)).partition(":")[2][:32]
+    name = digest_json(encode(job)).partition(":")[2][:32]
     root.mkdir(parents=True, exist_ok=True)
-    _remove_stale(root, but=own)
-    with FileLock(root / f"{own}.lock"):
-        folder = root / own
+    _remove_stale(root, but=name)
+    with FileLock(root / f"{name}.lock"):
+        folder = root / name
         folder.mkdir(exist_ok=True)
         try:
             yield folder

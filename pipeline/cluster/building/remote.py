@@ -18,10 +18,8 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.cluster.building.job import BuildJob, Event, EventSink, JobResult
 from ortprep.cluster.building.job_build import build_job
 from ortprep.cluster.building.node_folder import working_folder
-from ortprep.cluster.building.source_fetch import fetch_on_node
 from ortprep.errors import ClusterError, PipelineError, SpecError, StageError, to_dict
 from ortprep.runtime.probing.availability import unavailable_reason
-from ortprep.spec.fleet import ANYWHERE
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
@@ -84,11 +82,10 @@ def _run(text: str, version: str, send: EventSink) -> JobResult:
             hint=f"install the same checkout or wheel on every node; here: {install_command('build', 'ray')}",
         )
     job = decode(BuildJob, json.loads(text))
-    if job.kind != ANYWHERE:
-        _check_target(job)
-        reset_niceness()
+    _check_target(job)
+    reset_niceness()
     with working_folder(job) as folder:
-        return (fetch_on_node if job.kind == ANYWHERE else build_job)(job, folder, send)
+        return build_job(job, folder, send)
 
 
 def _check_target(job: BuildJob) -> None:
@@ -151,12 +148,12 @@ class _PostingHandler(logging.Handler):
 
 @contextmanager
 def _logs_to(send: EventSink, name: str, level: int) -> Iterator[None]:
-    own = logging.getLogger("ortprep")
-    handler, before = _PostingHandler(send, name, level), own.level
-    own.addHandler(handler)
-    own.setLevel(level)
+    package_log = logging.getLogger("ortprep")
+    handler, before = _PostingHandler(send, name, level), package_log.level
+    package_log.addHandler(handler)
+    package_log.setLevel(level)
     try:
         yield
     finally:
-        own.removeHandler(handler)
-        own.setLevel(before)
+        package_log.removeHandler(handler)
+        package_log.setLevel(before)

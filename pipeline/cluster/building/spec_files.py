@@ -60,9 +60,9 @@ def describe_spec(spec: ModelSpec) -> tuple[ShippedSpec, tuple[Path, ...]]:
 
 def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:
     """Returns the spec as if its file lay below a folder that has its files."""
-    own = folder if shipped.place == "." else resolve_inside(folder, shipped.place)
-    own.mkdir(parents=True, exist_ok=True)
-    return ModelSpec.model_validate(shipped.data).located_in(own, file=shipped.file)
+    spec_folder = folder if shipped.place == "." else resolve_inside(folder, shipped.place)
+    spec_folder.mkdir(parents=True, exist_ok=True)
+    return ModelSpec.model_validate(shipped.data).located_in(spec_folder, file=shipped.file)
 
 
 def _find_files(spec: ModelSpec) -> tuple[Path, ...]:

@@ -78,10 +78,6 @@ class WorkStore:
         self._folder.write(path, b"")
         self._folder.delete(path)
 
-    def has_files(self, entries: Sequence[FileEntry]) -> bool:
-        """Says whether files are there, going by their sizes."""
-        return all(self._folder.size_of(self._file_path(entry)) == entry.size_bytes for entry in entries)
-
     def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
         """Uploads those files of a folder that are not there yet; returns and raises as `upload`."""
         return self.upload([(entry, resolve_inside(folder, entry.path)) for entry in entries])

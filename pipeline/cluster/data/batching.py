@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec
-from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.errors import PoolError
 from ortprep.runtime.tensors.element_types import Array
 
 
@@ -23,38 +21,33 @@ class Piece:
     size: int
 
 
-def plan_pieces(count: int, sizes: Sequence[int], *, pad: bool) -> tuple[Piece, ...]:
+def plan_pieces(count: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
     """Returns how rows are cut into batches.
 
-    As many as fit go in batches of the largest size. What is left goes in one of the smallest size that takes
-    all of it, unless more than half of that would be padding: then a smaller one is filled first.
+    As many as fit go in batches of the largest size. The remainder goes in one of the smallest size that
+    takes all of it, unless more than half of that would be padding: then a smaller one is filled first.
 
     Args:
         count: How many rows.
         sizes: Lengths of batches that the model was prepared for; none for any.
-        pad: Whether what is left is padded to one of them; otherwise it is run as it is.
     """
     if not sizes:
         return (Piece(0, count, count),) if count else ()
     ordered = sorted(set(sizes))
     pieces, start = [], 0
     while start < count:
-        size = _next_size(count - start, ordered, pad=pad)
+        size = _next_size(count - start, ordered)
         stop = min(count, start + size)
         pieces.append(Piece(start, stop, size))
         start = stop
     return tuple(pieces)
 
 
-def _next_size(left: int, sizes: Sequence[int], *, pad: bool) -> int:
-    filled = [size for size in sizes if size <= left]
-    larger = [size for size in sizes if size >= left]
-    if not larger or larger[0] == left:
-        return filled[-1]
-    if not pad:
-        return filled[-1] if filled else left
-    is_wasteful = filled and larger[0] > 2 * left
-    return filled[-1] if is_wasteful else larger[0]
+def _next_size(count: int, sizes: Sequence[int]) -> int:
+    filled = [size for size in sizes if size <= count]
+    padded = next((size for size in sizes if size >= count), None)
+    is_wasteful = padded is None or (filled and padded > 2 * count)
+    return filled[-1] if is_wasteful or padded is None else padded
 
 
 def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = ()) -> int | None:
@@ -118,65 +111,8 @@ def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
         for tensor in config.inputs
         if tensor.shape
     }
-    found = {size for bucket in config.variants[1:] for name, size in bucket.binding.items() if name in names}
-    return tuple(sorted(found))
-
-
-def check_column(column: Any, tensor: TensorSpec, dtype: np.dtype[Any], *, name: str, model: str) -> Array:
-    """Returns a column as an array that an input takes, rows along the first axis.
-
-    One without rows has whatever type its block was given, and is taken as it is.
-
-    Raises:
-        InvalidRequestError: It is of another type, or its rows are of another shape.
-    """
-    array = _as_array(column)
-    if array.ndim and not len(array):
-        sizes = (size if isinstance(size, int) else 0 for size in (tensor.shape or ())[1:])
-        return np.empty((0, *sizes), dtype)
-    expected = _describe(dtype, None if tensor.shape is None else tensor.shape[1:])
-    hint = None
-    if array.dtype == object:
-        got = "rows of different shapes, or objects"
-    elif array.dtype.newbyteorder("=") != dtype:
-        got, hint = _describe(array.dtype, array.shape[1:]), f"batch[{name!r}].astype({dtype.name!r})"
-    elif not _has_row_shape(array, tensor):
-        got = _describe(array.dtype, array.shape[1:])
-    else:
-        return np.ascontiguousarray(array, dtype)
-    raise InvalidRequestError(
-        f"column {name!r} cannot be input {tensor.name!r} of {model}\n  expected {expected}, got {got}",
-        hint=hint,
-    )
-
-
-def _as_array(column: Any) -> Array:
-    try:
-        return np.asarray(column)
-    except ValueError:  # rows of different shapes
-        return np.array([None])
-
-
-def _has_row_shape(array: Array, tensor: TensorSpec) -> bool:
-    if tensor.shape is None or not array.ndim:
-        return array.ndim > 0
-    return has_shape(array, dataclasses.replace(tensor, shape=(None, *tensor.shape[1:])))
-
-
-def has_shape(array: Array, tensor: TensorSpec) -> bool:
-    """Says whether an array has the shape of an input, as far as that is fixed."""
-    if tensor.shape is None:
-        return True
-    if array.ndim != len(tensor.shape):
-        return False
-    return all(
-        not isinstance(size, int) or size == got for size, got in zip(tensor.shape, array.shape, strict=True)
-    )
-
-
-def _describe(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> str:
-    axes = "…" if shape is None else ", ".join("?" if size is None else str(size) for size in shape)
-    return f"rows of {dtype} [{axes}]"
+    sizes = {size for bucket in config.variants[1:] for name, size in bucket.binding.items() if name in names}
+    return tuple(sorted(sizes))
 
 
 def cut(array: Array, piece: Piece) -> Array:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ortprep.bundle.loader_config import TensorSpec, golden_of
-from ortprep.cluster.data.arguments import (
-    check_constants,
-    check_keep,
-    check_sizes,
-    choose_columns,
-    choose_sources,
-)
 from ortprep.cluster.data.batching import (
     Piece,
-    check_column,
     check_row_outputs,
     cut,
     find_bucket_sizes,
@@ -29,10 +23,11 @@ from ortprep.cluster.data.batching import (
     tile,
 )
 from ortprep.cluster.device import prepare_device, reserved_cpus
-from ortprep.errors import InvalidRequestError, RunError
+from ortprep.errors import InvalidRequestError, PoolError, RunError
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 Batch = Mapping[str, Array]
 
@@ -50,9 +45,6 @@ class PredictorConfig:
         keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
         batch_size: That of `map_batches`, for the first run where batches are run as they come; None for as
             many rows as the golden sample has.
-        batch_sizes: Lengths of batches to cut rows into, where the model takes any; None for those of its
-            buckets, or, without any, for batches as they come.
-        pad: Whether what is left after those is padded; otherwise it is run at its own length.
         device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`. In an actor
             other GPUs are hidden from the process; elsewhere its environment is left alone.
         load: How the bundle is opened; without `threads`, with as many as processors are reserved.
@@ -63,8 +55,6 @@ class PredictorConfig:
     constants: Mapping[str, Any] = field(default_factory=dict)
     keep: bool | Sequence[str] = False
     batch_size: int | None = None
-    batch_sizes: Sequence[int] | None = None
-    pad: bool = True
     device: str = "auto"
     load: ModelLoadOptions = field(default_factory=ModelLoadOptions)
 
@@ -111,21 +101,40 @@ class OnnxPredictor:
         if options.threads is None:
             options = replace(options, threads=reserved_cpus())
         self._model = open_model(os.fspath(bundle), options, device_id=0 if on_gpu else None)
-        self._name, signature = self._model.name, self._model.signature
+        self._name, self._signature = self._model.name, self._model.signature
         self._inputs = {tensor.name: tensor for tensor in self._model.config.inputs}
-        self._types = signature.inputs
-        self._constants = check_constants(config.constants, self._inputs, signature)
-        self._columns = choose_sources(config.columns, self._constants, signature)
-        names = list(signature.outputs)
-        columns = choose_columns(config.outputs, names, model=self._name)
-        self._outputs = [(column, names.index(name)) for name, column in columns.items()]
-        self._keep, self._pad = check_keep(config.keep, [column for column, _ in self._outputs]), config.pad
-        self._sizes = self._choose_sizes(config.batch_sizes)
+        for argument in ("columns", "constants"):
+            self._require(argument, getattr(config, argument), self._signature.inputs)
+        self._columns = {
+            name: config.columns.get(name, name) for name in self._inputs if name not in config.constants
+        }
+        constants = self._check(config.constants)
+        self._constants = {name: array.copy() for name, array in constants.items()}
+        names = list(self._signature.outputs)
+        outputs = names if config.outputs is None else config.outputs
+        self._require("outputs", outputs, names)
+        outputs = outputs if isinstance(outputs, Mapping) else {name: name for name in outputs}
+        self._outputs = [(column, names.index(name)) for name, column in outputs.items()]
+        self._keep = config.keep
+        self._sizes = self._choose_sizes()
         self._empty: dict[str, Array] = {}
-        batch_size = config.batch_size
-        if batch_size is not None:
-            (batch_size,) = check_sizes("batch_size", [batch_size], fixed=None, model=self._name)
-        self._warm_up(batch_size)
+        self._warm_up(config.batch_size)
+
+    def _require(self, argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+        """Raises unless all names are those of the model's inputs or outputs."""
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise PoolError(
+                f"bad {argument}: {self._name} has no {unknown[0]!r}\n  expected some of {', '.join(known)}"
+            )
+
+    def _check(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
+        """Returns arrays of some inputs in the model's types; raises InvalidRequestError for other types."""
+        types = {name: self._signature.inputs[name] for name in arrays}
+        checked = check_inputs(Signature(self._name, types, {}), arrays)
+        return {
+            name: np.ascontiguousarray(array, types[name]) for name, array in zip(types, checked, strict=True)
+        }
 
     @property
     def variant(self) -> str:
@@ -141,63 +150,49 @@ class OnnxPredictor:
         """Runs the model on a batch and returns its outputs as columns, a row for every row.
 
         Raises:
-            InvalidRequestError: A column is missing, of another type, or of another shape.
-            RunError: ONNX Runtime refused the rows.
+            InvalidRequestError: A column is missing or of another type, or columns differ in length.
+            RunError: ONNX Runtime refused the rows, as those of another shape.
             PoolError: An output has no row for every row.
         """
-        arrays = {name: self._take(name, column, batch) for name, column in self._columns.items()}
-        count = self._count(arrays)
-        answers = self._run(arrays, count) if count else self._empty
-        return {**self._keep_of(batch, answers), **answers}
-
-    def _keep_of(self, batch: Batch, answers: Batch) -> dict[str, Array]:
-        if isinstance(self._keep, bool):
-            return {name: batch[name] for name in batch if name not in answers} if self._keep else {}
-        missing = [name for name in self._keep if name not in batch]
+        missing = [name for name in (*self._columns.values(), *self._kept_names()) if name not in batch]
         if missing:
             raise InvalidRequestError(
-                f"no column {missing[0]!r} to keep\n  expected it among {', '.join(batch) or 'none'}"
-            )
-        return {name: batch[name] for name in self._keep}
-
-    def _take(self, name: str, column: str, batch: Batch) -> Array:
-        if column not in batch:
-            raise InvalidRequestError(
-                f"no column {column!r} for input {name!r} of {self._name}\n"
+                f"no column {missing[0]!r} for {self._name}\n"
                 f"  expected it among {', '.join(batch) or 'none'}",
-                hint=f"PredictorConfig(columns={{{name!r}: COLUMN}})",
+                hint="PredictorConfig(columns={INPUT: COLUMN})",
             )
-        tensor, dtype = self._inputs[name], self._types[name]
-        return check_column(batch[column], tensor, dtype, name=column, model=self._name)
-
-    def _count(self, arrays: Mapping[str, Array]) -> int:
-        lengths = {self._columns[name]: len(array) for name, array in arrays.items()}
+        lengths = {column: len(batch[column]) for column in self._columns.values()}
         if len(set(lengths.values())) > 1:
             raise InvalidRequestError(f"columns of different lengths\n  expected one, got {lengths}")
-        return next(iter(lengths.values()), 0)
+        count = max(lengths.values(), default=0)
+        answers = self._empty
+        if count:
+            arrays = self._check({name: batch[column] for name, column in self._columns.items()})
+            answers = self._run(arrays, count)
+        kept = batch if self._keep is True else self._kept_names()
+        return {**{name: batch[name] for name in kept if name not in answers}, **answers}
+
+    def _kept_names(self) -> Sequence[str]:
+        return () if isinstance(self._keep, bool) else self._keep
 
     def _run(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
         parts: list[tuple[Piece, Sequence[Array]]] = []
-        for piece in plan_pieces(count, self._sizes, pad=self._pad):
+        for piece in plan_pieces(count, self._sizes):
             feeds = {name: cut(array, piece) for name, array in arrays.items()} | self._constants
             parts.append((piece, self._model.run([feeds[name] for name in self._inputs])))
         return {
             column: join(
                 [(piece, answers[position]) for piece, answers in parts],
-                output=list(self._model.signature.outputs)[position],
+                output=list(self._signature.outputs)[position],
                 model=self._name,
             )
             for column, position in self._outputs
         }
 
-    def _choose_sizes(self, asked: Sequence[int] | None) -> tuple[int, ...]:
+    def _choose_sizes(self) -> tuple[int, ...]:
         fixed = find_fixed_size(tuple(self._inputs.values()), constant=self._constants)
-        given = None if asked is None else check_sizes("batch_sizes", asked, fixed=fixed, model=self._name)
         check_row_outputs(self._output_specs(), fixed=fixed, model=self._name)
-        if fixed is not None:
-            self._pad = True  # the model takes nothing shorter
-            return (fixed,)
-        return find_bucket_sizes(self._model.config) if given is None else given
+        return find_bucket_sizes(self._model.config) if fixed is None else (fixed,)
 
     def _output_specs(self) -> list[TensorSpec]:
         return [self._model.config.outputs[position] for _, position in self._outputs]
@@ -207,7 +202,7 @@ class OnnxPredictor:
         from ortprep.runtime.verification.golden import read_golden
 
         config = self._model.bundle_config
-        variant = next(one for one in config.variants if one.name == self._model.variant)
+        variant = next(candidate for candidate in config.variants if candidate.name == self._model.variant)
         sample, _ = read_golden(golden_of(config, variant), self._model.root)
         rows = {name: sample[name] for name in self._columns}
         length = batch_size or next((len(array) for array in rows.values() if array.ndim), 0) or 1

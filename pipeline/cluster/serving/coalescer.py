@@ -211,7 +211,9 @@ class RequestCoalescer:
 
     async def _call(self, batch: Sequence[QueuedRequest]) -> None:
         try:
-            results = await self._send([(one.model, self._digests[one.model], one.arrays) for one in batch])
+            results = await self._send(
+                [(request.model, self._digests[request.model], request.arrays) for request in batch]
+            )
             for request, (outputs, failure, elapsed_ns) in zip(batch, results, strict=True):
                 self._answer(request, outputs, failure, elapsed_ns)
         except BackPressureError:
@@ -236,8 +238,8 @@ class RequestCoalescer:
         failure: Mapping[str, Any] | None,
         elapsed_ns: int,
     ) -> None:
-        known = self._run_ns.get(request.model, elapsed_ns)
-        self._run_ns[request.model] = known + (elapsed_ns - known) / 8
+        average_ns = self._run_ns.get(request.model, elapsed_ns)
+        self._run_ns[request.model] = average_ns + (elapsed_ns - average_ns) / 8
         if outputs is None:
             self._fail(request, from_dict(failure or {}))
             return
@@ -283,9 +285,9 @@ class RequestCoalescer:
         with self._changed:
             if drain:
                 self._changed.wait_for(lambda: not self._open, timeout_s)
-            left = list(self._open)
+            unanswered = list(self._open)
             self._waiting.clear()
-        for request in left:
+        for request in unanswered:
             self._fail(request, clone_error(error))
         with contextlib.suppress(RuntimeError):  # closed before
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,19 +95,6 @@ class ServeConfig:
             raise PoolError(f"bad gpus\n  expected one GPU or a part of one, got {self.gpus!r}")
 
 
-def name_bundles(bundles: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
-    """Returns bundles by the name of their model; "" for a model's own name.
-
-    Raises:
-        PoolError: There is none.
-    """
-    if not isinstance(bundles, Mapping):
-        return {"": os.fspath(bundles)}
-    if not bundles:
-        raise PoolError("no bundle to serve\n  expected at least one")
-    return {str(name): os.fspath(bundle) for name, bundle in bundles.items()}
-
-
 def count_replicas(config: ServeConfig, nodes: Sequence[ClusterNode]) -> tuple[bool, int]:
     """Returns whether replicas have GPUs, and how many there are at the start.
 
@@ -125,9 +111,9 @@ def count_replicas(config: ServeConfig, nodes: Sequence[ClusterNode]) -> tuple[b
     per_gpu = _RAY_UNITS // max(1, round(config.gpus * _RAY_UNITS))
     devices = gpus * per_gpu if on_gpu else cpus
     if not devices:
-        wanted = f"{config.gpus:g} GPUs" if on_gpu else f"{config.cpus or 1:g} CPUs"
+        needed = f"{config.gpus:g} GPUs" if on_gpu else f"{config.cpus or 1:g} CPUs"
         raise PoolError(
-            f"the cluster has no node to serve on\n  expected {wanted} and labels {dict(config.labels)}, "
+            f"the cluster has no node to serve on\n  expected {needed} and labels {dict(config.labels)}, "
             f"got {', '.join(node.address for node in nodes) or 'no node'}",
             hint="ray status",
         )

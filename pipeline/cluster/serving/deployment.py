@@ -138,16 +138,16 @@ class BundleDeployment(GrpcMethods):
         Raises:
             PipelineError: One cannot be opened, is another version, or answers its golden sample wrongly.
         """
-        wanted = {name: decode(PinnedBundle, entry) for name, entry in user_config["bundles"].items()}
+        bundles = {name: decode(PinnedBundle, entry) for name, entry in user_config["bundles"].items()}
         if self._watching is not None:
             self._watching.cancel()
         with described_failure():
-            await self._replace_models(await asyncio.to_thread(follow_aliases, wanted, self.config))
-        if self.config.watch_s and any(pinned.alias for pinned in wanted.values()):
+            await self._replace_models(await asyncio.to_thread(follow_aliases, bundles, self.config))
+        if self.config.watch_s and any(pinned.alias for pinned in bundles.values()):
             self._watching = asyncio.create_task(self._watch())
 
-    async def _replace_models(self, wanted: Mapping[str, PinnedBundle]) -> None:
-        self._models = await asyncio.to_thread(self._open, wanted)
+    async def _replace_models(self, bundles: Mapping[str, PinnedBundle]) -> None:
+        self._models = await asyncio.to_thread(self._open, bundles)
         self._checked_at = time.monotonic()
 
     async def _watch(self) -> None:
@@ -156,32 +156,32 @@ class BundleDeployment(GrpcMethods):
         while True:
             # Not all replicas at the same time: each has two versions in memory meanwhile.
             await asyncio.sleep(self.config.watch_s * random.uniform(0.5, 1.0))
-            served = {name: one.pinned for name, one in self._models.items()}
-            wanted = served
+            served = {name: model.pinned for name, model in self._models.items()}
+            current = served
             try:
-                wanted = await asyncio.to_thread(follow_aliases, served, self.config)
-                if wanted not in (served, refused):
-                    await self._replace_models(wanted)
+                current = await asyncio.to_thread(follow_aliases, served, self.config)
+                if current not in (served, refused):
+                    await self._replace_models(current)
             except Exception:  # whatever is wrong with a version or a registry, what is served goes on
                 log.exception("the aliases cannot be followed")
-                refused = wanted
+                refused = current
 
-    def _open(self, wanted: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
+    def _open(self, bundles: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
         from ortprep.runtime.session.opened_model import open_model  # imports ONNX Runtime
 
         load = self.config.load
         if load.threads is None:
             load = dataclasses.replace(load, threads=reserved_cpus())
-        found: dict[str, ServedBundle] = {}
-        for name, pinned in wanted.items():
+        models: dict[str, ServedBundle] = {}
+        for name, pinned in bundles.items():
             served = self._models.get(name)
             if served is None or served.pinned != pinned:
                 opened = open_model(pinned.bundle, load, name=name, device_id=0 if self._on_gpu else None)
                 require_version(pinned, opened.root)
                 keep_in_cache(pinned, opened.root)
                 served = ServedBundle(name, pinned, opened)
-            found[name] = served
-        return found
+            models[name] = served
+        return models
 
     async def check_health(self) -> None:
         """Runs the golden samples, unless the bundles were opened, and so checked, a moment ago.
@@ -208,9 +208,9 @@ class BundleDeployment(GrpcMethods):
         """
         served = self._models.get(name)
         if served is None or version not in ("", served.version):
-            there = ", ".join(f"{one.name} {one.version}" for one in self._models.values())
+            models = ", ".join(f"{model.name} {model.version}" for model in self._models.values())
             raise ProtocolError.of(
-                404, f"no such model: {name[:80]!r} {version[:80]}\n  expected one of {there}"
+                404, f"no such model: {name[:80]!r} {version[:80]}\n  expected one of {models}"
             )
         return served
 

@@ -113,12 +113,12 @@ class GrpcMethods:
     async def _infer(self, request: Any) -> Any:
         served = self.find_model(request.model_name, request.model_version)
         config = served.opened.config
-        wanted = await self.convert(request.ByteSize(), parse_message, request, config)
-        answers = await self.infer(served, wanted.arrays)
+        parsed = await self.convert(request.ByteSize(), parse_message, request, config)
+        answers = await self.infer(served, parsed.arrays)
         response = _messages().ModelInferResponse(
-            model_name=served.name, model_version=served.version, id=wanted.id
+            model_name=served.name, model_version=served.version, id=parsed.id
         )
-        for output in wanted.outputs:  # copies of memory alone, on the event loop whatever their size
+        for output in parsed.outputs:  # copies of memory alone, on the event loop whatever their size
             tensor, array = config.outputs[output.index], answers[output.index]
             response.outputs.add(name=tensor.name, datatype=datatype_of(tensor), shape=array.shape)
             response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())

@@ -90,11 +90,11 @@ class HttpApi:
         body = await self._read_body(request, is_json=json_bytes is None)
         config = served.opened.config
         size = len(body) if json_bytes is None else json_bytes
-        wanted = await self._replica.convert(size, parse_request, body, json_bytes, config)
-        answers = await self._replica.infer(served, wanted.arrays)
+        parsed = await self._replica.convert(size, parse_request, body, json_bytes, config)
+        answers = await self._replica.infer(served, parsed.arrays)
         size = sum(array.nbytes for array in answers)
         content, json_bytes = await self._replica.convert(
-            size, encode_response, wanted, served.name, served.version, config, answers
+            size, encode_response, parsed, served.name, served.version, config, answers
         )
         if json_bytes is None:
             return Response(content, media_type="application/json")

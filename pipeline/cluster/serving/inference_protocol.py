@@ -30,9 +30,6 @@ _DATATYPES = {
     "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64",
     "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16",
 }  # fmt: skip
-_CHUNK_VALUES = 16_384
-"""Values that are written as JSON at a time: Python's encoder lets no other thread run meanwhile."""
-
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 
 
@@ -111,7 +108,10 @@ def _describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
 
 def describe_inputs(config: LoaderConfig) -> str:
     """Returns what a model takes, for errors: `x FP32 [-1, 4], …`."""
-    return ", ".join(f"{one.name} {datatype_of(one)} {shape_of(one)}" for one in config.inputs) or "none"
+    return (
+        ", ".join(f"{tensor.name} {datatype_of(tensor)} {shape_of(tensor)}" for tensor in config.inputs)
+        or "none"
+    )
 
 
 def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) -> InferRequest:
@@ -187,19 +187,19 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def find_input(config: LoaderConfig, name: object, taken: Mapping[str, Array]) -> TensorSpec:
+def find_input(config: LoaderConfig, name: object, entries: Mapping[str, Array]) -> TensorSpec:
     """Returns the input of a name.
 
     Raises:
         ProtocolError: There is none, or it is there already.
     """
-    found = next((tensor for tensor in config.inputs if tensor.name == name), None)
-    if found is None or found.name in taken:
-        got = f"{_quote(name)} twice" if found else _quote(name)
+    tensor = next((candidate for candidate in config.inputs if candidate.name == name), None)
+    if tensor is None or tensor.name in entries:
+        got = f"{_quote(name)} twice" if tensor else _quote(name)
         raise ProtocolError(
             f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, got {got}"
         )
-    return found
+    return tensor
 
 
 def order_inputs(config: LoaderConfig, entries: Mapping[str, Array]) -> tuple[Array, ...]:
@@ -224,11 +224,11 @@ def check_tensor(
         ProtocolError: It is of another type or shape.
     """
     sizes = shape if isinstance(shape, list) and all(map(_is_whole, shape)) else None
-    wanted = tensor.shape
+    declared = tensor.shape
     fits = sizes is not None and len(sizes) <= MAX_RANK and max(sizes, default=0) < 2**63
-    if fits and wanted is not None:
-        fits = len(wanted) == len(sizes or ()) and all(
-            not isinstance(size, int) or size == got for size, got in zip(wanted, sizes or (), strict=True)
+    if fits and declared is not None:
+        fits = len(declared) == len(sizes or ()) and all(
+            not isinstance(size, int) or size == got for size, got in zip(declared, sizes or (), strict=True)
         )
     if not fits or datatype != datatype_of(tensor):
         raise ProtocolError(
@@ -289,8 +289,8 @@ def _parse_outputs(header: Mapping[str, Any], config: LoaderConfig) -> tuple[Out
     if not entries:
         return find_outputs(config, (), binary=binary)
     flags = [_parameters(entry).get("binary_data", binary) is True for entry in entries]
-    found = find_outputs(config, [entry.get("name") for entry in entries])
-    return tuple(OutputRequest(one.index, flag) for one, flag in zip(found, flags, strict=True))
+    outputs = find_outputs(config, [entry.get("name") for entry in entries])
+    return tuple(OutputRequest(output.index, flag) for output, flag in zip(outputs, flags, strict=True))
 
 
 def find_outputs(
@@ -301,14 +301,14 @@ def find_outputs(
     Raises:
         ProtocolError: There is no such output, or it is named twice.
     """
-    known = [tensor.name for tensor in config.outputs]
-    left = list(known)
+    declared = [tensor.name for tensor in config.outputs]
+    remaining = list(declared)
     for name in names:
-        if name not in left:
-            expected = f"some of {', '.join(known)}, each once"
+        if name not in remaining:
+            expected = f"some of {', '.join(declared)}, each once"
             raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
-        left.remove(str(name))
-    return tuple(OutputRequest(known.index(str(name)), binary) for name in names or known)
+        remaining.remove(str(name))
+    return tuple(OutputRequest(declared.index(str(name)), binary) for name in names or declared)
 
 
 def encode_response(
@@ -319,29 +319,19 @@ def encode_response(
     Returns:
         The body, and how many bytes of it are JSON where binary tensors follow; else None.
     """
-    entries: list[str] = []
+    outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
-    for wanted in request.outputs:
-        tensor, array = config.outputs[wanted.index], np.ascontiguousarray(answers[wanted.index])
+    for output in request.outputs:
+        tensor, array = config.outputs[output.index], np.ascontiguousarray(answers[output.index])
         entry: dict[str, Any] = {"name": tensor.name, "datatype": datatype_of(tensor)}
-        entry["shape"] = list(answers[wanted.index].shape)
-        if wanted.binary:
+        entry["shape"] = list(answers[output.index].shape)
+        if output.binary:
             entry["parameters"] = {"binary_data_size": array.nbytes}
             parts.append(array.tobytes())
-            entries.append(json.dumps(entry))
         else:
             plain = widen(array) if element_type_of(array.dtype) else array
-            entries.append(_add_to_object(entry, "data", _render_values(plain.reshape(-1))))
+            entry["data"] = plain.reshape(-1).tolist()
+        outputs.append(entry)
     header = {"model_name": model, "model_version": version, **({"id": request.id} if request.id else {})}
-    text = _add_to_object(header, "outputs", ", ".join(entries)).encode()
+    text = json.dumps({**header, "outputs": outputs}).encode()
     return b"".join([text, *parts]), len(text) if parts else None
-
-
-def _render_values(values: Array) -> str:
-    chunks = (values[begin : begin + _CHUNK_VALUES] for begin in range(0, len(values), _CHUNK_VALUES))
-    return ", ".join(json.dumps(chunk.tolist())[1:-1] for chunk in chunks)
-
-
-def _add_to_object(entry: Mapping[str, Any], key: str, items: str) -> str:
-    """Returns an object as JSON, with a list more whose items are JSON already."""
-    return f'{json.dumps(entry)[:-1]}, "{key}": [{items}]}}'

@@ -47,28 +47,21 @@ def pin_version(bundle: str, *, require_signature: str | None = None) -> tuple[s
     return read_loader_config(Path(pinned)).name, PinnedBundle(pinned, _read_version(Path(pinned)))
 
 
-def follow_alias(pinned: PinnedBundle, *, require_signature: str | None = None) -> PinnedBundle:
-    """Returns what a bundle's alias names now; a bundle without an alias stays as it is."""
-    if not pinned.alias:
-        return pinned
-    return pin_version(pinned.alias, require_signature=require_signature)[1]
-
-
-def follow_aliases(wanted: Mapping[str, PinnedBundle], config: ServeConfig) -> dict[str, PinnedBundle]:
+def follow_aliases(bundles: Mapping[str, PinnedBundle], config: ServeConfig) -> dict[str, PinnedBundle]:
     """Returns what the aliases of bundles, by model, name now.
 
     Without `watch_s`, and where a registry cannot be reached, a bundle stays at its version.
     """
     if not config.watch_s:
-        return dict(wanted)
-    found = {}
-    for name, pinned in wanted.items():
+        return dict(bundles)
+    followed = dict(bundles)
+    for name, pinned in bundles.items():
         try:
-            found[name] = follow_alias(pinned, require_signature=config.load.require_signature)
+            if pinned.alias:
+                _, followed[name] = pin_version(pinned.alias, require_signature=config.load.require_signature)
         except RegistryUnavailableError as error:
             log.warning("%s stays at %s: %s", name, pinned.version, error.message)
-            found[name] = pinned
-    return found
+    return followed
 
 
 def require_version(pinned: PinnedBundle, root: Path) -> None:
@@ -117,7 +110,6 @@ def pin_bundle(
     _require_registry()
     from ortprep.registry.cache import Cache
     from ortprep.registry.catalogue import open_catalogue
-    from ortprep.registry.progress import ignore
     from ortprep.registry.pull import PullRequest, resolve_version
     from ortprep.registry.references import split_location
     from ortprep.registry.signature_methods import parse_verifier
@@ -126,7 +118,7 @@ def pin_bundle(
     method = None if require_signature is None else parse_verifier(os.fspath(require_signature))
     with open_catalogue(url, cache=Cache()) as catalogue:
         request = PullRequest(reference, verifier=method)
-        version, _ = resolve_version(request, catalogue, ignore)
+        version, _ = resolve_version(request, catalogue)
     registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
     return f"{registry}/{reference.name}@{version.digest}"
 

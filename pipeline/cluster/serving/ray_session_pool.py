@@ -27,7 +27,7 @@ from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.cluster.nodes import parse_nodes
 from ortprep.cluster.serving.application import CONFIG_LOCK, build_application
 from ortprep.cluster.serving.coalescer import SMALL_BYTES, RequestCoalescer, RequestCounts
-from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, count_replicas, name_bundles
+from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, count_replicas
 from ortprep.cluster.serving.deployment import parse_failure
 from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
 from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
@@ -88,14 +88,14 @@ class RaySessionPool(BasePool):
         _require_ray()
         self._name = name or f"ortprep-{uuid.uuid4().hex[:8]}"
         if bundles is not None:
-            self._deploy(_pin_all(name_bundles(bundles), self._config.load.require_signature))
+            self._deploy(_pin_all(bundles, self._config.load.require_signature))
         elif name is None:
             raise PoolError("no bundle to serve\n  expected bundles, or the name of an application")
         handle = _find_handle(self._name)
-        said = handle.describe.remote().result(timeout_s=self._config.start_timeout_s)
+        description = handle.describe.remote().result(timeout_s=self._config.start_timeout_s)
         signatures = {
             model: read_signature(model, decode(LoaderConfig, entry["config"]))
-            for model, entry in said["models"].items()
+            for model, entry in description["models"].items()
         }
         run_many = handle.options(method_name="run_many")
         self._coalescer = RequestCoalescer(
@@ -195,12 +195,16 @@ def _require_ray() -> None:
         raise PoolError("Ray is not initialised", hint="ray.init(address='auto')")
 
 
-def _pin_all(bundles: Mapping[str, str], signature: str | None) -> dict[str, PinnedBundle]:
-    found = {}
-    for name, bundle in bundles.items():
-        own, pinned = pin_version(bundle, require_signature=signature)
-        found[name or own] = pinned
-    return found
+def _pin_all(bundles: Bundle | Mapping[str, Bundle], signature: str | None) -> dict[str, PinnedBundle]:
+    """Returns bundles pinned to their versions, by the names that requests call them by."""
+    by_name = bundles if isinstance(bundles, Mapping) else {"": bundles}
+    if not by_name:
+        raise PoolError("no bundle to serve\n  expected at least one")
+    pins = {}
+    for name, bundle in by_name.items():
+        model, pinned = pin_version(os.fspath(bundle), require_signature=signature)
+        pins[name or model] = pinned
+    return pins
 
 
 def _find_handle(name: str) -> Any:
@@ -233,10 +237,10 @@ def _read_states(name: str) -> dict[str, int]:
 
 def _read_failure(name: str, status: ApplicationStatusOverview) -> PipelineError:
     """Returns why a replica could not start, or what Serve says of it."""
-    text = "\n".join([status.message, *(one.message for one in status.deployments.values())])
-    found = parse_failure(text)
-    if found is not None:
-        return found
+    text = "\n".join([status.message, *(deployment.message for deployment in status.deployments.values())])
+    failure = parse_failure(text)
+    if failure is not None:
+        return failure
     lines = [line for line in text.splitlines() if line.strip()]
     return PoolError(f"application {name} cannot be deployed\n  {lines[-1] if lines else 'no reason given'}")
 

@@ -61,7 +61,9 @@ def read_bundle_figures(name: str, pinned: PinnedBundle, config: ServeConfig) ->
     root = locate(pinned.bundle, require_signature=config.load.require_signature)
     loader = read_loader_config(root)
     target = None if config.device == "all" else config.device
-    variant = next((one for one in loader.variants if serves(one, target, config.load.precision)), None)
+    variant = next(
+        (candidate for candidate in loader.variants if serves(candidate, target, config.load.precision)), None
+    )
     if variant is None:
         raise PoolError(
             f"{name} has no variant to serve\n  expected target {target or 'any'}, precision "
@@ -112,7 +114,7 @@ def plan_serve_file(
     Raises:
         PoolError: Models for GPUs and for CPUs are mixed, or one fits nowhere.
     """
-    if len({one.on_gpu for one in bundles}) != 1:
+    if len({bundle.on_gpu for bundle in bundles}) != 1:
         raise PoolError(
             "models for GPUs and models for CPUs cannot share replicas",
             hint="ortprep serve-config --device cpu BUNDLE…, or a file for each kind",
@@ -132,9 +134,9 @@ def plan_serve_file(
 
 def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
     """Returns the bundles in as few groups as fit a device each."""
-    sizes = [one.device_bytes for one in bundles if one.device_bytes]
+    sizes = [bundle.device_bytes for bundle in bundles if bundle.device_bytes]
     limit = min(sizes) if sizes else None
-    loads = [one.load for one in bundles]
+    loads = [bundle.load for bundle in bundles]
     for count in range(1, len(bundles) + 1):
         try:
             placement = place_models(loads, [Room(f"device {number}", limit) for number in range(count)])
@@ -143,21 +145,21 @@ def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
                 raise
             continue
         names = [assignment.models for assignment in placement.assignments]
-        return [[one for one in bundles if one.load.name in group] for group in names]
+        return [[bundle for bundle in bundles if bundle.load.name in group] for group in names]
     raise PoolError("no bundle to serve\n  expected at least one")
 
 
 def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: bool) -> dict[str, Any]:
-    name = "-".join(one.load.name for one in group)
+    name = "-".join(bundle.load.name for bundle in group)
     tuned = tune_config(group, config)
     on_gpu = group[0].on_gpu
     options = deployment_options(tuned, on_gpu=on_gpu, replicas=config.replicas or 1)
     if not on_gpu:
-        memory = sum(one.load.memory_bytes for one in group) * _MEMORY_MARGIN
+        memory = sum(bundle.load.memory_bytes for bundle in group) * _MEMORY_MARGIN
         options["ray_actor_options"]["memory"] = math.ceil(memory)
     scaling = options.get("autoscaling_config")
     if scaling is not None:
-        ready_s = max(one.ready_s for one in group)
+        ready_s = max(bundle.ready_s for bundle in group)
         scaling["upscale_delay_s"] = round(min(30.0, max(5.0, ready_s)), 1)
         scaling["downscale_delay_s"] = round(max(60.0, 60 * ready_s), 1)
     return {
@@ -168,7 +170,7 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
         "deployments": [
             {
                 "name": DEPLOYMENT,
-                "user_config": {"bundles": {one.load.name: encode(one.pinned) for one in group}},
+                "user_config": {"bundles": {bundle.load.name: encode(bundle.pinned) for bundle in group}},
                 **options,
             }
         ],
@@ -178,12 +180,12 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
 def tune_config(group: Sequence[BundleFigures], config: ServeConfig) -> ServeConfig:
     """Returns a configuration whose numbers follow from the figures of the models of a replica."""
     default = ServeConfig()
-    slowest_ms = max(max(one.load.cost_ms for one in group), 0.05)
+    slowest_ms = max(max(bundle.load.cost_ms for bundle in group), 0.05)
     ongoing = min(64, 2 + math.ceil(2 * _CALL_MS / slowest_ms))
-    round_ms = sum(one.load.cost_ms for one in group)
+    round_ms = sum(bundle.load.cost_ms for bundle in group)
     return replace(
         config,
-        cpus=config.cpus or float(max(one.threads for one in group)),
+        cpus=config.cpus or float(max(bundle.threads for bundle in group)),
         max_ongoing_requests=ongoing,
         max_queued_requests=int(min(1000, max(16, _QUEUE_MS / slowest_ms))),
         health_check_period_s=round(max(default.health_check_period_s, round_ms / 10), 1),

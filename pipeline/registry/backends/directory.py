@@ -61,8 +61,8 @@ class DirectoryBackend(Backend):
         return {name: data for name, data in map_parallel(read, names).items() if data is not None}
 
     def read_aliases(self, model: str) -> Mapping[str, str]:
-        found = self._read_all(_path(model, "aliases"))
-        texts = {name: data.decode("ascii", errors="replace").strip() for name, data in found.items()}
+        documents = self._read_all(_path(model, "aliases"))
+        texts = {name: data.decode("ascii", errors="replace").strip() for name, data in documents.items()}
         return {name: text for name, text in texts.items() if is_safe_name(name) and is_digest(text)}
 
     def add_version(self, model: str, version: Version) -> bool:
@@ -119,12 +119,14 @@ class DirectoryBackend(Backend):
     def read_attached(
         self, model: str, subjects: Sequence[Part | Version], kind: str
     ) -> Mapping[str, tuple[bytes, ...]]:
-        found = {}
+        by_subject = {}
         for subject in subjects:
             documents = self._read_all(_attached_path(model, subject.digest))
             start = f"{KIND_NAMES[kind]}-"
-            found[subject.digest] = tuple(data for name, data in documents.items() if name.startswith(start))
-        return found
+            by_subject[subject.digest] = tuple(
+                data for name, data in documents.items() if name.startswith(start)
+            )
+        return by_subject
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}

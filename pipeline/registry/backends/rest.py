@@ -123,18 +123,18 @@ def open_file(
 
 def _read_file(response: requests.Response, doing: str, entry: FileEntry, offset: int) -> Iterator[bytes]:
     position = offset if response.status_code == 206 else 0
-    given = response.headers.get("Content-Range", "")
-    if response.status_code == 206 and not given.startswith(f"bytes {offset}-"):
-        raise RegistryError(f"cannot {doing}\n  expected bytes from {offset} on, got {given[:60]!r}")
+    content_range = response.headers.get("Content-Range", "")
+    if response.status_code == 206 and not content_range.startswith(f"bytes {offset}-"):
+        raise RegistryError(f"cannot {doing}\n  expected bytes from {offset} on, got {content_range[:60]!r}")
     for block in _read_blocks(response, doing):
-        wanted = block[max(offset - position, 0) :]
+        rest = block[max(offset - position, 0) :]
         position += len(block)
         if position > entry.size_bytes:
             raise IntegrityError(
                 f"too many bytes for {entry.path}\n  expected {entry.size_bytes} bytes, got more"
             )
-        if wanted:
-            yield wanted
+        if rest:
+            yield rest
     if position < entry.size_bytes:
         raise RegistryUnavailableError(f"cannot {doing}\n  expected {entry.size_bytes} bytes, got {position}")
 

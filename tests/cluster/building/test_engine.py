@@ -115,7 +115,7 @@ def test_a_kind_without_a_node_is_told_before_anything_is_begun(
 
 
 @pytest.mark.manual
-def test_a_model_from_elsewhere_is_fetched_by_a_node_and_stays_in_the_registry_where_that_is_wanted(
+def test_a_model_from_elsewhere_is_fetched_and_stays_in_the_registry_where_that_is_wanted(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder
 ) -> None:
     with serve() as server:

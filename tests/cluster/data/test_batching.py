@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.cluster.data.batching import (
     Piece,
-    check_column,
     check_row_outputs,
     cut,
     find_fixed_size,
@@ -18,15 +17,14 @@ from ortprep.cluster.data.batching import (
     join,
     plan_pieces,
 )
-from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.errors import PoolError
 
 sizes = st.lists(st.integers(1, 64), max_size=4)
-IMAGE = TensorSpec("image", "float32", ("batch", 3, None))
 
 
-@given(st.integers(0, 300), sizes, st.booleans())
-def test_every_row_is_in_one_piece_and_in_order(count: int, lengths: list[int], pad: bool) -> None:
-    pieces = plan_pieces(count, lengths, pad=pad)
+@given(st.integers(0, 300), sizes)
+def test_every_row_is_in_one_piece_and_in_order(count: int, lengths: list[int]) -> None:
+    pieces = plan_pieces(count, lengths)
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
     assert all(piece.stop - piece.start <= piece.size for piece in pieces)
 
@@ -35,23 +33,22 @@ def test_every_row_is_in_one_piece_and_in_order(count: int, lengths: list[int], 
 def test_a_padded_batch_has_one_of_the_lengths_and_only_the_last_is_padded(
     count: int, lengths: list[int]
 ) -> None:
-    pieces = plan_pieces(count, lengths, pad=True)
+    pieces = plan_pieces(count, lengths)
     assert {piece.size for piece in pieces} <= set(lengths)
     assert all(piece.stop - piece.start == piece.size for piece in pieces[:-1])
 
 
 def test_padding_is_less_than_half_where_a_smaller_length_is_there() -> None:
-    assert plan_pieces(9, (1, 8, 32), pad=True) == (Piece(0, 8, 8), Piece(8, 9, 1))
-    assert plan_pieces(20, (1, 8, 32), pad=True) == (Piece(0, 20, 32),)
-    assert plan_pieces(3, (8,), pad=True) == (Piece(0, 3, 8),)
-    assert plan_pieces(11, (8,), pad=False) == (Piece(0, 8, 8), Piece(8, 11, 3))
-    assert plan_pieces(11, (), pad=True) == (Piece(0, 11, 11),)
+    assert plan_pieces(9, (1, 8, 32)) == (Piece(0, 8, 8), Piece(8, 9, 1))
+    assert plan_pieces(20, (1, 8, 32)) == (Piece(0, 20, 32),)
+    assert plan_pieces(3, (8,)) == (Piece(0, 3, 8),)
+    assert plan_pieces(11, ()) == (Piece(0, 11, 11),)
 
 
 @given(st.integers(1, 40), sizes)
 def test_what_is_cut_and_joined_is_what_it_was(count: int, lengths: list[int]) -> None:
     rows = np.arange(count * 2).reshape(count, 2)
-    pieces = plan_pieces(count, lengths, pad=True)
+    pieces = plan_pieces(count, lengths)
     parts = [(piece, cut(rows, piece)) for piece in pieces]
     assert all(len(part) == piece.size for piece, part in parts)
     assert (join(parts, output="y", model="net") == rows).all()
@@ -103,13 +100,6 @@ def test_rows_of_inputs_and_outputs_are_the_same_where_their_axes_are_called_so(
     assert not have_named_rows([image], [TensorSpec("image", "float32", (None, 3))])
 
 
-@pytest.mark.parametrize("column", [[], np.array([], object), np.empty((0, 9)), np.empty((0, 3, 7), np.int8)])
-def test_a_column_without_rows_is_one_of_any_type(column: object) -> None:
-    taken = check_column(column, IMAGE, np.dtype(np.float32), name="x", model="net")
-    assert taken.shape == (0, 3, 0)
-    assert taken.dtype == np.float32
-
-
 def test_the_length_that_a_model_fixes_is_found() -> None:
     free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
     assert find_fixed_size([free]) is None
@@ -119,19 +109,3 @@ def test_the_length_that_a_model_fixes_is_found() -> None:
     with pytest.raises(PoolError, match="'k' has no axis for rows"):
         find_fixed_size([fixed, TensorSpec("k", "int64", ())])
     assert find_fixed_size([fixed, TensorSpec("k", "int64", ())], constant=["k"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("column", "got"),
-    [
-        (np.ones((2, 3, 5)), r"got rows of float64 \[3, 5\]"),
-        (np.ones((2, 4, 5), np.float32), r"got rows of float32 \[4, 5\]"),
-        (np.ones((2, 3), np.float32), r"got rows of float32 \[3\]"),
-        (np.array([np.ones(2), np.ones(3)], dtype=object), "got rows of different shapes"),
-        ([[1.0, 2.0], [3.0]], "got rows of different shapes"),
-        (np.float32(1), r"got rows of float32 \[\]"),
-    ],
-)
-def test_a_column_that_is_no_input_is_refused_by_name(column: object, got: str) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"column 'x' cannot be input 'image' of net[\s\S]*{got}"):
-        check_column(column, IMAGE, np.dtype(np.float32), name="x", model="net")

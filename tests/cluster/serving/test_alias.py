@@ -12,7 +12,7 @@ import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.cluster import RaySessionPool, ServeConfig
-from ortprep.cluster.serving.pinning import follow_alias, follow_aliases, pin_version
+from ortprep.cluster.serving.pinning import follow_aliases, pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.builders import SmallCluster
 from tests.fakes import wait_for
@@ -118,4 +118,4 @@ def test_a_digest_and_the_latest_version_are_not_followed(squeezenet: Project, t
     _, pinned = pin_version(f"{url}/linear")
     assert pinned.alias == ""
     assert pin_version(f"{url}/linear@{pinned.version}")[1] == pinned
-    assert follow_alias(pinned) == pinned
+    assert follow_aliases({"net": pinned}, ServeConfig()) == {"net": pinned}

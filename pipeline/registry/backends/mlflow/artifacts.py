@@ -38,10 +38,10 @@ def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | Pr
         AccessDeniedError: It leads elsewhere.
         MissingExtraError: The object store's filesystem is not installed.
     """
-    address, own = urlsplit(artifact_uri), urlsplit(server.tracking_url)
-    if address.scheme == "mlflow-artifacts" and address.netloc in ("", own.netloc):
+    address, server_address = urlsplit(artifact_uri), urlsplit(server.tracking_url)
+    if address.scheme == "mlflow-artifacts" and address.netloc in ("", server_address.netloc):
         return ProxiedArtifacts(server, address.path)
-    if (address.scheme, address.netloc) == (own.scheme, own.netloc):
+    if (address.scheme, address.netloc) == (server_address.scheme, server_address.netloc):
         return ProxiedArtifacts(server, address.path.partition(_API)[2])
     if address.scheme not in OBJECT_STORES or "::" in artifact_uri:  # fsspec's mark of one URL in another
         raise AccessDeniedError(

@@ -56,9 +56,9 @@ class MlflowBackend(Backend):
 
     def _list_versions(self, model: str) -> dict[int, dict[str, str]]:
         """Returns the tags of all versions that are ours, by MLflow's numbers of them, in order."""
-        wanted = f"name='{check_model_name(model)}'"
-        found = self._server.list_all("GET", "model-versions/search", "model_versions", filter=wanted)
-        numbered = {str(one.get("version")): tags_of(one) for one in found}
+        query = f"name='{check_model_name(model)}'"
+        listed = self._server.list_all("GET", "model-versions/search", "model_versions", filter=query)
+        numbered = {str(version.get("version")): tags_of(version) for version in listed}
         versions = {int(number): tags for number, tags in numbered.items() if number.isdecimal()}
         return {number: tags for number, tags in sorted(versions.items()) if _TAG_DOCUMENT in tags}
 
@@ -80,7 +80,7 @@ class MlflowBackend(Backend):
         if not aliases:
             return {}
         digests = {str(number): _digest_of(tags) for number, tags in self._list_versions(model).items()}
-        named = {str(one.get("alias")): str(one.get("version")) for one in aliases}
+        named = {str(alias.get("alias")): str(alias.get("version")) for alias in aliases}
         return {alias: digests[number] for alias, number in named.items() if number in digests}
 
     def add_version(self, model: str, version: Version) -> bool:
@@ -96,12 +96,12 @@ class MlflowBackend(Backend):
         self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
         tags = as_pairs(_version_tags(version))
-        made = self._server.call("POST", "model-versions/create", name=model, tags=tags, **files)
-        own = int(as_mapping(made.get("model_version")).get("version") or 0)
-        for number, found in self._list_versions(model).items():
-            is_same = _digest_of(found) == version.digest
-            if number < own and (is_same or found.get(_TAG_LABEL) == version.label):
-                self._delete(model, own)
+        created = self._server.call("POST", "model-versions/create", name=model, tags=tags, **files)
+        new_number = int(as_mapping(created.get("model_version")).get("version") or 0)
+        for number, tags_of_version in self._list_versions(model).items():
+            is_same = _digest_of(tags_of_version) == version.digest
+            if number < new_number and (is_same or tags_of_version.get(_TAG_LABEL) == version.label):
+                self._delete(model, new_number)
                 return is_same
         return True
 
@@ -125,10 +125,10 @@ class MlflowBackend(Backend):
         sizes = {}
         if run is not None:
             folders = {posixpath.dirname(_bundle_path(entry.path)) for entry in part.files}
-            found = {path: file for folder in folders for path, file in run.artifacts.find(folder).items()}
-            sizes = {path: file.size_bytes for path, file in found.items()}
+            files = {path: file for folder in folders for path, file in run.artifacts.find(folder).items()}
+            sizes = {path: file.size_bytes for path, file in files.items()}
             self._runs.refresh(run)
-        missing = [one for one in part.files if sizes.get(_bundle_path(one.path)) != one.size_bytes]
+        missing = [entry for entry in part.files if sizes.get(_bundle_path(entry.path)) != entry.size_bytes]
         return tuple({entry.sha256: entry for entry in missing}.values())
 
     def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
@@ -177,16 +177,16 @@ class MlflowBackend(Backend):
     def read_attached(
         self, model: str, subjects: Sequence[Part | Version], kind: str
     ) -> Mapping[str, tuple[bytes, ...]]:
-        parts = [one for one in subjects if isinstance(one, Part)]
-        found = {part.digest: self._read_files(part, f"{KIND_NAMES[kind]}s") for part in parts}
-        wanted = {one.digest for one in subjects if isinstance(one, Version)}
-        for tags in self._list_versions(model).values() if wanted else ():
-            if _digest_of(tags) in wanted:
+        parts = [subject for subject in subjects if isinstance(subject, Part)]
+        documents = {part.digest: self._read_files(part, f"{KIND_NAMES[kind]}s") for part in parts}
+        versions = {subject.digest for subject in subjects if isinstance(subject, Version)}
+        for tags in self._list_versions(model).values() if versions else ():
+            if _digest_of(tags) in versions:
                 start = f"ortprep.{KIND_NAMES[kind]}."
-                found[_digest_of(tags)] = tuple(
+                documents[_digest_of(tags)] = tuple(
                     text.encode() for name, text in tags.items() if name.startswith(start)
                 )
-        return dict.fromkeys(wanted, ()) | found
+        return dict.fromkeys(versions, ()) | documents
 
     def _read_files(self, part: Part, folder: str) -> tuple[bytes, ...]:
         run = self._runs.find(part.model, part.digest)
@@ -197,13 +197,13 @@ class MlflowBackend(Backend):
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         """Deletes runs of parts that no version has; their files go when the owner runs `mlflow gc`."""
-        wanted = {part.digest for part in live}
+        live_digests = {part.digest for part in live}
         oldest_ms = (time.time() - grace_s) * 1000
         runs = self._runs.list_parts(check_model_name(model))
-        gone = [run for run in runs if run.part not in wanted and run.used_ms <= oldest_ms]
-        for run in () if dry_run else gone:
+        unused = [run for run in runs if run.part not in live_digests and run.used_ms <= oldest_ms]
+        for run in () if dry_run else unused:
             self._runs.delete(run)
-        return SweepResult(tuple(run.part for run in gone))
+        return SweepResult(tuple(run.part for run in unused))
 
 
 def _digest_of(tags: Mapping[str, str]) -> str:

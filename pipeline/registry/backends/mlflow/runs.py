@@ -61,18 +61,18 @@ class Runs:
 
     def list_models(self) -> tuple[str, ...]:
         """Returns the models that have an experiment, sorted."""
-        wanted = f"name LIKE '{EXPERIMENT_PREFIX}%'"
-        found = self._server.list_all("POST", "experiments/search", "experiments", filter=wanted)
-        names = {str(one.get("name")).removeprefix(EXPERIMENT_PREFIX) for one in found}
+        query = f"name LIKE '{EXPERIMENT_PREFIX}%'"
+        experiments = self._server.list_all("POST", "experiments/search", "experiments", filter=query)
+        names = {str(experiment.get("name")).removeprefix(EXPERIMENT_PREFIX) for experiment in experiments}
         return tuple(sorted(filter(is_safe_name, names)))
 
     def find_experiment(self, model: str) -> str:
         """Returns the identifier of a model's experiment, "" if there is none."""
         name = EXPERIMENT_PREFIX + model
         answer = self._server.call("GET", "experiments/get-by-name", tolerated=MISSING, experiment_name=name)
-        found = as_mapping(answer.get("experiment"))
-        identifier = str(found.get("experiment_id", ""))
-        if identifier and found.get("lifecycle_stage") != "active":
+        experiment = as_mapping(answer.get("experiment"))
+        identifier = str(experiment.get("experiment_id", ""))
+        if identifier and experiment.get("lifecycle_stage") != "active":
             raise RegistryError(
                 f"experiment was deleted in MLflow: {name}\n  expected it to be active",
                 hint=f"mlflow experiments restore --experiment-id {identifier}",
@@ -81,11 +81,11 @@ class Runs:
 
     def find(self, model: str, part: str) -> Run | None:
         """Returns the run of a part, None if there is none; of several the first that was finished."""
-        found = self._search(model, f"tags.`{_TAG_PART}` = '{part}'")
+        runs = self._search(model, f"tags.`{_TAG_PART}` = '{part}'")
         self._known.pop((model, part), None)
-        if found:
-            self._known[model, part] = found[0]
-        return found[0] if found else None
+        if runs:
+            self._known[model, part] = runs[0]
+        return runs[0] if runs else None
 
     def get(self, model: str, part: str) -> Run:
         """Returns what `find` returned last, or asks again; raises NotPublishedError if there is no run."""
@@ -98,16 +98,16 @@ class Runs:
         """Returns the runs of all of a model's parts."""
         return self._search(model, f"tags.`{_TAG_KIND}` = 'part'")
 
-    def _search(self, model: str, wanted: str) -> tuple[Run, ...]:
+    def _search(self, model: str, query: str) -> tuple[Run, ...]:
         experiment = self.find_experiment(model)
         if not experiment:
             return ()
         where: dict[str, Any] = {"experiment_ids": [experiment], "order_by": ["start_time ASC"]}
-        found = self._server.list_all("POST", "runs/search", "runs", filter=wanted, **where)
-        return tuple(sorted(map(self._parse, found), key=lambda run: not run.is_finished))
+        runs = self._server.list_all("POST", "runs/search", "runs", filter=query, **where)
+        return tuple(sorted(map(self._parse, runs), key=lambda run: not run.is_finished))
 
-    def _parse(self, found: Mapping[str, Any]) -> Run:
-        info, tags = as_mapping(found.get("info")), tags_of(as_mapping(found.get("data")))
+    def _parse(self, fields: Mapping[str, Any]) -> Run:
+        info, tags = as_mapping(fields.get("info")), tags_of(as_mapping(fields.get("data")))
         uri = str(info.get("artifact_uri", ""))
         times = (str(info.get("start_time", "")), tags.get(_TAG_REFRESHED, ""))
         return Run(
@@ -115,7 +115,7 @@ class Runs:
             artifact_uri=uri,
             is_finished=info.get("status") == _FINISHED,
             part=tags.get(_TAG_PART, ""),
-            used_ms=max((int(one) for one in times if _MILLISECONDS.fullmatch(one)), default=0),
+            used_ms=max((int(time_ms) for time_ms in times if _MILLISECONDS.fullmatch(time_ms)), default=0),
             artifacts=open_artifacts(uri, self._server),
         )
 
@@ -142,9 +142,9 @@ class Runs:
             return run
 
     def _make_experiment(self, model: str) -> str:
-        found = self.find_experiment(model)
-        if found:
-            return found
+        known = self.find_experiment(model)
+        if known:
+            return known
         # Another publisher may be the first.
         mark: dict[str, Any] = {"name": EXPERIMENT_PREFIX + model, "tags": as_pairs({"ortprep": "1"})}
         self._server.call("POST", "experiments/create", tolerated=EXISTS, **mark)
@@ -204,7 +204,11 @@ def _build_batch(part: Part, manifest: Manifest | None) -> dict[str, Any]:
     if manifest is None:
         return {"params": as_pairs(params)}
     params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
-    params |= {f"{one.name}.plan": one.decision.shipped for one in manifest.variants[:50] if one.decision}
+    params |= {
+        f"{variant.name}.plan": variant.decision.shipped
+        for variant in manifest.variants[:50]
+        if variant.decision
+    }
     # Always the same, so that logging a figure again does not make it a second one.
     try:
         at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
@@ -220,9 +224,9 @@ def _build_batch(part: Part, manifest: Manifest | None) -> dict[str, Any]:
 
 def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
     for variant in manifest.variants:
-        wanted = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
-        warm = (one for one in variant.measurements if one.cache == "warm")
-        for plan in (plan for one in warm for plan in one.plans if plan.plan in wanted):
+        plans = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
+        warm = (measurement for measurement in variant.measurements if measurement.cache == "warm")
+        for plan in (plan for measurement in warm for plan in measurement.plans if plan.plan in plans):
             for figure in _FIGURES:
                 summary = getattr(plan, figure)
                 if math.isfinite(summary.median):

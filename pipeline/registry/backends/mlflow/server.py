@@ -59,8 +59,8 @@ class MlflowServer:
                     "credentials in the URL of an MLflow server\n  expected mlflow+https://HOST",
                     hint=_CREDENTIALS_HINT,
                 )
-        for one in (self.tracking_url, registry_url):
-            parts = urlsplit(one)
+        for address in (self.tracking_url, registry_url):
+            parts = urlsplit(address)
             if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
                 raise RegistryError(
                     "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
@@ -131,26 +131,26 @@ class MlflowServer:
 
     def list_all(self, method: str, endpoint: str, field: str, **fields: Any) -> list[dict[str, Any]]:
         """Returns the objects in a field of all pages of an answer; raises as `call`."""
-        found: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         token: dict[str, Any] = {}
         for _ in range(_MAX_PAGES):
             answer = self.call(method, endpoint, max_results=_PAGE, **fields, **token)
-            found += objects_in(answer, field)
+            objects += objects_in(answer, field)
             token = {"page_token": answer.get("next_page_token")}
             if not token["page_token"]:
-                return found
+                return objects
         raise RegistryError(f"too many {field} in MLflow\n  expected at most {_MAX_PAGES * _PAGE}")
 
 
 def refuse(response: requests.Response, refusal: dict[str, Any], doing: str) -> RegistryError:
     """Returns the error that a server's answer stands for, with its words."""
-    said = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
-    return status_error(response, doing, said=redact_url(said)[:200], hint=_CREDENTIALS_HINT)
+    message = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
+    return status_error(response, doing, said=redact_url(message)[:200], hint=_CREDENTIALS_HINT)
 
 
 def tags_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """Returns the tags in an answer of MLflow."""
-    return {str(one.get("key", "")): str(one.get("value", "")) for one in objects_in(fields, "tags")}
+    return {str(tag.get("key", "")): str(tag.get("value", "")) for tag in objects_in(fields, "tags")}
 
 
 def as_pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
@@ -161,7 +161,7 @@ def as_pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def objects_in(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """Returns the objects in a list that an answer has in a field, whatever else it may have there."""
     value = fields.get(name)
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _parse(body: bytes, doing: str) -> dict[str, Any]:

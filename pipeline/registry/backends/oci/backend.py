@@ -88,7 +88,7 @@ class OciBackend(Backend):
     def list_models(self) -> tuple[str, ...]:
         """Returns the names of all models with at least one version, sorted."""
         try:
-            found = Repository(self._client, "").list_names("_catalog?n=1000", "repositories")
+            repositories = Repository(self._client, "").list_names("_catalog?n=1000", "repositories")
         except RegistryUnavailableError:
             raise
         except RegistryError as error:
@@ -96,7 +96,7 @@ class OciBackend(Backend):
                 f"registry does not list its models: {self._client.host}\n{error.message}",
                 hint=f"ortprep versions NAME --registry {self.url}",
             ) from None
-        names = [one.removeprefix(self._prefix) for one in found if one.startswith(self._prefix)]
+        names = [name.removeprefix(self._prefix) for name in repositories if name.startswith(self._prefix)]
         models = sorted({name for name in names if _MODEL.fullmatch(name)})
         listed = map_parallel(lambda name: self._repository(name).list_tags(), models)
         return tuple(model for model, tags in listed.items() if _list_claims(tags))
@@ -115,16 +115,18 @@ class OciBackend(Backend):
                 return known(digest) or repository.read_manifest(digest)
             return None
 
-        found = map_parallel(read, digests[: MAX_VERSIONS + 1])  # the catalogue refuses more
-        return tuple(data for data in found.values() if data is not None and VERSION_TYPE.encode() in data)
+        documents = map_parallel(read, digests[: MAX_VERSIONS + 1])  # the catalogue refuses more
+        return tuple(
+            data for data in documents.values() if data is not None and VERSION_TYPE.encode() in data
+        )
 
     def read_aliases(self, model: str) -> Mapping[str, str]:
         repository = self._repository(model)
         tags = repository.list_tags()
         claims, names = _list_claims(tags), [tag for tag in tags if not tag.startswith(_OWN)]
-        found = map_parallel(repository.digest_of, names)
+        digests = map_parallel(repository.digest_of, names)
         return {
-            name: digest for name, digest in found.items() if digest and claims.get(digest) != _digits(name)
+            name: digest for name, digest in digests.items() if digest and claims.get(digest) != _digits(name)
         }
 
     def add_version(self, model: str, version: Version) -> bool:
@@ -140,7 +142,7 @@ class OciBackend(Backend):
         deadline = time.monotonic() + _CLAIM_TIMEOUT_S
         while True:
             claims = _list_claims(repository.list_tags())
-            rivals = [one for one, label in claims.items() if label == digits and one != version.digest]
+            rivals = [rival for rival, label in claims.items() if label == digits and rival != version.digest]
             holder = repository.digest_of(version.label)
             if not rivals and not holder:
                 repository.put_manifest(version.label, version.data, INDEX)
@@ -212,13 +214,13 @@ class OciBackend(Backend):
         self, model: str, subjects: Sequence[Part | Version], kind: str
     ) -> Mapping[str, tuple[bytes, ...]]:
         tags = self._repository(model).list_tags()
-        wanted = {_attached_prefix(kind, subject.digest): subject.digest for subject in subjects}
-        found: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
-        attached = [tag for tag in tags if tag[:-_HEX_DIGITS] in wanted]
+        by_prefix = {_attached_prefix(kind, subject.digest): subject.digest for subject in subjects}
+        by_subject: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
+        attached = [tag for tag in tags if tag[:-_HEX_DIGITS] in by_prefix]
         documents = map_parallel(lambda tag: self._read_attached(model, tag, kind), attached)
         for tag, data in documents.items():
-            found[wanted[tag[:-_HEX_DIGITS]]] += () if data is None else (data,)
-        return found
+            by_subject[by_prefix[tag[:-_HEX_DIGITS]]] += () if data is None else (data,)
+        return by_subject
 
     def _read_attached(self, model: str, tag: str, kind: str) -> bytes | None:
         repository = self._repository(model)
@@ -253,8 +255,8 @@ def _digits(text: str) -> str:
 
 def _list_claims(tags: Iterable[str]) -> dict[str, str]:
     """Returns the digests of all versions, with digits of their labels' digests."""
-    found = (tag.removeprefix(_VERSION).partition(".") for tag in tags if tag.startswith(_VERSION))
-    return {PREFIX + digest: label for digest, _, label in found if is_digest(PREFIX + digest)}
+    claims = (tag.removeprefix(_VERSION).partition(".") for tag in tags if tag.startswith(_VERSION))
+    return {PREFIX + digest: label for digest, _, label in claims if is_digest(PREFIX + digest)}
 
 
 def _delete_tags(repository: Repository, tags: Iterable[str]) -> None:

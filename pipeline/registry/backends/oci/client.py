@@ -79,10 +79,10 @@ class OciClient:
         """Sends a request, with credentials to no other host than the registry's own."""
         url = str(request.url)
         for _ in range(_MAX_REDIRECTS):
-            own = {"Authorization": authorization} if authorization and self.is_own(url) else {}
+            credentials = {"Authorization": authorization} if authorization and self.is_own(url) else {}
             # In blocks: the time to send one piece is limited, and a chunk may take minutes.
             body = io.BytesIO(cast("bytes", request.data)) if request.data else b""
-            headers = {**request.headers, **own}
+            headers = {**request.headers, **credentials}
             response = self._request(str(request.method), url, doing, data=body, headers=headers)
             location = response.headers.get("Location")
             if not response.is_redirect or not location or request.method not in ("GET", "HEAD"):
@@ -95,8 +95,8 @@ class OciClient:
     def _authorize(self, scope: tuple[str, str], challenge: str, rejected: str) -> str:
         """Returns the `Authorization` header for what was refused with another one, or with none."""
         with self._lock:
-            known = self._authorizations.pop(scope, "")
-            header = known if known not in ("", rejected) else self._answer(challenge)
+            current = self._authorizations.pop(scope, "")
+            header = current if current not in ("", rejected) else self._answer(challenge)
             if not header or header == rejected:
                 raise AccessDeniedError(
                     f"registry refuses access: {self.host}/{scope[0]}\n"
@@ -115,8 +115,8 @@ class OciClient:
             return basic.get("Authorization", "")
         fields, doing = requests.utils.parse_dict_header(rest), f"get a token for {self.host}"
         realm = self.resolve(fields.get("realm"), doing)
-        wanted = {name: fields[name] for name in ("service", "scope") if name in fields}
-        with self._request("GET", realm, doing, params=wanted, headers=basic) as response:
+        parameters = {name: fields[name] for name in ("service", "scope") if name in fields}
+        with self._request("GET", realm, doing, params=parameters, headers=basic) as response:
             body = read_body(response, doing, _MAX_TOKEN_BYTES)
         refusal = status_error(response, doing)
         if isinstance(refusal, RegistryUnavailableError):

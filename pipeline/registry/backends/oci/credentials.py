@@ -9,7 +9,6 @@ import os
 import subprocess
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ortprep.bundle.codec import read_json
 from ortprep.errors import BundleError, RegistryError
@@ -25,16 +24,13 @@ _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
 def read_credentials(host: str) -> str:
     """Returns user and password for a host as `Authorization: Basic` has them, "" if there are none."""
-    wanted = _DOCKER_HUB_KEY if host in _DOCKER_HUB else host
+    key_of_host = _DOCKER_HUB_KEY if host in _DOCKER_HUB else host
     config = _read_docker_config()
-    for key, value in as_mapping(config.get("auths")).items():
-        # Older clients wrote hosts with a scheme and a path.
-        is_url = "://" in key and key != _DOCKER_HUB_KEY
-        found = as_mapping(value).get("auth")
-        if found and (urlsplit(key).netloc if is_url else key) == wanted:
-            return str(found)
-    helper = as_mapping(config.get("credHelpers")).get(wanted) or config.get("credsStore")
-    return _ask_helper(str(helper), wanted) if helper else ""
+    auth = as_mapping(as_mapping(config.get("auths")).get(key_of_host)).get("auth")
+    if auth:
+        return str(auth)
+    helper = as_mapping(config.get("credHelpers")).get(key_of_host) or config.get("credsStore")
+    return _ask_helper(str(helper), key_of_host) if helper else ""
 
 
 def _ask_helper(name: str, host: str) -> str:

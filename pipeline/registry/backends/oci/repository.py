@@ -76,8 +76,8 @@ class Repository:
         base, doing = self._client.base, f"{doing}: {self.place}"
         url = urljoin(f"{base}{self._name}/" if self._name else base, path)
         scope = self._name, _ACCESS.get(method, "push")
-        given = {"Accept-Encoding": "identity", **(headers or {})}
-        response = self._client.send(requests.Request(method, url, given, data=body), doing, scope)
+        sent_headers = {"Accept-Encoding": "identity", **(headers or {})}
+        response = self._client.send(requests.Request(method, url, sent_headers, data=body), doing, scope)
         if response.status_code in expected:
             return response
         with response:
@@ -91,19 +91,19 @@ class Repository:
 
     def list_names(self, path: str, field_name: str) -> list[str]:
         """Returns the names that a list has in a field, from all of its pages."""
-        found: list[str] = []
+        names: list[str] = []
         doing = f"list {field_name}"
         for _ in range(_MAX_PAGES):
             answer, body = self.fetch("GET", path, doing, limit_bytes=_MAX_PAGE_BYTES)
-            found += self._names_in(body, field_name)
+            names += self._names_in(body, field_name)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
             following = next((link["url"] for link in links if link.get("rel") == "next"), "")
             if not following:
-                return found
+                return names
             url = self.resolve(following)
             if not self._client.is_own(url) or url == path:
                 raise self._unexpected(doing, "its own pages", "a bad next page")
-            if len(found) > _MAX_NAMES:
+            if len(names) > _MAX_NAMES:
                 break
             path = url
         raise self._unexpected(doing, f"at most {_MAX_NAMES} names", "more")
@@ -143,14 +143,14 @@ class Repository:
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> None:
         """Pushes a manifest under a tag or its digest, unless that names it already."""
-        wanted = digest_bytes(data)
-        if self.digest_of(name) == wanted:
+        expected = digest_bytes(data)
+        if self.digest_of(name) == expected:
             return
         kind, path = {"Content-Type": media_type}, f"manifests/{name}"
         answer, _ = self.fetch("PUT", path, "push a manifest", headers=kind, body=data, expected=(201,))
-        digest = answer.headers.get("Docker-Content-Digest", wanted)
-        if digest != wanted:
-            raise self._unexpected(f"push {name}", f"it to be kept as {wanted}", repr(digest[:80]))
+        digest = answer.headers.get("Docker-Content-Digest", expected)
+        if digest != expected:
+            raise self._unexpected(f"push {name}", f"it to be kept as {expected}", repr(digest[:80]))
 
     def delete_manifest(self, digest: str) -> None:
         """Removes a manifest and its tags; one that is not there is fine."""

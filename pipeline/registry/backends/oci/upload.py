@@ -118,8 +118,8 @@ class Upload:
         location = answer.headers.get("Location")
         if location:
             self._location = self._repository.resolve(location)
-        found = _RANGE.fullmatch(answer.headers.get("Range", ""))
-        end = int(found[1]) + 1 if found else expected_end
+        received = _RANGE.fullmatch(answer.headers.get("Range", ""))
+        end = int(received[1]) + 1 if received else expected_end
         if end > self._entry.size_bytes:
             self._restart()
         else:
