@@ -92,11 +92,12 @@ def build_options_table(group: OptionGroup, version: str) -> Table:
 
 
 def _describe(option: Option) -> Text:
-    text = Text.assemble((option.name, "bold"), f"\n{option.effect}")
+    text = Text.assemble((option.name, "bold"), f"\n{option.effect}" if option.effect else "")
     return text if option.owner is None else text.append(f"\nNot to be set: {option.owner}.", "italic")
 
 
 def _describe_values(option: Option) -> Text:
+    if not option.effect:  # reserved
+        return Text()
     since = f"{option.since} or before" if option.since == OLDEST else option.since
-    until = "" if option.until is None else f", until {option.until}"
-    return Text(f"{option.expected}\ndefault {option.default}\nsince {since}{until}")
+    return Text(f"{option.expected}\ndefault {option.default}\nsince {since}")

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from ortprep.options.option import CUDA_CORE, CUDA_INTERVAL, CUDA_LATEST, CUDA_LIBRARY, Option, switch
-
-_INT_MAX = 2**31 - 1
-_POINTER = "addresses of one process mean nothing in a bundle"
-
-_option = partial(Option, source=CUDA_LIBRARY)
-_switch = partial(switch, source=CUDA_LIBRARY)
-
+from ortprep.options.option import INT_MAX, Option, switch
 
 CUDA_OPTIONS = (
-    _option(
+    Option(
         "device_id",
         "integer",
         default="0",
@@ -22,25 +13,7 @@ CUDA_OPTIONS = (
         minimum=0,
         owner="a bundle is for any GPU of its kind; load(..., device_id=N) picks one",
     ),
-    _switch("has_user_compute_stream", "0", "Says that user_compute_stream is given.", owner=_POINTER),
-    _option(
-        "user_compute_stream",
-        "text",
-        default="none: a stream of its own",
-        effect="Address of the CUDA stream that kernels run on.",
-        owner=_POINTER,
-    ),
-    *(
-        _option(
-            f"gpu_external_{verb}",
-            "text",
-            default="none: the provider's arena",
-            effect=f"Address of the function that {does} GPU memory in place of the arena.",
-            owner=_POINTER,
-        )
-        for verb, does in (("alloc", "allocates"), ("free", "frees"), ("empty_cache", "gives back cached"))
-    ),
-    _option(
+    Option(
         "gpu_mem_limit",
         "integer",
         default="no limit",
@@ -48,7 +21,7 @@ CUDA_OPTIONS = (
         minimum=1,
         maximum=2**64 - 1,
     ),
-    _option(
+    Option(
         "arena_extend_strategy",
         "choice",
         default="kNextPowerOfTwo",
@@ -56,7 +29,7 @@ CUDA_OPTIONS = (
         "or by what is asked for.",
         values=("kNextPowerOfTwo", "kSameAsRequested"),
     ),
-    _option(
+    Option(
         "cudnn_conv_algo_search",
         "choice",
         default="EXHAUSTIVE",
@@ -65,55 +38,55 @@ CUDA_OPTIONS = (
         "be very slow); only the last shape's plan is kept (#22705).",
         values=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     ),
-    _switch(
+    switch(
         "cudnn_conv_use_max_workspace",
         "1",
         "Lets the search for a convolution's plan use as much scratch memory as it likes; made for fp16 on "
         "cuDNN 8.",
     ),
-    _switch(
+    switch(
         "cudnn_conv1d_pad_to_nc1d",
         "0",
         "Pads the input of a 1-D convolution to [N, C, 1, D] instead of [N, C, D, 1].",
     ),
-    _switch(
+    switch(
         "do_copy_in_default_stream",
         "1",
         "Copies on the compute stream; 0 uses streams of their own and can race (#4829).",
     ),
-    _switch(
+    switch(
         "enable_cuda_graph",
         "0",
         "Captures the kernels of a run and replays them; needs all nodes on CUDA, no control flow, fixed "
         "shapes and IO binding to fixed addresses.",
     ),
-    _switch(
+    switch(
         "enable_skip_layer_norm_strict_mode",
         "0",
         "Makes SkipLayerNormalization sum in float32: more exact, slower.",
     ),
-    _switch(
+    switch(
         "prefer_nhwc",
         "0",
         "Runs convolutions and their neighbours channels-last, which suits tensor cores; the graph is "
         "transformed at every load.",
     ),
-    _switch(
+    switch(
         "use_tf32",
         "1",
         "Lets float32 products run in TF32 on Ampere and later; 0 is exact float32 and slower.",
     ),
-    _switch(
+    switch(
         "fuse_conv_bias",
         "0",
         "Fuses a convolution with its bias by kernels that cuDNN compiles in the first run.",
     ),
-    _switch(
+    switch(
         "use_ep_level_unified_stream",
         "0",
         "Runs everything the provider does on one stream, so that nothing synchronises between streams.",
     ),
-    _option(
+    Option(
         "sdpa_kernel",
         "integer",
         default="0: chosen by the provider and ORT_* environment variables",
@@ -122,15 +95,15 @@ CUDA_OPTIONS = (
         minimum=0,
         maximum=1023,
     ),
-    _switch("tunable_op_enable", "0", "Uses kernels chosen by TunableOp where there are any."),
-    _switch("tunable_op_tuning_enable", "0", "Lets TunableOp measure kernels while running; slow at first."),
-    _option(
+    switch("tunable_op_enable", "0", "Uses kernels chosen by TunableOp where there are any."),
+    switch("tunable_op_tuning_enable", "0", "Lets TunableOp measure kernels while running; slow at first."),
+    Option(
         "tunable_op_max_tuning_duration_ms",
         "integer",
         default="0: no limit",
         effect="Milliseconds TunableOp may spend on each operator.",
         minimum=0,
-        maximum=_INT_MAX,
+        maximum=INT_MAX,
     ),
     switch(
         "enable_cudnn",
@@ -138,7 +111,6 @@ CUDA_OPTIONS = (
         "0 leaves cuDNN unloaded, which saves time and memory in models that need none of it; "
         "operators that need it are then missing.",
         since="1.30",
-        source=CUDA_INTERVAL,
     ),
     Option(
         "external_data_loader_reading_threads",
@@ -150,7 +122,6 @@ CUDA_OPTIONS = (
         since="1.31",
         minimum=0,
         maximum=64,
-        source=CUDA_LATEST,
     ),
     Option(
         "external_data_loader_pinned_memory_bytes",
@@ -161,7 +132,6 @@ CUDA_OPTIONS = (
         minimum=1024 * 1024,
         maximum=1024 * 1024 * 1024,
         multiple=8192,
-        source=CUDA_CORE,
     ),
     Option(
         "external_data_loader_chunk_bytes",
@@ -172,6 +142,5 @@ CUDA_OPTIONS = (
         minimum=4096,
         maximum=64 * 1024 * 1024,
         multiple=4096,
-        source=CUDA_CORE,
     ),
 )

@@ -6,10 +6,8 @@ these do nothing. The effects say so where it is not plain.
 
 from __future__ import annotations
 
-from ortprep.options.option import Option, switch
+from ortprep.options.option import INT_MAX, SIZE_MAX, Option, switch
 
-_INT_MAX = 2**31 - 1
-_SIZE_MAX = 2**63 - 1
 _RULE = r"[^;()]+\([^;()]+\)\s*"
 _RULES = rf"({_RULE}(;{_RULE})*;?)?"
 
@@ -40,7 +38,7 @@ _OPTIMIZERS = (
         effect="Largest result that constant folding stores as a weight; 0 is no limit.",
         since="1.27",
         minimum=0,
-        maximum=_SIZE_MAX,
+        maximum=SIZE_MAX,
     ),
     Option(
         "optimization.minimal_build_optimizations",
@@ -71,7 +69,7 @@ _OPTIMIZERS = (
             effect=f"How many {of} inlining functions may add before the remaining calls stay.",
             since="1.31",
             minimum=1,
-            maximum=_SIZE_MAX,
+            maximum=SIZE_MAX,
         )
         for what, of in (("node", "nodes"), ("byte", "bytes"))
     ),
@@ -132,7 +130,7 @@ _QUANTIZATION = (
         effect="Block size of MatMulNBits made from dequantise and MatMul; -1 picks the one that pads least.",
         since="1.25",
         minimum=-1,
-        maximum=_INT_MAX,
+        maximum=INT_MAX,
     ),
     switch(
         "session.enable_dq_matmulnbits_fusion",
@@ -163,13 +161,6 @@ _PARTITIONING = (
         form="rules as in gpu(layers.0,layers.1);cpu(embed)",
     ),
     Option(
-        "session.resource_cuda_partitioning_settings",
-        "text",
-        default="empty",
-        effect="Puts only as many nodes on CUDA as fit a limit, by memory statistics of an earlier run.",
-        owner="its value names a file, which ONNX Runtime reads wherever it is",
-    ),
-    Option(
         "session.max_shape_override",
         "text",
         default="empty",
@@ -183,13 +174,6 @@ _PARTITIONING = (
         "0",
         "Fails if a kernel wants more workspace than was set aside when nodes were put on devices.",
         since="1.31",
-    ),
-    Option(
-        "session.node_partition_config_file",
-        "text",
-        default="none",
-        effect="File that splits nodes among streams of execution; written where there is none.",
-        owner="a session that jobs load reads the bundle's own files and writes none",
     ),
 )
 

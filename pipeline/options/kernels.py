@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from ortprep.options.option import CUDA_INTERVAL, CUDA_LATEST, HEADER, NEWEST_WHEEL, Option, switch
-
-_INT_MAX = 2**31 - 1
-_SIZE_MAX = 2**63 - 1
-_LAYOUT = "the optimize stage decides the files of a prepared model"
-_CONTEXT_INTERVAL = f"{HEADER}; there since some version from 1.23 to 1.26"
+from ortprep.options.option import INT_MAX, SIZE_MAX, Option, switch
 
 _MLAS = (
     switch(
         "mlas.enable_gemm_fastmath_arm64_bfloat16",
         "0",
         "Multiplies float32 matrices in bfloat16 on Arm: faster, less exact.",
-        source=HEADER,
     ),
     switch("mlas.disable_kleidiai", "0", "Leaves the KleidiAI kernels for Arm unused.", since="1.25"),
     Option(
@@ -25,7 +19,7 @@ _MLAS = (
         "process.",
         since="1.28",
         minimum=0,
-        maximum=_SIZE_MAX,
+        maximum=SIZE_MAX,
     ),
     switch(
         "mlas.use_lut_gemm",
@@ -47,7 +41,7 @@ _MLAS = (
         "aborts the process.",
         since="1.30",
         minimum=0,
-        maximum=_SIZE_MAX,
+        maximum=SIZE_MAX,
     ),
     switch(
         "mlas.nchwc_depthwise_sliding",
@@ -65,7 +59,6 @@ _CUDA = (
         effect="Runs MatMulNBits in float16 or bfloat16 by CUTLASS kernels that keep the weights low-bit.",
         since="1.30",
         values=("0", "1", "off", "on"),
-        source=CUDA_INTERVAL,
     ),
     Option(
         "ep.cuda.fpa_intb_profile_m",
@@ -75,7 +68,6 @@ _CUDA = (
         since="1.30",
         pattern=r"[1-9][0-9]*(,[1-9][0-9]*)*",
         form="row counts as in 1,64,2048",
-        source=CUDA_INTERVAL,
     ),
     Option(
         "ep.cuda.qmoe_row_tile_size",
@@ -84,8 +76,7 @@ _CUDA = (
         effect="Rows that QMoE processes at a time, which bounds its scratch memory.",
         since="1.30",
         minimum=1,
-        maximum=_INT_MAX,
-        source=CUDA_INTERVAL,
+        maximum=INT_MAX,
     ),
     Option(
         "ep.cuda.qmoe_int_dequant_max_scratch_bytes",
@@ -94,8 +85,7 @@ _CUDA = (
         effect="Most scratch memory QMoE takes for dequantised integer weights.",
         since="1.31",
         minimum=0,
-        maximum=_SIZE_MAX,
-        source=CUDA_LATEST,
+        maximum=SIZE_MAX,
     ),
     Option(
         "ep.cuda.fpa_intb_gemv_paired_k",
@@ -104,14 +94,12 @@ _CUDA = (
         effect="Whether the low-bit product with few rows takes its inner axis in pairs.",
         since="1.31",
         values=("0", "1", "off", "force"),
-        source=CUDA_LATEST,
     ),
     switch(
         "ep.cuda.fpa_intb_gemv_wave_aware",
         "built in",
         "Cuts the low-bit product with few rows to fill the GPU's multiprocessors evenly.",
         since="1.31",
-        source=CUDA_LATEST,
     ),
     Option(
         "ep.cuda.matmul_nbits_m_chunk_size",
@@ -120,15 +108,13 @@ _CUDA = (
         effect="Computes large MatMulNBits in chunks of that many rows, which bounds their scratch memory.",
         since="1.31",
         minimum=0,
-        maximum=_INT_MAX,
-        source=CUDA_LATEST,
+        maximum=INT_MAX,
     ),
     switch(
         "ep.cuda.enable_gemm_auto_tune",
         "0, or the environment's ORT_CUDA_GEMM_AUTO_TUNE",
         "Times cuBLAS against other kernels for half-precision products with few rows and keeps the faster.",
         since="1.31",
-        source=CUDA_LATEST,
     ),
     Option(
         "ep.cuda.gqa_workspace_max_total_sequence_length",
@@ -137,7 +123,7 @@ _CUDA = (
         effect="Longest sequence for which the workspace of GroupQueryAttention is estimated.",
         since="1.31",
         minimum=0,
-        maximum=_SIZE_MAX,
+        maximum=SIZE_MAX,
     ),
 )
 
@@ -150,14 +136,12 @@ _NEWEST = (
         "beside the options of low-bit matrix products on CUDA.",
         since="1.32",
         values=("", "auto", "latency", "memory", "safe"),
-        source=NEWEST_WHEEL,
     ),
     switch(
         "ep.cpu.qmoe_deferred_scale",
         "built in",
         "Makes QMoE on CPU apply the scales of its weights after the products.",
         since="1.32",
-        source=NEWEST_WHEEL,
     ),
     Option(
         "ep.cuda.fpa_intb_dequant_gemm_min_m",
@@ -166,15 +150,13 @@ _NEWEST = (
         effect="Rows from which MatMulNBits dequantises its weights and multiplies by cuBLAS.",
         since="1.32",
         minimum=0,
-        maximum=_INT_MAX,
-        source=NEWEST_WHEEL,
+        maximum=INT_MAX,
     ),
     switch(
         "ep.cuda.matmul_packed_allow_unrounded_gemv",
         "0",
         "Lets products of up to 8 rows with packed weights skip rounding them to the other side's type.",
         since="1.32",
-        source=NEWEST_WHEEL,
     ),
     Option(
         "ep.cuda.moe_packed_gpu_experts",
@@ -183,8 +165,7 @@ _NEWEST = (
         effect="Experts of MoEPacked nodes that stay on the GPU.",
         since="1.32",
         minimum=0,
-        maximum=_INT_MAX,
-        source=NEWEST_WHEEL,
+        maximum=INT_MAX,
     ),
     *(
         switch(
@@ -192,7 +173,6 @@ _NEWEST = (
             "built in",
             f"Fuses {what} when the graph is split among providers.",
             since="1.32",
-            source=NEWEST_WHEEL,
         )
         for name, what in (
             ("causal_conv_with_state", "a causal convolution with its state"),
@@ -201,91 +181,4 @@ _NEWEST = (
     ),
 )
 
-_CONTEXT = (
-    switch(
-        "ep.context_enable",
-        "0",
-        "Writes the graph with what providers compiled, so that a later load skips compiling; CPU and "
-        "CUDA compile nothing.",
-        owner=_LAYOUT,
-    ),
-    Option(
-        "ep.context_file_path",
-        "text",
-        default="the model's name with _ctx.onnx",
-        effect="File that ep.context_enable writes.",
-        owner=_LAYOUT,
-    ),
-    switch(
-        "ep.context_embed_mode",
-        "0",
-        "Whether compiled contexts go into the model that ep.context_enable writes or beside it.",
-        owner=_LAYOUT,
-    ),
-    Option(
-        "ep.context_model_external_initializers_file_name",
-        "text",
-        default="empty: weights go into the model file",
-        effect="External data file of the model that ep.context_enable writes.",
-        owner=_LAYOUT,
-    ),
-    Option(
-        "ep.context_node_name_prefix",
-        "text",
-        default="empty",
-        effect="Start of the names of nodes with compiled contexts.",
-        owner=_LAYOUT,
-        source=HEADER,
-    ),
-    switch(
-        "ep.enable_weightless_ep_context_nodes",
-        "0",
-        "Asks for nodes with compiled contexts that leave the weights outside.",
-        since="1.26",
-        owner=_LAYOUT,
-        source=_CONTEXT_INTERVAL,
-    ),
-    switch(
-        "ep.enable_weightless",
-        "0",
-        "Asks providers that compile to leave weights in the source model.",
-        since="1.29",
-        owner=_LAYOUT,
-    ),
-    Option(
-        "ep.enable_weightless_mode",
-        "choice",
-        default="0",
-        effect="Which weights compiled contexts leave in the source model: 0 none, 1 external ones, 2 all.",
-        since="1.32",
-        values=("0", "1", "2"),
-        owner=_LAYOUT,
-        source=NEWEST_WHEEL,
-    ),
-    Option(
-        "ep.context_source_model_path",
-        "text",
-        default="what the compiled context names",
-        effect="Source model that the weights of a compiled context are read from.",
-        since="1.32",
-        owner=_LAYOUT,
-        source=NEWEST_WHEEL,
-    ),
-    switch(
-        "ep.share_ep_contexts",
-        "0",
-        "Shares what a provider compiled among sessions of one process; CPU and CUDA compile nothing.",
-        source=HEADER,
-    ),
-    switch("ep.stop_share_ep_contexts", "0", "Ends that sharing with this session.", source=HEADER),
-    Option(
-        "ep.nnapi.partitioning_stop_ops",
-        "text",
-        default="built in",
-        effect="Operators at which the Android NNAPI provider stops taking nodes.",
-        owner="NNAPI is on Android, where no bundle is loaded",
-        source=HEADER,
-    ),
-)
-
-KERNEL_CONFIG = (*_MLAS, *_CUDA, *_NEWEST, *_CONTEXT)
+KERNEL_CONFIG = (*_MLAS, *_CUDA, *_NEWEST)

@@ -1,4 +1,9 @@
-"""What is known of one option, and whether a value suits it."""
+"""What is known of one option, and whether a value suits it.
+
+Names and first versions were read from the Linux x86-64 wheels of ONNX Runtime 1.23 to 1.32 and from its
+public header; CUDA's from the provider's library in 1.23.2, 1.27.0, 1.30.0 and 1.31.1, and for 1.32 from the
+core library, since no CUDA provider of that version was published yet.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +21,14 @@ OLDEST = "1.23"
 NEWEST = "1.32.0"
 """Last ONNX Runtime version the tables describe."""
 
+INT_MAX, SIZE_MAX = 2**31 - 1, 2**63 - 1
+"""Largest values of integers that ONNX Runtime keeps in 32 and in 64 bits."""
+
 MAX_VALUE_LENGTH = 4096
 """Longest value of a session config entry that every version takes (1.31 takes 8192; both measured)."""
 
 Kind = Literal["switch", "integer", "number", "choice", "text"]
 """What values look like; a switch is `0` or `1`, since ONNX Runtime takes `true` for off in most places."""
-
-WHEELS = (
-    "literal in the Linux x86-64 wheels; searched were 1.23.0, 1.23.2, 1.24.1, 1.24.2, 1.24.4, 1.25.0, "
-    "1.25.1, 1.26.0, 1.27.0, 1.28.0, 1.29.0, 1.30.0, 1.31.0, 1.31.1 and 1.32.0"
-)
-NEWEST_WHEEL = (
-    "literal in the Linux x86-64 wheel of onnxruntime 1.32.0, not in that of 1.31.1; values as a session of "
-    "1.32.0 takes and refuses them; effects by names and messages, for want of documentation"
-)
-HEADER = "named in ONNX Runtime's public header; not in the Linux x86-64 wheels, where nothing reads it"
-CUDA_LIBRARY = "literal in the CUDA provider's library of onnxruntime-gpu 1.23.2, 1.27.0, 1.30.0 and 1.31.1"
-CUDA_INTERVAL = (
-    "literal in the CUDA provider's library of onnxruntime-gpu 1.30.0, not in 1.27.0; "
-    "1.28 and 1.29 were not searched, so it may be there already"
-)
-CUDA_LATEST = "literal in the CUDA provider's library of onnxruntime-gpu 1.31.1, not in 1.30.0"
-CUDA_CORE = (
-    "named in the core library of onnxruntime 1.32.0, not in 1.31.1; its CUDA provider was not published "
-    "yet, so nothing was tried"
-)
-ATTRIBUTE = "attribute of onnxruntime.SessionOptions in 1.23.2, 1.31.1 and 1.32.0"
 
 
 @dataclass(frozen=True)
@@ -51,11 +38,9 @@ class Option:
     Attributes:
         default: What ONNX Runtime does without it, as a value if there is one, else in words.
         since: First version that has it; `OLDEST` stands for that version or any before it.
-        until: First version that has it no longer, None if every version up to `NEWEST` has it.
         multiple: What an integer must be a multiple of; None if any will do.
         pattern: Regular expression the whole of a text must match.
         owner: Why a user must not set it and what to do instead; None if a user may.
-        source: Where `name` and `since` come from.
     """
 
     name: str
@@ -63,7 +48,6 @@ class Option:
     default: str
     effect: str
     since: str = OLDEST
-    until: str | None = None
     values: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -71,13 +55,10 @@ class Option:
     pattern: str | None = None
     form: str = ""
     owner: str | None = None
-    source: str = WHEELS
 
     def exists_in(self, version: str) -> bool:
         """Tells whether that version of ONNX Runtime has the option; raises as `version_parts`."""
-        parts = max(version_parts(version), version_parts(OLDEST))
-        gone = self.until is not None and parts >= version_parts(self.until)
-        return version_parts(self.since) <= parts and not gone
+        return version_parts(self.since) <= max(version_parts(version), version_parts(OLDEST))
 
     @property
     def expected(self) -> str:
@@ -106,17 +87,14 @@ class Option:
         return number is not None and _is_within(number, self)
 
 
-def switch(
-    name: str,
-    default: str,
-    effect: str,
-    *,
-    since: str = OLDEST,
-    owner: str | None = None,
-    source: str = WHEELS,
-) -> Option:
+def switch(name: str, default: str, effect: str, *, since: str = OLDEST) -> Option:
     """Returns an option that is `0` or `1`."""
-    return Option(name, "switch", default, effect, since=since, owner=owner, source=source)
+    return Option(name, "switch", default, effect, since=since)
+
+
+def reserved(owner: str, *names: str) -> tuple[Option, ...]:
+    """Returns options that neither specs nor bundles may set, with the reason as `Option.owner` has it."""
+    return tuple(Option(name, "text", "ONNX Runtime's own", "", owner=owner) for name in names)
 
 
 def format_option(value: str | int | float | bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortprep.options.moe import MOE
-from ortprep.options.option import HEADER, NEWEST_WHEEL, Option, switch
+from ortprep.options.option import INT_MAX, Option, switch
 
 MIN_EXTERNAL_BYTES = 16 * 1024
 """Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.
@@ -21,25 +21,9 @@ PAGE_BYTES = 4096
 """Offsets of weights in a data file are multiples of it, so that they can be read directly (`O_DIRECT`,
 GPUDirect Storage); ONNX Runtime 1.32 reads in pieces that are multiples of it, too."""
 
-_DATA_FILE = "session.optimized_model_external_initializers_file_name"
-_DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
-_INT_MAX = 2**31 - 1
-_SIZE_MAX = 2**63 - 1
-_FROM_PATH = "the pipeline loads models by path, where it does nothing or points at memory nobody keeps"
-_NO_FILES = "a session that jobs load reads the bundle's own files and writes none"
-_LAYOUT = "the optimize stage decides the files of a prepared model"
+DATA_FILE = "session.optimized_model_external_initializers_file_name"
+DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 _AFFINITY = r"[1-9][0-9]{0,3}([,-][1-9][0-9]{0,3})*"  # ONNX Runtime writes out each number of a range
-
-
-def _by_attribute(attribute: str, instead: str) -> Option:
-    return Option(
-        f"session.{attribute}",
-        "text",
-        default="the attribute of SessionOptions",
-        effect=f"Sets {attribute} through the C interface; Python keeps the entry and does nothing with it.",
-        since="1.28",
-        owner=f"Python ignores it; {instead}",
-    )
 
 
 _LOADING = (
@@ -54,12 +38,6 @@ _LOADING = (
         "0",
         "Rearranges weights on all intra-op threads at once: a faster load with a higher peak of memory.",
         since="1.31",
-    ),
-    switch(
-        "session.save_external_prepacked_constant_initializers",
-        "0",
-        "Writes rearranged weights into the external data of an optimised model, for later sessions to map.",
-        owner=_LAYOUT,
     ),
     switch(
         "session.use_device_allocator_for_initializers",
@@ -85,69 +63,10 @@ _LOADING = (
         "Lets weights of an .ort model stay where the file was mapped or read instead of copying them.",
     ),
     switch(
-        "session.use_ort_model_bytes_directly",
-        "0",
-        "Uses the caller's buffer of an .ort model without copying it.",
-        owner=_FROM_PATH,
-    ),
-    switch(
-        "session.use_external_initializer_file_buffers_directly",
-        "0",
-        "Borrows the buffers given for external data files instead of copying weights out of them.",
-        since="1.31",
-        owner=_FROM_PATH,
-    ),
-    Option(
-        "session.model_external_initializers_file_folder_path",
-        "text",
-        default="the model's folder",
-        effect="Folder of the external data of a model that is given as bytes.",
-        owner=_FROM_PATH,
-    ),
-    Option(
-        "session.load_model_format",
-        "choice",
-        default="by file name and content",
-        effect="Says whether the model is in ONNX or ORT format.",
-        values=("ONNX", "ORT"),
-        owner=_LAYOUT,
-    ),
-    Option(
-        "session.save_model_format",
-        "choice",
-        default="by file name",
-        effect="Format an optimised model is written in.",
-        values=("ONNX", "ORT"),
-        owner=_LAYOUT,
-    ),
-    Option(
-        _DATA_FILE,
-        "text",
-        default="empty: weights go into the model file",
-        effect="External data file of an optimised model that is written, relative to it.",
-        owner=_LAYOUT,
-    ),
-    Option(
-        _DATA_MIN_BYTES,
-        "integer",
-        default="1024",
-        effect="Smallest weight that goes to that file.",
-        minimum=0,
-        maximum=_SIZE_MAX,
-        owner=_LAYOUT,
-    ),
-    switch(
         "session.enable_saved_runtime_optimizations",
         "0",
         "Applies optimisations that were saved in an .ort model for minimal builds.",
         since="1.30",
-    ),
-    switch(
-        "session.compile_only",
-        "0",
-        "Makes a session that compiles for its providers and cannot run.",
-        since="1.27",
-        owner="a session that cannot run serves nobody",
     ),
     switch(
         "session.disable_model_compile",
@@ -182,7 +101,6 @@ _EXTERNAL_DATA_LOADER = tuple(
         minimum=minimum,
         maximum=maximum,
         multiple=multiple,
-        source=NEWEST_WHEEL,
     )
     for name, minimum, maximum, multiple, effect in (
         (
@@ -233,7 +151,7 @@ def _spinning(scope: str) -> tuple[Option, ...]:
             effect=f"Microseconds idle {scope} threads spin; 500 to 2000 is usual, more costs power.",
             since="1.26",
             minimum=0,
-            maximum=_INT_MAX,
+            maximum=INT_MAX,
         ),
         Option(
             f"session.{scope}.spin_backoff_max",
@@ -260,7 +178,7 @@ _THREADS = (
         effect="Cuts parallel work into shrinking blocks, the first of them 1/(threads · this) of the whole; "
         "4 evens out latency in some models, 0 is off.",
         minimum=0,
-        maximum=_INT_MAX,
+        maximum=INT_MAX,
     ),
     Option(
         "session.intra_op_thread_affinities",
@@ -285,19 +203,6 @@ _DIAGNOSIS = (
         "Remembers which node runs on which provider, for get_provider_graph_assignment_info().",
         since="1.24",
     ),
-    Option(
-        "session.collect_node_memory_stats_to_file",
-        "text",
-        default="none",
-        effect="CSV file that the memory use of every node is written to; needs enable_mem_pattern off.",
-        owner=_NO_FILES,
-    ),
-    switch(
-        "session.debug_layout_transformation",
-        "0",
-        "Writes the graph into the working directory after each step of a layout transformation.",
-        owner=_NO_FILES,
-    ),
     switch(
         "session.strict_shape_type_inference",
         "0",
@@ -305,40 +210,10 @@ _DIAGNOSIS = (
     ),
 )
 
-_ATTRIBUTES = (
-    _by_attribute("intra_op_num_threads", "set intra_op_num_threads beside session_config"),
-    _by_attribute("inter_op_num_threads", "set inter_op_num_threads beside session_config"),
-    _by_attribute("graph_optimization_level", "optimize.level of the spec decides"),
-    _by_attribute("optimized_model_filepath", _LAYOUT),
-    *(
-        _by_attribute(name, f"it is the attribute {name} of SessionOptions")
-        for name in (
-            "enable_cpu_mem_arena",
-            "enable_mem_pattern",
-            "enable_profiling",
-            "execution_mode",
-            "log_id",
-            "log_severity_level",
-            "log_verbosity_level",
-            "use_deterministic_compute",
-            "use_per_session_threads",
-        )
-    ),
-    Option(
-        "ep.dynamic.workload_type",
-        "choice",
-        default="Default",
-        effect="Priority of a session's work in the eyes of the operating system.",
-        values=("Default", "Efficient"),
-        owner="it is for set_ep_dynamic_options of a session that stands, not for session creation",
-        source=HEADER,
-    ),
-)
-
-SESSION_CONFIG = (*_LOADING, *_EXTERNAL_DATA_LOADER, *_THREADS, *_DIAGNOSIS, *MOE, *_ATTRIBUTES)
+SESSION_CONFIG = (*_LOADING, *_EXTERNAL_DATA_LOADER, *_THREADS, *_DIAGNOSIS, *MOE)
 
 
 def with_external_data(model: Path) -> dict[str, str]:
     """Returns the session entries that write large weights into a file beside the written model."""
     # A name, not a path: it is taken as relative to the written model, and stands so in it.
-    return {_DATA_FILE: f"{model.name}.data", _DATA_MIN_BYTES: str(MIN_EXTERNAL_BYTES)}
+    return {DATA_FILE: f"{model.name}.data", DATA_MIN_BYTES: str(MIN_EXTERNAL_BYTES)}

@@ -20,6 +20,7 @@ from ortprep.options.cuda import CUDA_OPTIONS
 from ortprep.options.graph_config import REWRITING_CONFIG
 from ortprep.options.kernels import KERNEL_CONFIG
 from ortprep.options.option import NEWEST, Option, format_option, version_parts
+from ortprep.options.reserved import RESERVED_ATTRIBUTES, RESERVED_CONFIG, RESERVED_CUDA
 from ortprep.options.session import SESSION_CONFIG
 
 Scalar = str | int | float | bool
@@ -32,9 +33,11 @@ def _index(options: Iterable[Option]) -> Table:
     return MappingProxyType({option.name: option for option in options})
 
 
-_SESSION_CONFIG = _index((*SESSION_CONFIG, *REWRITING_CONFIG, *KERNEL_CONFIG))
-_ATTRIBUTES = _index(ATTRIBUTES)
-_PROVIDERS: Mapping[str, Table] = MappingProxyType({CPU: _index(()), CUDA: _index(CUDA_OPTIONS)})
+_SESSION_CONFIG = _index((*SESSION_CONFIG, *REWRITING_CONFIG, *KERNEL_CONFIG, *RESERVED_CONFIG))
+_ATTRIBUTES = _index((*ATTRIBUTES, *RESERVED_ATTRIBUTES))
+_PROVIDERS: Mapping[str, Table] = MappingProxyType(
+    {CPU: _index(()), CUDA: _index((*CUDA_OPTIONS, *RESERVED_CUDA))}
+)
 _RUN_CONFIG = frozenset(
     {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
 )
@@ -118,7 +121,7 @@ def _problems(
         else:
             problem = None if is_harmless(value) else _too_free(value)
         if problem is not None:
-            yield f"{noun} {name!r} {problem}"
+            yield f"{noun} {_shorten(name)} {problem}"
 
 
 def _too_free(value: Scalar) -> str:
@@ -132,16 +135,10 @@ def _misused(option: Option, text: str, *, version: str) -> str | None:
     if option.owner is not None:
         return f"must not be set: {option.owner}"
     if not option.exists_in(version):
-        return _absent(option, version=version)
+        return f"came with ONNX Runtime {option.since}; this is {version}"
     if not option.accepts(text):
         return f"has a bad value: expected {option.expected}, got {_shorten(text)}"
     return None
-
-
-def _absent(option: Option, *, version: str) -> str:
-    if option.until is not None and version_parts(version) >= version_parts(option.until):
-        return f"is gone since ONNX Runtime {option.until}; this is {version}"
-    return f"came with ONNX Runtime {option.since}; this is {version}"
 
 
 def _unknown(name: str, table: Table, *, version: str) -> str:

@@ -125,7 +125,7 @@ def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_se
             assert left == without_blanks(option.name + option.effect + owner)
             before = " or before" if option.since == OLDEST else ""
             values = f"{option.expected} default {option.default} since {option.since}{before}"
-            assert right == without_blanks(values)
+            assert right == without_blanks(values if option.effect else "")
 
 
 def columns_of(shown: str) -> tuple[str, str]:

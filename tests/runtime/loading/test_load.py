@@ -293,7 +293,7 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
     target = tmp_path / "written"
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)})
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(IntegrityError, match=r"optimized_model_filepath=.* not a bundle's to set"):
+    with pytest.raises(IntegrityError, match="'optimized_model_filepath' must not be set"):
         load(folder)
     assert not target.exists()
 
@@ -313,7 +313,7 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
 )
 def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
-    with pytest.raises(IntegrityError, match=f"{re.escape(key)}='x', which"):
+    with pytest.raises(IntegrityError, match=rf"'{re.escape(key)}' (must not be set|is unknown)"):
         load(folder)
 
 
@@ -322,7 +322,7 @@ def test_f18_an_entry_that_only_a_newer_onnxruntime_knows_is_taken_with_one_warn
 ) -> None:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": "1"})
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(IntegrityError, match="no version of ONNX Runtime listed here"):
+    with pytest.raises(IntegrityError, match="is unknown to ONNX Runtime"):
         load(folder)
     monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
     for _ in range(2):
@@ -338,7 +338,7 @@ def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_addr
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": value})
     folder = write_bundle(tmp_path / "b", options=options)
     monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
-    with pytest.raises(IntegrityError, match="where a number, on, off or auto is expected"):
+    with pytest.raises(IntegrityError, match="expected a number, on, off or auto"):
         load(folder)
 
 
@@ -350,7 +350,7 @@ def test_f18_a_session_entry_that_could_end_the_process_is_refused(
     tmp_path: Path, entries: dict[str, str]
 ) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
-    with pytest.raises(IntegrityError, match="is expected"):
+    with pytest.raises(IntegrityError, match="has a bad value: expected"):
         load(folder)
 
 
@@ -369,7 +369,7 @@ def test_f18_a_session_option_out_of_range_is_refused_before_anything_is_built(
     tmp_path: Path, attributes: dict[str, str | int | bool]
 ) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", attributes))
-    with pytest.raises(IntegrityError, match=f"{next(iter(attributes))}=.* is expected"):
+    with pytest.raises(IntegrityError, match=f"'{next(iter(attributes))}' has a bad value: expected"):
         load(folder)
 
 
@@ -402,7 +402,7 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
 ) -> None:
     (variant,) = read_loader_config(bundle).variants
     variant = dataclasses.replace(variant, providers=(ProviderRecord(provider, {option: "1"}),))
-    with pytest.raises(IntegrityError, match=f"{provider}.{option}"):
+    with pytest.raises(IntegrityError, match=f"{provider} .*{option}|options of {provider} are not known"):
         build_plan(bundle, variant)
 
 
@@ -410,7 +410,7 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
 def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path: Path, entry: tuple[str, str]) -> None:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, dict([entry]))
     folder = write_bundle(tmp_path / "b", options=options)
-    with pytest.raises(IntegrityError, match="no version of ONNX Runtime"):
+    with pytest.raises(IntegrityError, match="is unknown to ONNX Runtime"):
         load(folder)
 
 
