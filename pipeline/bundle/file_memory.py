@@ -41,6 +41,14 @@ def read_stamp(file: str | os.PathLike[str] | int) -> Stamp:
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
+def find_stamp(file: str | os.PathLike[str]) -> Stamp:
+    """Returns the stamp of a file; one that no file has where there is none."""
+    try:
+        return read_stamp(file)
+    except OSError:
+        return (0, 0, 0, 0, 0)
+
+
 def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
     """Says whether a file would have shown, by its stamp, that it was written to since a moment.
 

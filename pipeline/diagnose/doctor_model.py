@@ -14,7 +14,7 @@ from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
-from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu, serves
+from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu, serves
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import installed_onnxruntime
 
@@ -115,16 +115,10 @@ def variant_for(bundle: Path, device: str) -> Variant:
         LoadError: None of its variants runs on the device.
         BundleError: It cannot be read.
     """
-    hardware, ordinal = read_hardware(), _ordinal(device)
+    machine, ordinal = Machine(read_hardware(), installed_onnxruntime()), _ordinal(device)
     general = (variant for variant in read_loader_config(bundle).variants if serves(variant, None))
     for variant in general:
-        fits = not find_reasons(
-            variant,
-            hardware=hardware,
-            onnxruntime_version=installed_onnxruntime(),
-            available_providers=None,
-            device_id=ordinal,
-        )
+        fits = not find_reasons(variant, machine, device_id=ordinal)
         if fits and needs_gpu(variant.requirements) == (ordinal is not None):
             return variant
     raise LoadError(

@@ -72,32 +72,19 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         A `TrialRun` as JSON types.
     """
     from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.loading.variant_selection import find_reasons_here
     from ortprep.runtime.verification.golden import check_answers
 
     root = Path(request["bundle"])
     config = read_loader_config(root)
     variant = find_variant(config, request["variant"])
     assert variant is not None  # the caller has it from the same file
-    missing = _missing_here(variant)
+    missing = find_reasons_here(variant)
     if missing:
         return dict(encode(TrialRun(missing)))
     session = build_session(decode(SessionPlan, request["plan"]))
     check_answers(session, config, root, variant=variant)
     return dict(encode(TrialRun((), _describe(session.get_inputs()), _describe(session.get_outputs()))))
-
-
-def _missing_here(variant: Variant) -> tuple[str, ...]:
-    from ortprep.runtime.loading.session import import_onnxruntime
-    from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu
-    from ortprep.runtime.machine.hardware import read_hardware
-
-    onnxruntime = import_onnxruntime()
-    return find_reasons(
-        variant,
-        hardware=read_hardware(gpus=needs_gpu(variant.requirements)),
-        onnxruntime_version=onnxruntime.__version__,
-        available_providers=onnxruntime.get_available_providers(),
-    )
 
 
 def _describe(values: Any) -> tuple[TensorSpec, ...]:

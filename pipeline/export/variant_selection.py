@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, find_variant
 from ortprep.errors import ExportError
 from ortprep.export.requirements import describe_processor, describe_versions
-from ortprep.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons, needs_gpu, serves
+from ortprep.runtime.loading.variant_selection import (
+    FASTEST,
+    Machine,
+    PassedOver,
+    find_reasons,
+    needs_gpu,
+    serves,
+)
 from ortprep.runtime.machine.hardware import Hardware
 
 _NO_HARDWARE = Hardware("", "", (), 0, 0)
@@ -104,12 +111,7 @@ def contradictions(variant: Variant, server: Server) -> tuple[str, ...]:
     if server.hardware is None:
         anywhere = Requirements(variant.requirements.onnxruntime, ())
         known = dataclasses.replace(variant, requirements=anywhere)
-    return find_reasons(
-        known,
-        hardware=server.hardware or _NO_HARDWARE,
-        onnxruntime_version=server.onnxruntime,
-        available_providers=None,
-    )
+    return find_reasons(known, Machine(server.hardware or _NO_HARDWARE, server.onnxruntime))
 
 
 def _serving(config: LoaderConfig, options: ExportOptions) -> tuple[Variant, ...]:

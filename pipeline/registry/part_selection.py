@@ -9,7 +9,7 @@ from ortprep.errors import NotPublishedError, RegistryError
 from ortprep.registry.documents import Part
 from ortprep.registry.part_bundle import PORTABLE
 from ortprep.registry.references import VersionRef
-from ortprep.runtime.loading.variant_selection import find_reasons, needs_gpu
+from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu
 from ortprep.runtime.machine.hardware import Hardware
 
 
@@ -65,14 +65,5 @@ def _rank(variant: Variant) -> int:
 
 def _reasons(variant: Variant, hardware: Hardware, onnxruntime: str | None) -> tuple[str, ...]:
     """Returns what this machine lacks for a variant; on a machine with several GPUs, for the best of them."""
-    reasons = [
-        find_reasons(
-            variant,
-            hardware=hardware,
-            onnxruntime_version=onnxruntime,
-            available_providers=None,
-            device_id=device,
-        )
-        for device in (None, *range(len(hardware.gpus)))
-    ]
-    return min(reasons, key=len)
+    machine, devices = Machine(hardware, onnxruntime), (None, *range(len(hardware.gpus)))
+    return min((find_reasons(variant, machine, device_id=device) for device in devices), key=len)

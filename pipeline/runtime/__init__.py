@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
     from ortprep.runtime.loading.session import build_session
     from ortprep.runtime.loading.sources import locate
-    from ortprep.runtime.loading.variant_selection import Selection, select_variant
-    from ortprep.runtime.machine.hardware import Hardware, read_hardware
-    from ortprep.runtime.placement.assignment import Placement, place_models
+    from ortprep.runtime.placement.assignment import place_models
     from ortprep.runtime.pool.config import PoolConfig
     from ortprep.runtime.pool.session_pool import SessionPool
     from ortprep.runtime.pool.stats import PoolStats, WorkerEvent, WorkerStats
@@ -27,13 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BucketedSession",
-    "Hardware",
     "OpenedBundle",
-    "Placement",
     "PoolConfig",
     "PoolStats",
     "ProgressiveSession",
-    "Selection",
     "SessionPlan",
     "SessionPool",
     "WorkerEvent",
@@ -46,19 +41,14 @@ __all__ = [
     "locate",
     "open_bundle",
     "place_models",
-    "read_hardware",
-    "select_variant",
 ]
 
 _HOMES = {
     "BucketedSession": "buckets.session",
-    "Hardware": "machine.hardware",
     "OpenedBundle": "loading.bundle_loader",
-    "Placement": "placement.assignment",
     "PoolConfig": "pool.config",
     "PoolStats": "pool.stats",
     "ProgressiveSession": "progressive.session",
-    "Selection": "loading.variant_selection",
     "SessionPlan": "loading.session",
     "SessionPool": "pool.session_pool",
     "WorkerEvent": "pool.stats",
@@ -71,8 +61,6 @@ _HOMES = {
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
     "place_models": "placement.assignment",
-    "read_hardware": "machine.hardware",
-    "select_variant": "loading.variant_selection",
 }
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
-from ortprep.runtime import load, read_hardware
+from ortprep.runtime import load
+from ortprep.runtime.machine.hardware import read_hardware
 from tests.builders import matmul_net
 from tests.fakes import wait_for
 from tests.prepare.builders import Project, answers, is_intact, kill, source_answers

@@ -6,26 +6,20 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from ortprep.bundle.loader_config import LoaderConfig, Variant
 from ortprep.errors import LoadError
 from ortprep.runtime.buckets.selection import find_buckets
 from ortprep.runtime.buckets.session import BucketedSession
 from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_bundle, open_folder
-from ortprep.runtime.loading.load_options import (
-    CheckPolicy,
-    Deadline,
-    DigestPolicy,
-    LoadOptions,
-    check_choice,
-)
+from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice
 from ortprep.runtime.loading.variant_selection import FASTEST, PassedOver, find_reasons_here
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.loading.load_options import SessionOptions
+    from ortprep.runtime.loading.load_options import LoadArguments
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +31,8 @@ made before the load returns."""
 def load_bucketed(
     bundle: str | os.PathLike[str],
     *,
-    target: str | None = None,
-    device_id: int | None = None,
-    digests: DigestPolicy = "changed",
-    check: CheckPolicy = "none",
-    timeout_s: float | None = None,
-    require_signature: str | os.PathLike[str] | None = None,
-    precision: str = "fastest-within-gate",
     make: BucketStart = "first_use",
-    session_options: SessionOptions | None = None,
+    **options: Unpack[LoadArguments],
 ) -> BucketedSession:
     """Opens a bundle as `load` does, and runs batches for whose sizes it has a bucket on that.
 
@@ -55,38 +42,22 @@ def load_bucketed(
 
     Args:
         bundle: As for `load`.
-        target: As for `load`; a variant for all shapes that is named has its buckets beside it.
-        device_id: As for `load`, of all sessions.
-        digests: As for `load`, of the files of every variant when it is loaded.
-        check: `golden` checks every session before it serves.
-        timeout_s: Seconds after which the making of a session is given up, for each of them.
-        require_signature: As for `load`.
-        precision: As for `load`.
         make: When the sessions of buckets are made: each at its `first_use`, or all `now`.
-        session_options: As for `load`, of all sessions.
+        **options: Every other argument of `load`, for all sessions; `timeout_s` is for each of them. A
+            variant for all shapes that is named as `target` has its buckets beside it.
 
     Raises:
         PipelineError: As `load` does.
     """
     check_choice("make", make, ("first_use", "now"))
-    opened = open_bundle(
-        bundle,
-        target=target,
-        device_id=device_id,
-        digests=digests,
-        check=check,
-        timeout_s=timeout_s,
-        require_signature=require_signature,
-        precision=precision,
-        session_options=session_options,
-    )
-    root, config, options = opened.root, opened.config, opened.options  # `opened` holds its session
+    opened = open_bundle(bundle, **options)
+    root, config, load_options = opened.root, opened.config, opened.options  # `opened` holds its session
 
     def open_session(bucket: Variant) -> onnxruntime.InferenceSession:
-        deadline = Deadline(timeout_s, subject=str(root))
-        return open_bucket(root, config, bucket, options.replace(deadline=deadline)).session
+        deadline = Deadline(options.get("timeout_s"), subject=str(root))
+        return open_bucket(root, config, bucket, load_options.replace(deadline=deadline)).session
 
-    buckets = with_runnable_buckets(opened, device_id=device_id)
+    buckets = with_runnable_buckets(opened, device_id=load_options.device_id)
     session = BucketedSession(buckets, opened.variant, opened.session, open_session)
     if make == "now":
         session.make_sessions()

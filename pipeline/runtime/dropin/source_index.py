@@ -15,6 +15,7 @@ from ortprep.bundle.file_memory import (
     Stamp,
     cache_folder,
     entry_path,
+    find_stamp,
     is_settled,
     read_digest,
     read_entry,
@@ -148,7 +149,8 @@ def _pull(reference: str) -> str | None:
 
 
 def _list_folder(folder: str) -> list[IndexedBundle]:
-    stamps = {name: stamp for name in _subfolders(folder) if (stamp := _read_stamp(folder, name)) is not None}
+    found = {name: find_stamp(f"{folder}/{name}/{LOADER_FILE}") for name in _subfolders(folder)}
+    stamps = {name: stamp for name, stamp in found.items() if stamp[1]}
     if any(_known(folder, name, stamp) is None for name, stamp in stamps.items()):
         _recall(folder)
         unread = [name for name, stamp in stamps.items() if _known(folder, name, stamp) is None]
@@ -158,8 +160,8 @@ def _list_folder(folder: str) -> list[IndexedBundle]:
             # A newer version may read a bundle that this one cannot, so no other process is told of that.
             if any(_KNOWN[f"{folder}/{name}"].source for name in unread):
                 _remember(folder, stamps)
-    found = (_known(folder, name, stamp) for name, stamp in stamps.items())
-    return [bundle for bundle in found if bundle is not None]
+    bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
+    return [bundle for bundle in bundles if bundle is not None]
 
 
 def _subfolders(folder: str) -> list[str]:
@@ -167,13 +169,6 @@ def _subfolders(folder: str) -> list[str]:
     if os.path.isfile(f"{folder}/{LOADER_FILE}"):
         return ["."]
     return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-
-
-def _read_stamp(folder: str, name: str) -> Stamp | None:
-    try:
-        return read_stamp(f"{folder}/{name}/{LOADER_FILE}")
-    except OSError:
-        return None
 
 
 def _known(folder: str, name: str, loader: Stamp) -> IndexedBundle | None:

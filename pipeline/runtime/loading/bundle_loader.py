@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_memory import find_stamp
 from ortprep.runtime.loading.load_options import (
     Deadline,
     LoadOptions,
@@ -198,14 +199,14 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
     session or an error.
     """
     for _ in range(2):
-        before = _identify(folder)
+        before = find_stamp(f"{folder}/{LOADER_FILE}")[:4]  # without the change time, which linking sets
         try:
             opened = _open(os.path.realpath(folder), options)
         except Exception:
-            if _identify(folder) == before:
+            if find_stamp(f"{folder}/{LOADER_FILE}")[:4] == before:
                 raise
         else:
-            if _identify(folder) == before:
+            if find_stamp(f"{folder}/{LOADER_FILE}")[:4] == before:
                 return opened
         log_line("info", "%s: replaced by another build while it was loaded", folder)
     from ortprep.errors import LoadError
@@ -284,15 +285,6 @@ def make_session(
         )
     options.deadline.remaining_s()
     return plan, session
-
-
-def _identify(folder: str) -> tuple[int, ...] | None:
-    """Returns what tells whether a bundle is the same; not the change time, which linking sets."""
-    try:
-        status = os.stat(f"{folder}/{LOADER_FILE}")
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
-    from typing import TypeAlias
+    from typing import TypeAlias, TypedDict
 
     import onnxruntime
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
     SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
     SessionFactory: TypeAlias = Callable[..., onnxruntime.InferenceSession]
+
+    class LoadArguments(TypedDict, total=False):
+        """The arguments of `load` besides the bundle."""
+
+        target: str | None
+        device_id: int | None
+        digests: DigestPolicy
+        check: CheckPolicy
+        timeout_s: float | None
+        require_signature: str | os.PathLike[str] | None
+        precision: str
+        session_options: SessionOptions | None
+
 
 DigestPolicy = Literal["changed", "full", "off"]
 """`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash

@@ -20,8 +20,8 @@ from ortprep.bundle.file_memory import (
     Stamp,
     cache_folder,
     entry_path,
+    find_stamp,
     read_entry,
-    read_stamp,
     write_entry,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
@@ -88,14 +88,16 @@ class ResolvedVariant:
 
         The change time does not count: a build that shares a file by a hard link sets it.
         """
-        return tuple(os.path.basename(path) for path, stamp in self.files if _stamp(path)[:4] != stamp[:4])
+        return tuple(
+            os.path.basename(path) for path, stamp in self.files if find_stamp(path)[:4] != stamp[:4]
+        )
 
 
 def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
     """Returns what was decided for the same bundle, request and machine; None if any of it changed."""
-    loader = _stamp(f"{root}/{LOADER_FILE}")
+    loader = find_stamp(f"{root}/{LOADER_FILE}")
     key = _key(root, options)
-    if key is None or not loader:
+    if key is None or not loader[1]:
         return None
     content = read_entry(_entry(loader, options), max_bytes=_MAX_ENTRY_BYTES)
     if content is None:
@@ -105,7 +107,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
         if remembered != key:
             return None
         resolved = _restore(values)
-        if resolved.loader != loader or any(_stamp(path) != stamp for path, stamp in resolved.files):
+        if resolved.loader != loader or any(find_stamp(path) != stamp for path, stamp in resolved.files):
             return None
         checked = {path for path, _ in resolved.files}
         models = {plan.model for plan in (resolved.steady, resolved.first) if plan is not None}
@@ -120,7 +122,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
 def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
     key = _key(resolved.root, options)
-    is_same = _stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
+    is_same = find_stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
     if key is None or not is_same or not resolved.is_settled:
         return
     own = ("config", "is_settled")
@@ -141,13 +143,6 @@ def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
     from ortprep.runtime.machine.hardware import read_hardware
 
     return tuple(gpu.compute_capability for gpu in read_hardware(gpus=True).gpus)
-
-
-def _stamp(path: str) -> Stamp | tuple[()]:
-    try:
-        return read_stamp(path)
-    except OSError:
-        return ()
 
 
 def _entry(loader: Stamp, options: LoadOptions) -> str:

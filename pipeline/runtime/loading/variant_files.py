@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache, digest_file
-from ortprep.bundle.file_memory import Stamp, read_stamp
+from ortprep.bundle.file_memory import Stamp, find_stamp
 from ortprep.bundle.loader_config import LoaderConfig, Variant, golden_of
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.paths import is_safe_path, resolve_inside
@@ -64,14 +64,6 @@ def check_files(
     raise_differences(root, tuple(differences))
     check_external_data(root, variant, options.deadline)
     return stamps
-
-
-def find_stamp(path: Path) -> Stamp:
-    """Returns the stamp of a file; one that no file has where there is none."""
-    try:
-        return read_stamp(path)
-    except OSError:
-        return (0, 0, 0, 0, 0)
 
 
 def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DEADLINE) -> None:

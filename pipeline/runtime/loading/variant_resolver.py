@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.file_memory import is_settled
+from ortprep.bundle.file_memory import find_stamp, is_settled
 from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
@@ -16,14 +16,15 @@ from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device
-from ortprep.runtime.loading.variant_files import check_files, find_stamp
+from ortprep.runtime.loading.variant_files import check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     PRECISIONS,
     Selection,
+    find_candidates,
     needs_gpu,
-    select_on_this_machine,
-    serves,
+    read_machine,
+    select_variant,
 )
 from ortprep.versions import upgrade_command
 
@@ -48,12 +49,9 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     began_ns = time.time_ns()
     loader = find_stamp(folder / LOADER_FILE)
     config = read_loader_config(folder)
-    as_source = options.replacement is not None
-    candidates = [
-        v for v in config.variants if serves(v, options.target, options.precision, as_source=as_source)
-    ]
-    uses_gpus = any(needs_gpu(variant.requirements) for variant in candidates)
-    selection = _select(config, options, gpus=uses_gpus)
+    _require_precision(options.precision)
+    uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
+    selection = select_variant(config, options, read_machine(gpus=uses_gpus))
     variant = selection.variant
     if variant is None:
         raise _nothing_fits(folder, config, selection, options)
@@ -144,21 +142,13 @@ def _warn_unlisted(name: str, options: tuple[str, ...]) -> None:
     )
 
 
-def _select(config: LoaderConfig, options: LoadOptions, *, gpus: bool) -> Selection:
-    if options.precision not in (FASTEST, *PRECISIONS):
+def _require_precision(precision: str) -> None:
+    if precision not in (FASTEST, *PRECISIONS):
         raise LoadError(
-            f"bad argument of load: precision={options.precision!r}\n"
+            f"bad argument of load: precision={precision!r}\n"
             f"  expected one of {', '.join((FASTEST, *PRECISIONS))}",
             hint=f"load(…, precision={FASTEST!r}), which is the default",
         )
-    return select_on_this_machine(
-        config,
-        target=options.target,
-        gpus=gpus,
-        device_id=options.device_id,
-        precision=options.precision,
-        as_source=options.replacement is not None,
-    )
 
 
 def _nothing_fits(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
 from ortprep.runtime.loading.session import CUDA, import_onnxruntime
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.versions import parse_version
+
+if TYPE_CHECKING:
+    from ortprep.runtime.loading.load_options import LoadOptions
 
 FASTEST = "fastest-within-gate"
 """Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""
@@ -47,97 +51,63 @@ class Selection:
     passed_over: tuple[PassedOver, ...]
 
 
-def select_variant(
-    config: LoaderConfig,
-    *,
-    target: str | None,
-    hardware: Hardware,
-    onnxruntime_version: str | None,
-    available_providers: Sequence[str] | None,
-    device_id: int | None = None,
-    precision: str = FASTEST,
-    as_source: bool = False,
-) -> Selection:
-    """Picks the first variant, in the bundle's order of preference, whose requirements this machine meets.
+class Machine(NamedTuple):
+    """What requirements are compared with.
 
-    Args:
-        config: The bundle's variants.
-        target: What the job asks for: a target or the name of a variant; None for any.
-        hardware: The machine.
-        onnxruntime_version: Version of the installed ONNX Runtime; None leaves versions unchecked.
-        available_providers: What it offers; None leaves providers unchecked.
-        device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
-        precision: What the job asks for: one of `PRECISIONS`, or `FASTEST`.
-        as_source: Whether it has to take all that the source takes, as `serves` says.
+    Attributes:
+        onnxruntime: Version of the installed ONNX Runtime; None leaves versions unchecked.
+        providers: What it offers; None leaves providers unchecked.
     """
+
+    hardware: Hardware
+    onnxruntime: str | None
+    providers: Sequence[str] | None = None
+
+
+def read_machine(*, gpus: bool) -> Machine:
+    """Returns this machine; it is asked for its GPUs if `gpus`."""
+    onnxruntime = import_onnxruntime()
+    return Machine(read_hardware(gpus=gpus), onnxruntime.__version__, onnxruntime.get_available_providers())
+
+
+def select_variant(config: LoaderConfig, options: LoadOptions, machine: Machine) -> Selection:
+    """Picks the first variant, in the bundle's order of preference, whose requirements a machine meets."""
     passed_over: list[PassedOver] = []
-    for variant in config.variants:
-        if not serves(variant, target, precision, as_source=as_source):
-            continue
-        reasons = find_reasons(
-            variant,
-            hardware=hardware,
-            onnxruntime_version=onnxruntime_version,
-            available_providers=available_providers,
-            device_id=device_id,
-        )
+    for variant in find_candidates(config, options):
+        reasons = find_reasons(variant, machine, device_id=options.device_id)
         if not reasons:
             return Selection(variant, tuple(passed_over))
         passed_over.append(PassedOver(variant.name, reasons))
     return Selection(None, tuple(passed_over))
 
 
-def select_on_this_machine(
-    config: LoaderConfig,
-    *,
-    target: str | None,
-    gpus: bool,
-    device_id: int | None = None,
-    precision: str = FASTEST,
-    as_source: bool = False,
-) -> Selection:
-    """Does what `select_variant` does, for this machine; it is asked for its GPUs if `gpus`."""
-    onnxruntime = import_onnxruntime()
-    return select_variant(
-        config,
-        target=target,
-        hardware=read_hardware(gpus=gpus),
-        onnxruntime_version=onnxruntime.__version__,
-        available_providers=onnxruntime.get_available_providers(),
-        device_id=device_id,
-        precision=precision,
-        as_source=as_source,
-    )
+def find_candidates(config: LoaderConfig, options: LoadOptions) -> list[Variant]:
+    """Returns the variants that are what a job asks for, in the bundle's order, whatever they require."""
+    as_source = options.replacement is not None
+    return [v for v in config.variants if serves(v, options.target, options.precision, as_source=as_source)]
 
 
-def find_reasons(
-    variant: Variant,
-    *,
-    hardware: Hardware,
-    onnxruntime_version: str | None,
-    available_providers: Sequence[str] | None,
-    device_id: int | None = None,
-) -> tuple[str, ...]:
-    """Returns everything this machine lacks for a variant; takes what `select_variant` takes."""
+def find_reasons(variant: Variant, machine: Machine, *, device_id: int | None = None) -> tuple[str, ...]:
+    """Returns everything a machine lacks for a variant.
+
+    Args:
+        variant: The variant.
+        machine: The machine.
+        device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
+    """
     needs = variant.requirements
     return (
-        *_version_reasons(needs.onnxruntime, onnxruntime_version),
-        *_provider_reasons(needs, available_providers),
-        *_processor_reasons(needs, hardware),
-        *_gpu_reasons(needs, hardware, _choose_device(variant, device_id)),
+        *_version_reasons(needs.onnxruntime, machine.onnxruntime),
+        *_provider_reasons(needs, machine.providers),
+        *_processor_reasons(needs, machine.hardware),
+        *_gpu_reasons(needs, machine.hardware, _choose_device(variant, device_id)),
     )
 
 
 def find_reasons_here(variant: Variant, *, device_id: int | None = None) -> tuple[str, ...]:
     """Returns everything this machine lacks for a variant; its GPUs are looked at only if it needs one."""
-    onnxruntime = import_onnxruntime()
-    return find_reasons(
-        variant,
-        hardware=read_hardware(gpus=needs_gpu(variant.requirements)),
-        onnxruntime_version=onnxruntime.__version__,
-        available_providers=onnxruntime.get_available_providers(),
-        device_id=device_id,
-    )
+    machine = read_machine(gpus=needs_gpu(variant.requirements))
+    return find_reasons(variant, machine, device_id=device_id)
 
 
 def serves(

@@ -11,14 +11,14 @@ from ortprep.bundle.file_memory import open_regular
 if TYPE_CHECKING:
     import threading
 
-_MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 512 * 1024, 8 * 1024 * 1024
+_WINDOW_BYTES = 512 * 1024
+"""Size of a request: the kernel takes up about one read-ahead window of each, and forgets the rest."""
 
 
 def prefetch_file(path: str | os.PathLike[str]) -> None:
     """Asks the kernel to read a file into the page cache.
 
-    The kernel takes up no more than about one read-ahead window of a request and forgets the rest, so a large
-    file is asked for window by window. A system that cannot be asked, as macOS, is left alone.
+    A system that cannot be asked, as macOS, is left alone.
 
     Raises:
         OSError: The file cannot be opened, or is no regular file.
@@ -27,10 +27,8 @@ def prefetch_file(path: str | os.PathLike[str]) -> None:
         return
     with open_regular(path) as file:
         handle = file.fileno()
-        status = os.fstat(handle)
-        step = _read_ahead_bytes(status.st_dev)
-        for offset in range(0, status.st_size, step):
-            os.posix_fadvise(handle, offset, step, os.POSIX_FADV_WILLNEED)
+        for offset in range(0, os.fstat(handle).st_size, _WINDOW_BYTES):
+            os.posix_fadvise(handle, offset, _WINDOW_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def drop_file(path: str | os.PathLike[str]) -> None:
@@ -86,13 +84,3 @@ def _prefetch_all(paths: tuple[str | os.PathLike[str], ...]) -> None:
             import logging
 
             logging.getLogger(__name__).debug("not prefetched: %s: %s", path, error)
-
-
-def _read_ahead_bytes(device: int) -> int:
-    setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    try:
-        with open(setting, encoding="ascii") as file:
-            window = int(file.read(32)) * 1024
-    except (OSError, ValueError):
-        window = 0
-    return min(max(window, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)

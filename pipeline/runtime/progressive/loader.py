@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from ortprep.runtime.loading.bundle_loader import make_session, open_bundle
-from ortprep.runtime.loading.load_options import NO_DEADLINE, CheckPolicy, DigestPolicy, check_choice
+from ortprep.runtime.loading.load_options import NO_DEADLINE, check_choice
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from ortprep.runtime.loading.bundle_loader import OpenedBundle
-    from ortprep.runtime.loading.load_options import Cancellation, SessionOptions
+    from ortprep.runtime.loading.load_options import Cancellation, LoadArguments
     from ortprep.runtime.progressive.session import ProgressiveSession
 
 BuildStart = Literal["first_run", "now"]
@@ -24,15 +24,8 @@ so that the first run shares the processor with it."""
 def load_progressive(
     bundle: str | os.PathLike[str],
     *,
-    target: str | None = None,
-    device_id: int | None = None,
-    digests: DigestPolicy = "changed",
-    check: CheckPolicy = "none",
-    timeout_s: float | None = None,
-    require_signature: str | os.PathLike[str] | None = None,
     steady_after: BuildStart = "first_run",
-    precision: str = "fastest-within-gate",
-    session_options: SessionOptions | None = None,
+    **options: Unpack[LoadArguments],
 ) -> ProgressiveSession:
     """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
 
@@ -41,34 +34,17 @@ def load_progressive(
 
     Args:
         bundle: As for `load`.
-        target: As for `load`.
-        device_id: As for `load`, of both sessions.
-        digests: As for `load`; the files must still be the same once the steady session is made.
-        check: `golden` checks the first session before it is returned, the steady one before it takes over.
-        timeout_s: Seconds after which the load of the first session is given up. The steady one may take as
-            long as it needs.
-        require_signature: As for `load`.
         steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
             nothing from it, or `now`. `wait_steady` has it made in any case.
-        precision: As for `load`.
-        session_options: As for `load`, of both sessions.
+        **options: Every other argument of `load`, for both sessions. `check="golden"` checks the first
+            session before it is returned, the steady one before it takes over. `timeout_s` is for the first
+            session; the steady one may take as long as it needs.
 
     Raises:
         PipelineError: As `load` does.
     """
     check_choice("steady_after", steady_after, ("first_run", "now"))
-    opened = open_bundle(
-        bundle,
-        target=target,
-        device_id=device_id,
-        digests=digests,
-        check=check,
-        timeout_s=timeout_s,
-        require_signature=require_signature,
-        plan="first",
-        precision=precision,
-        session_options=session_options,
-    )
+    opened = open_bundle(bundle, plan="first", **options)
     from ortprep.runtime.progressive.session import ProgressiveSession
     from ortprep.runtime.progressive.swapper import SessionSwapper
 

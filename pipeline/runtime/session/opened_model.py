@@ -14,7 +14,7 @@ from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_folder
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.sources import locate
-from ortprep.runtime.loading.variant_selection import needs_gpu, select_on_this_machine
+from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
 from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import read_signature
@@ -108,8 +108,9 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
     config = read_loader_config(root)
     if not any(needs_gpu(variant.requirements) for variant in config.variants):
         return None
-    found = select_on_this_machine(config, target=None, gpus=False, precision=options.precision).variant
-    return None if found is None else found.name
+    asked = LoadOptions(precision=options.precision)
+    variant = select_variant(config, asked, read_machine(gpus=False)).variant
+    return None if variant is None else variant.name
 
 
 class OpenedModel:

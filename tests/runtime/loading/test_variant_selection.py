@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.runtime.loading.variant_selection import Selection, select_variant
+from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.variant_selection import Machine, Selection, select_variant
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 pytestmark = pytest.mark.runtime
@@ -52,14 +54,15 @@ def config_of(**requirements: Requirements) -> LoaderConfig:
     return LoaderConfig("1.0", "m", (), (), golden, variants)
 
 
-def select(config: LoaderConfig, **changes: Any) -> Selection:
-    arguments: dict[str, Any] = {
-        "target": None,
-        "hardware": MACHINE,
-        "onnxruntime_version": "1.31.1",
-        "available_providers": [CUDA, CPU],
-    }
-    return select_variant(config, **{**arguments, **changes})
+def select(
+    config: LoaderConfig,
+    *,
+    hardware: Hardware = MACHINE,
+    onnxruntime: str = "1.31.1",
+    providers: Sequence[str] = (CUDA, CPU),
+    **options: Any,
+) -> Selection:
+    return select_variant(config, LoadOptions(**options), Machine(hardware, onnxruntime, providers))
 
 
 def chosen(config: LoaderConfig, **changes: Any) -> str | None:
@@ -109,18 +112,18 @@ def test_f12_versions_are_compared_by_their_numbers(
     minimum: str, below: str | None, version: str, fits: bool
 ) -> None:
     needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange(minimum, below))
-    assert (chosen(config_of(cpu=needs), onnxruntime_version=version) == "cpu") is fits
+    assert (chosen(config_of(cpu=needs), onnxruntime=version) == "cpu") is fits
 
 
 @pytest.mark.parametrize("version", ["nightly", "", "9" * 5000])
 def test_an_installed_version_without_numbers_fits_nothing(version: str) -> None:
-    (passed_over,) = select(config_of(cpu=NEEDS_CPU), onnxruntime_version=version).passed_over
+    (passed_over,) = select(config_of(cpu=NEEDS_CPU), onnxruntime=version).passed_over
     assert passed_over.reasons == (f"expected ONNX Runtime >= 1.23, got {version}",)
 
 
 def test_an_unknown_version_is_not_judged() -> None:
     needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange("99"), providers=("Unknown",))
-    assert chosen(config_of(cpu=needs), onnxruntime_version=None, available_providers=None) == "cpu"
+    assert chosen(config_of(cpu=needs), onnxruntime=None, providers=None) == "cpu"
 
 
 def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine() -> None:
