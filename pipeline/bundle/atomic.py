@@ -41,7 +41,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt, too, must leave no temporary file
         temporary.unlink(missing_ok=True)
         raise
     if durable:

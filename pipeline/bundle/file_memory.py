@@ -112,7 +112,7 @@ def write_entry(path: str, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # an interrupt, too, must leave no temporary file
         os.unlink(temporary)
         raise
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from ortprep.options.option import Option, switch
+from ortprep.options.option import Option, integer, switch
 
 _MAX_THREADS = 1024
 """Far above any machine; ONNX Runtime takes a million without a word and negative counts too (measured)."""
 
 ATTRIBUTES = (
-    Option(
+    integer(
         "intra_op_num_threads",
-        "integer",
-        default="0: one thread per physical core",
-        effect="Threads that share the work of one operator; 1 runs everything on the calling thread.",
-        minimum=0,
+        "0: one thread per physical core",
+        "Threads that share the work of one operator; 1 runs everything on the calling thread.",
         maximum=_MAX_THREADS,
     ),
-    Option(
+    integer(
         "inter_op_num_threads",
-        "integer",
-        default="0: one thread per physical core",
-        effect="Threads that run independent operators side by side; used with ORT_PARALLEL only.",
-        minimum=0,
+        "0: one thread per physical core",
+        "Threads that run independent operators side by side; used with ORT_PARALLEL only.",
         maximum=_MAX_THREADS,
     ),
     Option(
@@ -58,20 +54,15 @@ ATTRIBUTES = (
         "0",
         "Picks kernels that give the same bits on every run where there is a choice, perhaps slower.",
     ),
-    Option(
+    integer(
         "log_severity_level",
-        "integer",
-        default="-1: the environment's, which is 2",
-        effect="Lowest severity that is logged: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.",
+        "-1: the environment's, which is 2",
+        "Lowest severity that is logged: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.",
         minimum=-1,
         maximum=4,
     ),
-    Option(
-        "log_verbosity_level",
-        "integer",
-        default="0",
-        effect="How much verbose logging says, if log_severity_level is 0.",
-        minimum=0,
+    integer(
+        "log_verbosity_level", "0", "How much verbose logging says, if log_severity_level is 0.", maximum=None
     ),
     Option(
         "logid",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from ortprep.options.option import INT_MAX, Option, switch
+from ortprep.options.option import Option, integer, switch
 
 CUDA_OPTIONS = (
-    Option(
+    integer(
         "device_id",
-        "integer",
-        default="0",
-        effect="Index of the GPU among those the process sees.",
-        minimum=0,
+        "0",
+        "Index of the GPU among those the process sees.",
         owner="a bundle is for any GPU of its kind; load(..., device_id=N) picks one",
+        maximum=None,
     ),
-    Option(
+    integer(
         "gpu_mem_limit",
-        "integer",
-        default="no limit",
-        effect="Bytes the arena may take; kernels, cuDNN and cuBLAS take more beside it.",
+        "no limit",
+        "Bytes the arena may take; kernels, cuDNN and cuBLAS take more beside it.",
         minimum=1,
         maximum=2**64 - 1,
     ),
@@ -86,24 +84,19 @@ CUDA_OPTIONS = (
         "0",
         "Runs everything the provider does on one stream, so that nothing synchronises between streams.",
     ),
-    Option(
+    integer(
         "sdpa_kernel",
-        "integer",
-        default="0: chosen by the provider and ORT_* environment variables",
-        effect="Attention kernels that may be used, as a sum: 1 flash, 2 memory-efficient, 4 TensorRT fused, "
+        "0: chosen by the provider and ORT_* environment variables",
+        "Attention kernels that may be used, as a sum: 1 flash, 2 memory-efficient, 4 TensorRT fused, "
         "8 cuDNN flash, 16 unfused, 32 and 64 TensorRT flash and cross, 256 lean, 512 decoder.",
-        minimum=0,
         maximum=1023,
     ),
     switch("tunable_op_enable", "0", "Uses kernels chosen by TunableOp where there are any."),
     switch("tunable_op_tuning_enable", "0", "Lets TunableOp measure kernels while running; slow at first."),
-    Option(
+    integer(
         "tunable_op_max_tuning_duration_ms",
-        "integer",
-        default="0: no limit",
-        effect="Milliseconds TunableOp may spend on each operator.",
-        minimum=0,
-        maximum=INT_MAX,
+        "0: no limit",
+        "Milliseconds TunableOp may spend on each operator.",
     ),
     switch(
         "enable_cudnn",
@@ -112,35 +105,31 @@ CUDA_OPTIONS = (
         "operators that need it are then missing.",
         since="1.30",
     ),
-    Option(
+    integer(
         "external_data_loader_reading_threads",
-        "integer",
-        default="4",
-        effect="Threads that read external data into pinned buffers while earlier parts go to the GPU; "
+        "4",
+        "Threads that read external data into pinned buffers while earlier parts go to the GPU; "
         "1 reads without overlap, 0 goes through ordinary memory; weights inside the model file are not "
         "touched (#32713).",
         since="1.31",
-        minimum=0,
         maximum=64,
     ),
-    Option(
+    integer(
         "external_data_loader_pinned_memory_bytes",
-        "integer",
-        default="built in",
-        effect="Page-locked memory that those threads read into; range as session.external_data_loader's.",
+        "built in",
+        "Page-locked memory that those threads read into; range as session.external_data_loader's.",
         since="1.32",
         minimum=1024 * 1024,
-        maximum=1024 * 1024 * 1024,
         multiple=8192,
+        maximum=1024 * 1024 * 1024,
     ),
-    Option(
+    integer(
         "external_data_loader_chunk_bytes",
-        "integer",
-        default="built in",
-        effect="How much such a thread reads at a time; range as session.external_data_loader's.",
+        "built in",
+        "How much such a thread reads at a time; range as session.external_data_loader's.",
         since="1.32",
         minimum=4096,
-        maximum=64 * 1024 * 1024,
         multiple=4096,
+        maximum=64 * 1024 * 1024,
     ),
 )

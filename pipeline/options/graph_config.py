@@ -6,7 +6,7 @@ these do nothing. The effects say so where it is not plain.
 
 from __future__ import annotations
 
-from ortprep.options.option import INT_MAX, SIZE_MAX, Option, switch
+from ortprep.options.option import SIZE_MAX, Option, integer, switch
 
 _RULE = r"[^;()]+\([^;()]+\)\s*"
 _RULES = rf"({_RULE}(;{_RULE})*;?)?"
@@ -31,13 +31,11 @@ _OPTIMIZERS = (
         "0",
         "Merges chains of Cast nodes; results can change where a chain lost precision on purpose.",
     ),
-    Option(
+    integer(
         "optimization.constant_folding_max_output_size_in_bytes",
-        "integer",
-        default="1073741824",
-        effect="Largest result that constant folding stores as a weight; 0 is no limit.",
+        "1073741824",
+        "Largest result that constant folding stores as a weight; 0 is no limit.",
         since="1.27",
-        minimum=0,
         maximum=SIZE_MAX,
     ),
     Option(
@@ -62,11 +60,10 @@ _OPTIMIZERS = (
         "optimisation off.",
     ),
     *(
-        Option(
+        integer(
             f"session.function_expansion_{what}_limit",
-            "integer",
-            default="built in",
-            effect=f"How many {of} inlining functions may add before the remaining calls stay.",
+            "built in",
+            f"How many {of} inlining functions may add before the remaining calls stay.",
             since="1.31",
             minimum=1,
             maximum=SIZE_MAX,
@@ -123,14 +120,12 @@ _QUANTIZATION = (
         "2 float16, 3 bfloat16, 4 int8.",
         values=("0", "1", "2", "3", "4"),
     ),
-    Option(
+    integer(
         "session.qdq_matmulnbits_block_size",
-        "integer",
-        default="0: 32",
-        effect="Block size of MatMulNBits made from dequantise and MatMul; -1 picks the one that pads least.",
+        "0: 32",
+        "Block size of MatMulNBits made from dequantise and MatMul; -1 picks the one that pads least.",
         since="1.25",
         minimum=-1,
-        maximum=INT_MAX,
     ),
     switch(
         "session.enable_dq_matmulnbits_fusion",

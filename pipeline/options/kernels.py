@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortprep.options.option import INT_MAX, SIZE_MAX, Option, switch
+from ortprep.options.option import SIZE_MAX, Option, integer, switch
 
 _MLAS = (
     switch(
@@ -11,14 +11,12 @@ _MLAS = (
         "Multiplies float32 matrices in bfloat16 on Arm: faster, less exact.",
     ),
     switch("mlas.disable_kleidiai", "0", "Leaves the KleidiAI kernels for Arm unused.", since="1.25"),
-    Option(
+    integer(
         "mlas.kleidiai.conv_igemm_max_work",
-        "integer",
-        default="built in",
-        effect="Largest convolution that KleidiAI runs as an indirect matrix product; a bad value aborts the "
+        "built in",
+        "Largest convolution that KleidiAI runs as an indirect matrix product; a bad value aborts the "
         "process.",
         since="1.28",
-        minimum=0,
         maximum=SIZE_MAX,
     ),
     switch(
@@ -33,14 +31,12 @@ _MLAS = (
         "Makes MatMulNBits on CPU compute in float32: more exact, slower.",
         since="1.31",
     ),
-    Option(
+    integer(
         "mlas.nchwc_pointwise_conv_max_input_channel_batch",
-        "integer",
-        default="built in",
-        effect="How many input channels a pointwise convolution in NCHWc layout takes at a time; a bad value "
+        "built in",
+        "How many input channels a pointwise convolution in NCHWc layout takes at a time; a bad value "
         "aborts the process.",
         since="1.30",
-        minimum=0,
         maximum=SIZE_MAX,
     ),
     switch(
@@ -69,22 +65,18 @@ _CUDA = (
         pattern=r"[1-9][0-9]*(,[1-9][0-9]*)*",
         form="row counts as in 1,64,2048",
     ),
-    Option(
+    integer(
         "ep.cuda.qmoe_row_tile_size",
-        "integer",
-        default="built in, or the environment's ORT_QMOE_ROW_TILE_SIZE",
-        effect="Rows that QMoE processes at a time, which bounds its scratch memory.",
+        "built in, or the environment's ORT_QMOE_ROW_TILE_SIZE",
+        "Rows that QMoE processes at a time, which bounds its scratch memory.",
         since="1.30",
         minimum=1,
-        maximum=INT_MAX,
     ),
-    Option(
+    integer(
         "ep.cuda.qmoe_int_dequant_max_scratch_bytes",
-        "integer",
-        default="built in, or the environment's ORT_QMOE_INT_DEQUANT_MAX_SCRATCH_BYTES",
-        effect="Most scratch memory QMoE takes for dequantised integer weights.",
+        "built in, or the environment's ORT_QMOE_INT_DEQUANT_MAX_SCRATCH_BYTES",
+        "Most scratch memory QMoE takes for dequantised integer weights.",
         since="1.31",
-        minimum=0,
         maximum=SIZE_MAX,
     ),
     Option(
@@ -101,14 +93,11 @@ _CUDA = (
         "Cuts the low-bit product with few rows to fill the GPU's multiprocessors evenly.",
         since="1.31",
     ),
-    Option(
+    integer(
         "ep.cuda.matmul_nbits_m_chunk_size",
-        "integer",
-        default="0: not cut, or the environment's ORT_MATMULNBITS_M_CHUNK_SIZE",
-        effect="Computes large MatMulNBits in chunks of that many rows, which bounds their scratch memory.",
+        "0: not cut, or the environment's ORT_MATMULNBITS_M_CHUNK_SIZE",
+        "Computes large MatMulNBits in chunks of that many rows, which bounds their scratch memory.",
         since="1.31",
-        minimum=0,
-        maximum=INT_MAX,
     ),
     switch(
         "ep.cuda.enable_gemm_auto_tune",
@@ -116,13 +105,11 @@ _CUDA = (
         "Times cuBLAS against other kernels for half-precision products with few rows and keeps the faster.",
         since="1.31",
     ),
-    Option(
+    integer(
         "ep.cuda.gqa_workspace_max_total_sequence_length",
-        "integer",
-        default="unset",
-        effect="Longest sequence for which the workspace of GroupQueryAttention is estimated.",
+        "unset",
+        "Longest sequence for which the workspace of GroupQueryAttention is estimated.",
         since="1.31",
-        minimum=0,
         maximum=SIZE_MAX,
     ),
 )
@@ -143,14 +130,11 @@ _NEWEST = (
         "Makes QMoE on CPU apply the scales of its weights after the products.",
         since="1.32",
     ),
-    Option(
+    integer(
         "ep.cuda.fpa_intb_dequant_gemm_min_m",
-        "integer",
-        default="built in",
-        effect="Rows from which MatMulNBits dequantises its weights and multiplies by cuBLAS.",
+        "built in",
+        "Rows from which MatMulNBits dequantises its weights and multiplies by cuBLAS.",
         since="1.32",
-        minimum=0,
-        maximum=INT_MAX,
     ),
     switch(
         "ep.cuda.matmul_packed_allow_unrounded_gemv",
@@ -158,14 +142,11 @@ _NEWEST = (
         "Lets products of up to 8 rows with packed weights skip rounding them to the other side's type.",
         since="1.32",
     ),
-    Option(
+    integer(
         "ep.cuda.moe_packed_gpu_experts",
-        "integer",
-        default="built in, or the environment's ORT_MOE_PACKED_GPU_EXPERTS",
-        effect="Experts of MoEPacked nodes that stay on the GPU.",
+        "built in, or the environment's ORT_MOE_PACKED_GPU_EXPERTS",
+        "Experts of MoEPacked nodes that stay on the GPU.",
         since="1.32",
-        minimum=0,
-        maximum=INT_MAX,
     ),
     *(
         switch(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ortprep.errors import SpecError
 from ortprep.versions import parse_version
@@ -90,6 +90,22 @@ class Option:
 def switch(name: str, default: str, effect: str, *, since: str = OLDEST) -> Option:
     """Returns an option that is `0` or `1`."""
     return Option(name, "switch", default, effect, since=since)
+
+
+def integer(
+    name: str,
+    default: str,
+    effect: str,
+    *,
+    since: str = OLDEST,
+    minimum: int = 0,
+    maximum: int | None = INT_MAX,
+    multiple: int | None = None,
+    owner: str | None = None,
+) -> Option:
+    """Returns an option that is a whole number, not below zero unless `minimum` is."""
+    limits: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "multiple": multiple}
+    return Option(name, "integer", default, effect, since=since, owner=owner, **limits)
 
 
 def reserved(owner: str, *names: str) -> tuple[Option, ...]:

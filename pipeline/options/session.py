@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortprep.options.moe import MOE
-from ortprep.options.option import INT_MAX, Option, switch
+from ortprep.options.option import Option, integer, switch
 
 MIN_EXTERNAL_BYTES = 16 * 1024
 """Weights from this size on are written to the data file, which is mapped; smaller ones stay in the model.
@@ -92,15 +92,14 @@ _LOADING = (
 )
 
 _EXTERNAL_DATA_LOADER = tuple(
-    Option(
+    integer(
         f"session.external_data_loader.{name}",
-        "integer",
-        default="built in",
-        effect=effect,
+        "built in",
+        effect,
         since="1.32",
         minimum=minimum,
-        maximum=maximum,
         multiple=multiple,
+        maximum=maximum,
     )
     for name, minimum, maximum, multiple, effect in (
         (
@@ -144,20 +143,16 @@ def _spinning(scope: str) -> tuple[Option, ...]:
             f"Lets idle {scope} threads spin for a while before they sleep: less latency, more CPU; 0 suits "
             "many processes on one node.",
         ),
-        Option(
+        integer(
             f"session.{scope}.spin_duration_us",
-            "integer",
-            default="counted in iterations, not in time",
-            effect=f"Microseconds idle {scope} threads spin; 500 to 2000 is usual, more costs power.",
+            "counted in iterations, not in time",
+            f"Microseconds idle {scope} threads spin; 500 to 2000 is usual, more costs power.",
             since="1.26",
-            minimum=0,
-            maximum=INT_MAX,
         ),
-        Option(
+        integer(
             f"session.{scope}.spin_backoff_max",
-            "integer",
-            default="1: no backing off",
-            effect=f"Longest pause, in doubling steps, between looks for work of spinning {scope} threads.",
+            "1: no backing off",
+            f"Longest pause, in doubling steps, between looks for work of spinning {scope} threads.",
             since="1.26",
             minimum=1,
             maximum=64,
@@ -171,14 +166,11 @@ _THREADS = (
     switch(
         "session.force_spinning_stop", "0", "Stops all spinning as soon as the last concurrent run returns."
     ),
-    Option(
+    integer(
         "session.dynamic_block_base",
-        "integer",
-        default="0",
-        effect="Cuts parallel work into shrinking blocks, the first of them 1/(threads · this) of the whole; "
+        "0",
+        "Cuts parallel work into shrinking blocks, the first of them 1/(threads · this) of the whole; "
         "4 evens out latency in some models, 0 is off.",
-        minimum=0,
-        maximum=INT_MAX,
     ),
     Option(
         "session.intra_op_thread_affinities",

@@ -173,7 +173,7 @@ def _try_bundles(
     for bundle in found:
         try:
             open_folder(bundle.folder, options)
-        except Exception as error:
+        except Exception as error:  # narrowed below: a session that is made needs no module of errors
             from ortprep.errors import PipelineError
 
             if not isinstance(error, PipelineError):

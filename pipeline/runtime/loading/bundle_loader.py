@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
-from ortprep.runtime.loading.load_options import (
-    Deadline,
-    LoadOptions,
-    check_choice,
-    check_name,
-    check_number,
-)
+from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
 from ortprep.runtime.loading.session import build_session, import_onnxruntime, with_device
 
@@ -38,7 +32,6 @@ if TYPE_CHECKING:
     )
     from ortprep.runtime.loading.variant_selection import PassedOver
 
-_MAX_ORDINAL = 10**9
 _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
 
@@ -169,15 +162,13 @@ def open_bundle(
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
     check_choice("plan", plan, ("steady", "first"))
-    check_name("target", target)
-    check_name("precision", precision)
     check_number("device_id", device_id, example=0, whole=True)
     check_number("timeout_s", timeout_s, example=30)
     if session_options is not None and hasattr(session_options, "items"):
         session_options = dict(session_options.items())  # of two phases, the second is made later
     folder = find_folder(bundle, require_signature)
     deadline = Deadline(timeout_s, subject=folder)
-    device_id = None if device_id is None else min(int(device_id), _MAX_ORDINAL)  # numpy's is one of Python's
+    device_id = None if device_id is None else int(device_id)  # numpy's is one of Python's
     options = LoadOptions(target, device_id, digests, check, precision, plan, deadline, session_options)
     return open_folder(folder, options)
 
@@ -202,7 +193,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
         before = find_stamp(f"{folder}/{LOADER_FILE}")[:4]  # without the change time, which linking sets
         try:
             opened = _open(os.path.realpath(folder), options)
-        except Exception:
+        except Exception:  # whatever it is, it does not count if the bundle was replaced meanwhile
             if find_stamp(f"{folder}/{LOADER_FILE}")[:4] == before:
                 raise
         else:

@@ -49,10 +49,7 @@ class Deadline:
     """A moment after which a load is given up, `timeout_s` from now; None for no deadline."""
 
     def __init__(self, timeout_s: float | None, *, subject: str) -> None:
-        try:
-            seconds = None if timeout_s is None else float(timeout_s)
-        except OverflowError:
-            seconds = math.inf
+        seconds = None if timeout_s is None else float(timeout_s)
         if seconds is not None and not seconds >= 0:
             hint = "load(…, timeout_s=30), or None for no deadline"
             raise _bad_argument("timeout_s", timeout_s, "seconds, 0 or more", hint)
@@ -159,12 +156,6 @@ class Cancellation:
         options = self._options
         if options is not None:
             options.set_load_cancellation_flag(True)
-
-
-def check_name(name: str, value: object) -> None:
-    """Raises `LoadError` unless an argument is text or None."""
-    if value is not None and not isinstance(value, str):
-        raise _bad_argument(name, value, "text or None", f"load(…, {name}='cpu')")
 
 
 def check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:

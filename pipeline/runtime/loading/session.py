@@ -129,8 +129,8 @@ def onnxruntime_errors() -> tuple[type[Exception], ...]:
     import_onnxruntime()
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    return (RuntimeError, ValueError, *own)
+    kinds = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (RuntimeError, ValueError, *kinds)
 
 
 def build_session(
@@ -201,9 +201,7 @@ def _create_session(
                 # Without this, a provider that throws is replaced by CPU and a line on stdout.
                 enable_fallback=0,
             )
-    except Exception as error:
-        if not _is_refusal(error):
-            raise
+    except _refusals() as error:
         deadline.remaining_s()
         from ortprep.errors import LoadError
 
@@ -212,9 +210,9 @@ def _create_session(
         ) from error
 
 
-def _is_refusal(error: Exception) -> bool:
+def _refusals() -> tuple[type[Exception], ...]:
     # TypeError is what becomes of a path that is not UTF-8, and of a value of another type.
-    return isinstance(error, (TypeError, *onnxruntime_errors()))
+    return (TypeError, *onnxruntime_errors())
 
 
 _CREATING: dict[str, _thread.LockType] = {}
@@ -255,18 +253,14 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
         kind = _ENUMERATIONS.get(name)
         try:
             setattr(options, name, value if kind is None else _enumerated(kind, str(value)))
-        except Exception as error:
-            if not _is_refusal(error):
-                raise
+        except _refusals() as error:
             from ortprep.errors import LoadError
 
             raise LoadError(f"bad session option for {plan.model}: {name}={value!r}\n  {error}") from error
     for key, entry in record.config_entries.items():
         try:
             options.add_session_config_entry(key, entry)
-        except Exception as error:
-            if not _is_refusal(error):
-                raise
+        except _refusals() as error:
             from ortprep.errors import LoadError
 
             raise LoadError(
@@ -318,14 +312,14 @@ def _check_offered(plan: SessionPlan, available: list[str]) -> None:
 
 def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
     """ONNX Runtime gives a CPU session, and a log line, where a provider's libraries cannot be loaded."""
-    asked = [provider.name for provider in plan.providers]
-    if obtained[: len(asked)] != asked:
+    requested = [provider.name for provider in plan.providers]
+    if obtained[: len(requested)] != requested:
         from ortprep.errors import ProviderError
 
         raise ProviderError(
             f"session did not get the execution providers asked for: {plan.model}\n"
-            f"  expected {', '.join(asked)}, got {', '.join(obtained)}",
-            hint=_provider_hint([name for name in asked if name not in obtained]),
+            f"  expected {', '.join(requested)}, got {', '.join(obtained)}",
+            hint=_provider_hint([name for name in requested if name not in obtained]),
         )
 
 
@@ -344,8 +338,8 @@ def _preload_cuda() -> None:
     import logging
 
     onnxruntime = import_onnxruntime()
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         onnxruntime.preload_dlls()
-    for line in said.getvalue().splitlines():
+    for line in output.getvalue().splitlines():
         logging.getLogger(__name__).warning("preload_dlls: %s", line)

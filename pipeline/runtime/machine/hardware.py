@@ -8,7 +8,6 @@ import itertools
 import os
 import platform
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def read_hardware(*, gpus: bool = True) -> Hardware:
         machine=platform.machine(),
         cpu_model=cpu_model,
         cpu_features=tuple(sorted(_correct_features(features))),
-        cores=_count_cores(),
+        cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=read_gpus() if gpus else (),
     )
@@ -133,11 +132,6 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
         fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags") or fields.get("Features") or ""
     return fields.get("model name", ""), frozenset(flags.split())
-
-
-def _count_cores() -> int:
-    # macOS has no affinity: every core may be used.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_first_processor() -> str:
@@ -211,14 +205,7 @@ def _read_cuda_version(driver: ctypes.CDLL) -> str:
 
 def _read_uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
     raw = (ctypes.c_ubyte * 16)()
-    with suppress(AttributeError):
-        # The second version names a MIG slice itself where the first names the whole GPU.
-        if driver.cuDeviceGetUuid_v2(raw, device) == 0:
-            return _format_uuid(bytes(raw))
-    driver.cuDeviceGetUuid(raw, device)
-    return _format_uuid(bytes(raw))
-
-
-def _format_uuid(raw: bytes) -> str:
-    text = raw.hex()
+    # The second version (CUDA 11.4) names a MIG slice itself where the first names the whole GPU.
+    driver.cuDeviceGetUuid_v2(raw, device)
+    text = bytes(raw).hex()
     return "GPU-" + "-".join(text[start:end] for start, end in itertools.pairwise((0, 8, 12, 16, 20, 32)))

@@ -18,13 +18,9 @@ _WINDOW_BYTES = 512 * 1024
 def prefetch_file(path: str | os.PathLike[str]) -> None:
     """Asks the kernel to read a file into the page cache.
 
-    A system that cannot be asked, as macOS, is left alone.
-
     Raises:
         OSError: The file cannot be opened, or is no regular file.
     """
-    if not hasattr(os, "posix_fadvise"):
-        return
     with open_regular(path) as file:
         handle = file.fileno()
         for offset in range(0, os.fstat(handle).st_size, _WINDOW_BYTES):
@@ -61,9 +57,7 @@ def start_prefetch(paths: Sequence[str | os.PathLike[str]]) -> threading.Thread:
 
 
 def is_cached(path: str, size_bytes: int) -> bool:
-    """Says whether a file's first, middle and last byte are in the page cache, where the system tells."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        return False
+    """Says whether a file's first, middle and last byte are in the page cache."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

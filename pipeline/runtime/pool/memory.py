@@ -32,18 +32,13 @@ class MemoryFile:
     """A memory file in this process's address space, until the last array on it is gone.
 
     Raises:
-        PoolError: Its size is another or not sealed, or there is no address space for it.
+        PoolError: It is smaller, or there is no address space for it.
     """
 
     __slots__ = ("_map", "address", "bytes", "size")
 
     def __init__(self, descriptor: int, size: int) -> None:
         try:
-            seals, found = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS), os.fstat(descriptor).st_size
-            if seals & _SIZE_SEALS != _SIZE_SEALS or found != size:
-                raise PoolError(
-                    f"not a sealed memory file of {size} bytes\n  got {found} and seals {seals:#x}"
-                )
             self._map = mmap.mmap(descriptor, size)
         except (OSError, ValueError) as error:
             hint = "ulimit -v, or a smaller max_shared_bytes"

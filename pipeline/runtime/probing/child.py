@@ -253,8 +253,6 @@ def _tail(file: Path) -> str:
 
 def _end_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, so that a killed build leaves nothing."""
-    if sys.platform != "linux":
-        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get(_PARENT_VARIABLE) != str(os.getppid()):
         raise SystemExit("the process that asked for this work is gone")
@@ -262,8 +260,6 @@ def _end_with_parent() -> None:
 
 def _limit_memory(pid: int, size_bytes: int) -> None:
     """Makes allocations beyond a size fail, before the kernel has to end some process for want of memory."""
-    if sys.platform != "linux":
-        return
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     bounded = size_bytes if most == resource.RLIM_INFINITY else min(size_bytes, most)
     with suppress(ProcessLookupError):

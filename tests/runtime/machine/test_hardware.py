@@ -44,11 +44,6 @@ def test_the_processor_and_the_kernel_agree_on_this_machine() -> None:
     assert set(read_hardware(gpus=False).cpu_features) == set(listed)
 
 
-def test_a_system_without_affinity_offers_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert read_hardware.__wrapped__(gpus=False).cores == os.cpu_count()
-
-
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 
 

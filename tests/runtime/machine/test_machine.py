@@ -102,14 +102,6 @@ def test_prefetching_a_missing_file_fails_nothing(file: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_a_system_that_cannot_read_ahead_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drop_file(file)
-    before = resident_pages(file)
-    monkeypatch.delattr(os, "posix_fadvise")
-    prefetch_file(file)
-    assert resident_pages(file) == before
-
-
 def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):

@@ -60,18 +60,6 @@ def test_a_size_that_was_sealed_cannot_be_changed() -> None:
     os.close(descriptor)
 
 
-def test_what_could_shrink_or_is_of_another_size_or_no_memory_file_is_not_mapped(tmp_path: Path) -> None:
-    unsealed = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    os.ftruncate(unsealed, PAGE_BYTES)
-    other = create_memory(2 * PAGE_BYTES)
-    (tmp_path / "file").write_bytes(bytes(PAGE_BYTES))
-    ordinary = os.open(tmp_path / "file", os.O_RDWR)
-    for descriptor in (unsealed, other, ordinary):
-        with pytest.raises(PoolError):
-            MemoryFile(descriptor, PAGE_BYTES)
-        os.close(descriptor)
-
-
 @given(st.integers(1, 2**40))
 def test_a_block_is_large_enough_and_little_larger(size: int) -> None:
     block = size_class(size)
