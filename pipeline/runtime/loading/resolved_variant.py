@@ -9,7 +9,6 @@ that the selection looks at. If any of it changed, the load decides again.
 from __future__ import annotations
 
 import ast
-import ctypes
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,6 @@ _RULES = 2
 
 _MAX_ENTRY_BYTES = 64 * 1024
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_AT_HWCAP, _AT_HWCAP2 = 16, 26
 
 
 class ResolvedVariant:
@@ -184,16 +182,7 @@ def _read_machine() -> tuple[Any, ...] | None:
             os.close(handle)
     except (OSError, UnicodeDecodeError):
         return None
-    return boot, os.uname().machine, read_cpuid() or _read_capabilities()
-
-
-def _read_capabilities() -> tuple[int, int] | None:
-    """Returns what Linux tells a process of an Arm processor."""
-    getauxval = getattr(ctypes.CDLL(None), "getauxval", None)
-    if getauxval is None:
-        return None
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    return getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
+    return boot, os.uname().machine, read_cpuid()
 
 
 def _plain(value: Any) -> Any:

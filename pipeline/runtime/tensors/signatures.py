@@ -87,19 +87,8 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]
 
 
 def _wrong_names(signature: Signature, inputs: Mapping[str, Any]) -> InvalidRequestError:
-    missing = [name for name in signature.inputs if name not in inputs]
-    unknown = [str(name) for name in inputs if name not in signature.inputs]
-    got = "; ".join(
-        text
-        for text in (
-            f"missing {', '.join(missing)}" if missing else "",
-            f"unknown {', '.join(unknown)}" if unknown else "",
-        )
-        if text
-    )
-    return InvalidRequestError(
-        f"wrong inputs for {signature.model}\n  expected {', '.join(signature.inputs) or 'none'}, got {got}"
-    )
+    expected, got = (", ".join(map(str, names)) or "none" for names in (signature.inputs, inputs))
+    return InvalidRequestError(f"wrong inputs for {signature.model}\n  expected {expected}, got {got}")
 
 
 def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
