@@ -106,15 +106,15 @@ def _is_named_tuple(kind: Any) -> bool:
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     if _is_named_tuple(kind):
-        written, optional = dict(kind.__annotations__), set(kind._field_defaults)
+        declared, optional = dict(kind.__annotations__), set(kind._field_defaults)
     else:
         absent, fields = dataclasses.MISSING, dataclasses.fields(kind)
-        written = {f.name: f.type for f in fields}
+        declared = {f.name: f.type for f in fields}
         optional = {f.name for f in fields if f.default is not absent or f.default_factory is not absent}
     # Evaluating annotations that are kept as text takes a first load longer than reading its file.
-    as_text = any(isinstance(hint, str | ForwardRef) for hint in written.values())
-    hints = get_type_hints(kind) if as_text else written
-    return tuple((name, hints[name], name not in optional) for name in written)
+    as_text = any(isinstance(hint, str | ForwardRef) for hint in declared.values())
+    hints = get_type_hints(kind) if as_text else declared
+    return tuple((name, hints[name], name not in optional) for name in declared)
 
 
 def _decode_record(kind: Any, data: object, where: str) -> Any:
@@ -167,11 +167,11 @@ def parse_json(text: bytes, *, name: str) -> dict[str, Any]:
 
 def check_json_values(text: bytes, *, name: str) -> None:
     """Raises `BundleError`, before anything is parsed, if JSON has more than `MAX_JSON_VALUES` values."""
-    found = sum(map(text.count, (b",", b":", b"[", b"{")))
-    if found > MAX_JSON_VALUES:
+    count = sum(map(text.count, (b",", b":", b"[", b"{")))
+    if count > MAX_JSON_VALUES:
         raise BundleError(
             f"too many values in {name}\n"
-            f"  expected at most {MAX_JSON_VALUES} commas, colons and brackets, got {found}"
+            f"  expected at most {MAX_JSON_VALUES} commas, colons and brackets, got {count}"
         )
 
 

@@ -94,9 +94,9 @@ class DigestCache:
         # One open file throughout: were the path looked up again, another file's digest could be remembered.
         with open_regular(path) as file:
             stamp = read_stamp(file.fileno())
-            known = read_digest(stamp, self._folder)
-            if known is not None:
-                return known
+            remembered = read_digest(stamp, self._folder)
+            if remembered is not None:
+                return remembered
             settled = is_settled(stamp)
             digest = _digest_open(file, self._between_blocks)
             unchanged = read_stamp(file.fileno()) == stamp

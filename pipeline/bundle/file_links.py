@@ -27,12 +27,14 @@ def share_model(model: Path, destination: Path) -> None:
         OSError: The disk is full or read-only, or a file of that name is there.
     """
     models = {model, *model.parent.rglob("*.onnx")}
-    alone = {one.parent.relative_to(model.parent) / name for one in models for name in unlinkable_files(one)}
+    unlinkable = {
+        path.parent.relative_to(model.parent) / name for path in models for name in unlinkable_files(path)
+    }
     for path in sorted(model.parent.rglob("*")):
         if path.is_file():
             name = path.relative_to(model.parent)
-            place = copy_file if name in alone else link_or_copy
-            place(path, destination if path == model else destination.parent / name)
+            put = copy_file if name in unlinkable else link_or_copy
+            put(path, destination if path == model else destination.parent / name)
 
 
 def unlinkable_files(model: Path) -> frozenset[Path]:

@@ -228,7 +228,7 @@ def _check(config: LoaderConfig, *, name: str) -> None:
         for problem in _contradictions(variant):
             raise BundleError(f"bad variant {variant.name!r} in {name}\n  {problem}")
     goldens = [config.golden, *(v.golden for v in config.variants if v.golden is not None)]
-    for tolerance in (one for golden in goldens for one in (golden.default, *golden.outputs.values())):
+    for tolerance in (limits for golden in goldens for limits in (golden.default, *golden.outputs.values())):
         if not (0 <= tolerance.rtol < math.inf and 0 <= tolerance.atol < math.inf):
             raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
     check_file_entries((*listed_files(config), *config.source), name=name)

@@ -62,7 +62,7 @@ def _axis(dimension: bytes) -> int | str | None:
 
 
 def _all(message: bytes, number: int) -> Iterator[bytes]:
-    return (value for found, value in walk_fields(message) if found == number and isinstance(value, bytes))
+    return (value for field, value in walk_fields(message) if field == number and isinstance(value, bytes))
 
 
 def _last(message: bytes, number: int) -> bytes | None:
@@ -70,8 +70,8 @@ def _last(message: bytes, number: int) -> bytes | None:
 
 
 def _number(message: bytes, number: int) -> int | None:
-    found = (value for known, value in walk_fields(message) if known == number)
-    return next((value for value in found if isinstance(value, int)), None)
+    values = (value for field, value in walk_fields(message) if field == number)
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _text(value: bytes | None) -> str:

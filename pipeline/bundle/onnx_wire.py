@@ -111,8 +111,8 @@ def subgraph_locations(skeleton: bytes) -> tuple[str, ...]:
     """Returns the external data files that tensors of subgraphs are in, each once, in order."""
     if b"location" not in skeleton:
         return ()
-    found = _locations(skeleton, 0, len(skeleton), "model")
-    return tuple(dict.fromkeys(location for location, in_subgraph in found if in_subgraph))
+    locations = _locations(skeleton, 0, len(skeleton), "model")
+    return tuple(dict.fromkeys(location for location, in_subgraph in locations if in_subgraph))
 
 
 def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -154,20 +154,20 @@ def _strip(
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     nested = _NESTED[kind]
-    kept = bytearray()
+    skeleton = bytearray()
     for field in _fields(read, start, end):
         large = field.wire_type == _LENGTH and field.end - field.payload > SMALL_BYTES
         if large and kind == "tensor" and field.number in _TENSOR_VALUES:
-            place = field.number, field.payload, field.end - field.payload
-            other = b"" if substitute is None else substitute(*place)
-            kept += read(field.start, field.end) if other is None else other
+            values = field.number, field.payload, field.end - field.payload
+            other = b"" if substitute is None else substitute(*values)
+            skeleton += read(field.start, field.end) if other is None else other
             continue
         if large and field.number in nested:
             inner = _strip(read, field.payload, field.end, nested[field.number], substitute, depth + 1)
-            kept += encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
+            skeleton += encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
         else:
-            kept += read(field.start, field.end)
-    return bytes(kept)
+            skeleton += read(field.start, field.end)
+    return bytes(skeleton)
 
 
 def _locations(

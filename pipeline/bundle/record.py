@@ -78,11 +78,11 @@ def _no_bundle(folder: Path, record: str) -> BundleError:
 
 def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path) -> None:
     version = data.get("schema_version")
-    found = _SCHEMA_VERSION.fullmatch(version) if isinstance(version, str) else None
-    if found is None:
-        shown = repr(version)[:80]
-        raise BundleError(f"bad schema_version in {path}\n  expected like {supported!r}, got {shown}")
-    if int(found[1]) > int(supported.partition(".")[0]):
+    parts = _SCHEMA_VERSION.fullmatch(version) if isinstance(version, str) else None
+    if parts is None:
+        text = repr(version)[:80]
+        raise BundleError(f"bad schema_version in {path}\n  expected like {supported!r}, got {text}")
+    if int(parts[1]) > int(supported.partition(".")[0]):
         raise UnsupportedVersionError(
             f"bundle format too new: {path}\n  expected schema_version up to {supported}, got {version}",
             hint=upgrade_command(),

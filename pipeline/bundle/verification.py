@@ -73,8 +73,8 @@ def compare_files(
     root: Path, entries: tuple[FileEntry, ...], digest: Digester = digest_file
 ) -> tuple[FileDifference, ...]:
     """Compares files with their records and returns every difference, in order; as `compare_file`."""
-    found = (compare_file(root, entry, digest) for entry in entries)
-    return tuple(difference for difference in found if difference is not None)
+    differences = (compare_file(root, entry, digest) for entry in entries)
+    return tuple(difference for difference in differences if difference is not None)
 
 
 def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[FileDifference, ...]:
@@ -168,14 +168,14 @@ def raise_differences(
 
 def _present(root: Path) -> set[str]:
     """Returns every file below `root`, links that lead to folders included, a registry's receipt left out."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for folder, subfolders, files in os.walk(root, onerror=_refuse_unreadable):
-        here = Path(folder)
-        if here == root and RECEIPT_FOLDER in subfolders and not (root / RECEIPT_FOLDER).is_symlink():
+        base = Path(folder)
+        if base == root and RECEIPT_FOLDER in subfolders and not (root / RECEIPT_FOLDER).is_symlink():
             subfolders.remove(RECEIPT_FOLDER)
-        links = [name for name in subfolders if (here / name).is_symlink()]
-        found.update((here / name).relative_to(root).as_posix() for name in (*files, *links))
-    return found
+        links = [name for name in subfolders if (base / name).is_symlink()]
+        paths.update((base / name).relative_to(root).as_posix() for name in (*files, *links))
+    return paths
 
 
 def _refuse_unreadable(error: OSError) -> None:

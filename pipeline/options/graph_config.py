@@ -63,12 +63,12 @@ _OPTIMIZERS = (
         integer(
             f"session.function_expansion_{what}_limit",
             "built in",
-            f"How many {of} inlining functions may add before the remaining calls stay.",
+            f"How many {unit} inlining functions may add before the remaining calls stay.",
             since="1.31",
             minimum=1,
             maximum=SIZE_MAX,
         )
-        for what, of in (("node", "nodes"), ("byte", "bytes"))
+        for what, unit in (("node", "nodes"), ("byte", "bytes"))
     ),
     Option(
         "session.gqa_value_layout",

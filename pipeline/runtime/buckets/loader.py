@@ -78,14 +78,14 @@ def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: Load
         PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
     """
     named = options.replace(target=bucket.name, precision=FASTEST, plan="steady")
-    found = open_folder(str(root), named)
-    if found.config != config:
+    opened = open_folder(str(root), named)
+    if opened.config != config:
         raise LoadError(
             f"bundle was replaced by another build: {root}\n"
             f"  expected the one whose answers this one's would be mixed with",
             hint="load it again",
         )
-    return found
+    return opened
 
 
 def _is_runnable(config: LoaderConfig, bucket: Variant, device_id: int | None) -> bool:

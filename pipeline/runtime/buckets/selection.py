@@ -48,7 +48,7 @@ def choose_bucket(
 def _has_sizes(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]], binding: Mapping[str, int]
 ) -> bool:
-    found: set[str] = set()
+    bound: set[str] = set()
     for tensor in inputs:
         shape = shapes[tensor.name]
         declared = (None,) * len(shape) if tensor.shape is None else tensor.shape
@@ -60,6 +60,6 @@ def _has_sizes(
             names = binding.keys() & {expected, f"{tensor.name}[{axis}]"}
             if any(binding[name] != size for name in names):
                 return False
-            found |= names
+            bound |= names
     # Sizes of dimensions that no input has cannot be told from a batch.
-    return found == binding.keys()
+    return bound == binding.keys()

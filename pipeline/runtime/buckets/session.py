@@ -106,8 +106,8 @@ class BucketedSession(SessionProxy):
 
     def make_sessions(self) -> None:
         """Makes every session that is not made yet."""
-        for one in self._all():
-            one.session()
+        for variant in self._all():
+            variant.session()
 
     def variant_for(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Returns the name of the variant that takes batches of these shapes, by input name."""
@@ -158,8 +158,8 @@ class BucketedSession(SessionProxy):
         """Takes the sessions out of service: running calls finish, later ones raise `LoadError`."""
         self._is_closed = True
         self._known.clear()
-        for one in self._all():
-            one.close()
+        for variant in self._all():
+            variant.close()
 
     def _current(self) -> onnxruntime.InferenceSession:
         return self._general.session()

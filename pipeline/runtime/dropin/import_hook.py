@@ -35,11 +35,11 @@ def startup_environment(function: str, environment: Mapping[str, str]) -> dict[s
         function: `module:function`; it takes the module `onnxruntime`.
         environment: What else the environment has.
     """
-    given = environment.get(_PATH)
-    others = [path for path in given.split(os.pathsep) if path != _STARTUP_FOLDER] if given else []
+    current = environment.get(_PATH)
+    folders = [path for path in current.split(os.pathsep) if path != _STARTUP_FOLDER] if current else []
     return {
         **environment,
-        _PATH: os.pathsep.join([_STARTUP_FOLDER, *others]),
+        _PATH: os.pathsep.join([_STARTUP_FOLDER, *folders]),
         STARTUP_VARIABLE: function,
     }
 
@@ -74,8 +74,8 @@ def _find_function(function: str) -> Callable[[ModuleType], object]:
     if not separator:
         raise ImportError(f"bad {STARTUP_VARIABLE}: {function!r}\n  expected module:function")
     __import__(module)
-    found: Callable[[ModuleType], object] = getattr(sys.modules[module], name)
-    return found
+    resolved: Callable[[ModuleType], object] = getattr(sys.modules[module], name)
+    return resolved
 
 
 class _Finder:
@@ -93,8 +93,8 @@ class _Finder:
             return None
         following = sys.meta_path[sys.meta_path.index(self) + 1 :]
         # Python passes over finders of before 3.4, which have no `find_spec`, too.
-        found = (one.find_spec(name, path, target) for one in following if hasattr(one, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in following if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._finish)  # type: ignore[assignment]
         return spec

@@ -147,17 +147,17 @@ class FeedObserver:
         """
         self.runs += 1
         key = tuple((name, _shape_of(value)) for name, value in feed.items())
-        seen = self._feeds.get(key)
-        if seen is None:
+        entry = self._feeds.get(key)
+        if entry is None:
             if len(self._feeds) == MAX_FEEDS:
                 self._make_room()
-            seen = self._feeds[key] = _Feed({name: _Values() for name in feed})
-        seen.runs += 1
-        is_first = self._other is None and seen.runs <= _FIRST_RUNS
+            entry = self._feeds[key] = _Feed({name: _Values() for name in feed})
+        entry.runs += 1
+        is_first = self._other is None and entry.runs <= _FIRST_RUNS
         is_cheap = is_first or self.spent_s < _MAX_SHARE * self.run_s
         for name, value in feed.items():
             if isinstance(value, np.ndarray) and (is_cheap or _is_looked_at_always(value)):
-                seen.values[name].widen(value)
+                entry.values[name].widen(value)
 
     def _make_room(self) -> None:
         """Gives up the oldest of the least frequent sets of shapes, though never the largest one."""
@@ -170,18 +170,18 @@ class FeedObserver:
 
     def other_limits(self) -> dict[str, tuple[int | float, int | float]]:
         """Returns the limits of the runs whose shapes were given up, by input name."""
-        known = list((self._other or {}).items())
+        inputs = list((self._other or {}).items())
         return {
             name: (values.minimum, values.maximum)
-            for name, values in known
+            for name, values in inputs
             if values.minimum is not None and values.maximum is not None
         }
 
     def observed(self) -> tuple[FeedRecord, ...]:
         """Returns what was seen, in the order of the first run of each set of shapes."""
         return tuple(
-            FeedRecord(seen.runs, {name: seen.values[name].observed(shape) for name, shape in key})
-            for key, seen in list(self._feeds.items())
+            FeedRecord(entry.runs, {name: entry.values[name].observed(shape) for name, shape in key})
+            for key, entry in list(self._feeds.items())
         )
 
 
@@ -208,9 +208,9 @@ class _Values:
             return
         self._extend(*_limits(array))
 
-    def include(self, others: _Values) -> None:
+    def include(self, values: _Values) -> None:
         """Takes the limits of others over, not their values."""
-        self._extend(others.minimum, others.maximum)
+        self._extend(values.minimum, values.maximum)
 
     def _extend(self, low: int | float | None, high: int | float | None) -> None:
         if low is not None and high is not None:
@@ -219,9 +219,9 @@ class _Values:
 
     def _remember(self, array: np.ndarray[Any, Any]) -> None:
         assert self.distinct is not None
-        found = array.reshape(-1).tolist() if array.size <= MAX_SMALL_SIZE else [None]
-        together = self.distinct.union(found)
-        self.distinct = together if len(together) <= MAX_VALUES and all(map(_is_value, together)) else None
+        elements = array.reshape(-1).tolist() if array.size <= MAX_SMALL_SIZE else [None]
+        values = self.distinct.union(elements)
+        self.distinct = values if len(values) <= MAX_VALUES and all(map(_is_value, values)) else None
 
     def observed(self, shape: tuple[int, ...]) -> InputRecord:
         values = (

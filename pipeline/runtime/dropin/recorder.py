@@ -104,12 +104,12 @@ class Recorder:
     def opened(self, session: Any, request: SessionRequest) -> FeedObserver | None:
         """Records a session that was just made, and returns the observer of its runs."""
         with self._lock:
-            found = self._describe(session, request)
-            key = repr(found)
+            model = self._describe(session, request)
+            key = repr(model)
             if key not in self._models and len(self._models) == MAX_MODELS:
                 self._lost += 1
                 return None
-            counter = self._models.setdefault(key, _ModelCounter(found))
+            counter = self._models.setdefault(key, _ModelCounter(model))
             counter.loads += 1
             self._is_changed = True
             self._finalize_with_multiprocessing()
@@ -173,7 +173,7 @@ class Recorder:
             providers=_read_providers(request.providers, request.provider_options),
             obtained=tuple(session.get_providers()),
             obstacle=find_obstacle(request, import_onnxruntime()),
-            inputs={one.name: one.type for one in session.get_inputs()},
+            inputs={value.name: value.type for value in session.get_inputs()},
             loads=0,
             runs=0,
         )
@@ -331,11 +331,13 @@ def _look_at(value: Any) -> Any:
 
 def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
     """Returns the providers in either of the forms that ONNX Runtime takes."""
-    found = []
-    for index, one in enumerate(providers or ()):
-        name, own = one if isinstance(one, tuple | list) else (one, options[index] if options else {})
-        found.append(ProviderRecord(str(name), {str(key): str(value) for key, value in own.items()}))
-    return tuple(found)
+    records = []
+    for index, entry in enumerate(providers or ()):
+        name, chosen = (
+            entry if isinstance(entry, tuple | list) else (entry, options[index] if options else {})
+        )
+        records.append(ProviderRecord(str(name), {str(key): str(value) for key, value in chosen.items()}))
+    return tuple(records)
 
 
 def _format_within_limits(record: ProcessRecord) -> bytes:

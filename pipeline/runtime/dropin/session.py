@@ -68,10 +68,10 @@ def session(
         MissingExtraError: ONNX Runtime is not installed.
         Exception: Whatever `onnxruntime.InferenceSession` raises.
     """
-    made: onnxruntime.InferenceSession = bundle_session_class()(
+    opened: onnxruntime.InferenceSession = bundle_session_class()(
         path_or_bytes, sess_options, providers, provider_options, **kwargs
     )
-    return made
+    return opened
 
 
 @functools.cache
@@ -118,36 +118,38 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
     if not isinstance(request.model, str | bytes | os.PathLike):
         return "it is neither a path nor bytes"
     try:
-        found = _find_bundles(request.model, places)
+        bundles = _find_bundles(request.model, places)
     except OSError as error:
         return str(error.strerror)
     except ValueError as error:  # no path at all; ONNX Runtime says so in its own way
         return str(error)
-    if not found:
+    if not bundles:
         return f"no bundle of these bytes in {', '.join(map(name_place, split_places(places)))}"
     onnxruntime = import_onnxruntime()
-    return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, found)
+    return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, bundles)
 
 
 def _find_bundles(model: Any, places: str) -> list[IndexedBundle]:
     """Returns the bundles that were prepared from a model; raises `OSError` if it cannot be read."""
     if isinstance(model, bytes):
-        same_size = [one for one in list_bundles(places) if one.source[0].size_bytes == len(model)]
+        same_size = [bundle for bundle in list_bundles(places) if bundle.source[0].size_bytes == len(model)]
         if not same_size:
             return []
         from ortprep.bundle.digest import digest_bytes
 
         digest = digest_bytes(model)
         # External data of a model in memory is wherever the options say.
-        return [one for one in same_size if len(one.source) == 1 and one.source[0].sha256 == digest]
+        return [
+            bundle for bundle in same_size if len(bundle.source) == 1 and bundle.source[0].sha256 == digest
+        ]
     path = os.fspath(model)
     size_bytes = os.stat(path).st_size
-    same_size = [one for one in list_bundles(places) if one.source[0].size_bytes == size_bytes]
-    return [one for one in same_size if is_source(one, path)]
+    same_size = [bundle for bundle in list_bundles(places) if bundle.source[0].size_bytes == size_bytes]
+    return [bundle for bundle in same_size if is_source(bundle, path)]
 
 
 def _try_bundles(
-    instance: Any, request: SessionRequest, onnxruntime: Any, found: Sequence[IndexedBundle]
+    instance: Any, request: SessionRequest, onnxruntime: Any, bundles: Sequence[IndexedBundle]
 ) -> str | None:
     try:
         placement = choose_placement(request, onnxruntime, has_gpu=has_gpu)
@@ -170,7 +172,7 @@ def _try_bundles(
         replacement=create,
     )
     reason = None
-    for bundle in found:
+    for bundle in bundles:
         try:
             open_folder(bundle.folder, options)
         except Exception as error:  # narrowed below: a session that is made needs no module of errors

@@ -98,7 +98,8 @@ class SessionPlacement(NamedTuple):
     def apply(self, plan: SessionPlan) -> SessionPlan:
         """Returns a plan with the application's provider options, which win over the bundle's."""
         providers = tuple(
-            one._replace(options={**one.options, **self.options.get(one.name, {})}) for one in plan.providers
+            provider._replace(options={**provider.options, **self.options.get(provider.name, {})})
+            for provider in plan.providers
         )
         return plan._replace(providers=providers)
 
@@ -118,8 +119,8 @@ def choose_placement(
 
     available = onnxruntime.get_available_providers()
     names, options = check_and_normalize_provider_args(request.providers, request.provider_options, available)
-    wanted = names or [name for name in available if name in (CUDA, CPU)]
-    names_here = [name for name in wanted if name in available and (name != CUDA or has_gpu())]
+    requested = names or [name for name in available if name in (CUDA, CPU)]
+    names_here = [name for name in requested if name in available and (name != CUDA or has_gpu())]
     target = {(CPU,): "cpu", (CUDA, CPU): "cuda"}.get(tuple(dict.fromkeys([*names_here, CPU])))
     return None if target is None else SessionPlacement(target, dict(zip(names, options, strict=True)))
 

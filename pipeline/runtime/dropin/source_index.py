@@ -104,9 +104,9 @@ def is_source(bundle: IndexedBundle, model: str) -> bool:
 
 
 def _digest(path: str) -> str:
-    known = read_digest(read_stamp(path))
-    if known is not None:
-        return known
+    remembered = read_digest(read_stamp(path))
+    if remembered is not None:
+        return remembered
     from pathlib import Path
 
     from ortprep.bundle.digest import DigestCache
@@ -126,10 +126,10 @@ def _list_place(place: str) -> list[IndexedBundle]:
     if "://" in place:
         if place not in _REFERENCES:
             _REFERENCES[place] = _pull(place)
-        found = _REFERENCES[place]
-        if found is None:
+        pulled = _REFERENCES[place]
+        if pulled is None:
             return []
-        folder = found
+        folder = pulled
     try:
         return _list_folder(os.path.realpath(folder))
     except OSError as error:
@@ -149,8 +149,8 @@ def _pull(reference: str) -> str | None:
 
 
 def _list_folder(folder: str) -> list[IndexedBundle]:
-    found = {name: find_stamp(f"{folder}/{name}/{LOADER_FILE}") for name in _subfolders(folder)}
-    stamps = {name: stamp for name, stamp in found.items() if stamp[1]}
+    stamped = {name: find_stamp(f"{folder}/{name}/{LOADER_FILE}") for name in _subfolders(folder)}
+    stamps = {name: stamp for name, stamp in stamped.items() if stamp[1]}
     if any(_known(folder, name, stamp) is None for name, stamp in stamps.items()):
         _recall(folder)
         unread = [name for name, stamp in stamps.items() if _known(folder, name, stamp) is None]
@@ -208,8 +208,12 @@ def _recall(folder: str) -> None:
 
 
 def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
-    found = (_known(folder, name, stamp) for name, stamp in stamps.items())
-    lines = [_format(folder, one) for one in found if one and one.source and is_settled(one.loader)]
+    bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
+    lines = [
+        _format(folder, bundle)
+        for bundle in bundles
+        if bundle and bundle.source and is_settled(bundle.loader)
+    ]
     content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
     try:
         if len(content) <= _MAX_INDEX_BYTES:

@@ -41,7 +41,7 @@ _ADDED: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictiona
 
 def build_with_options(
     plan: SessionPlan,
-    given: SessionOptions,
+    chosen: SessionOptions,
     *,
     deadline: Deadline,
     cancellation: Cancellation | None,
@@ -55,22 +55,22 @@ def build_with_options(
     Raises:
         LoadError: ONNX Runtime has no such option, or refused it; else as `build_session`.
     """
-    if isinstance(given, Mapping):
-        merged = merge_options(plan, given)
+    if isinstance(chosen, Mapping):
+        merged = merge_options(plan, chosen)
         timeout_s = deadline.remaining_s()
         return merged, build_session(merged, timeout_s=timeout_s, cancellation=cancellation, create=create)
-    _require_object(given)
-    lock = _LOCKS.setdefault(given, _thread.allocate_lock())
+    _require_object(chosen)
+    lock = _LOCKS.setdefault(chosen, _thread.allocate_lock())
     deadline.acquire(lock)
     try:
-        _require_returnable(plan, given)
-        merged = merge_options(plan, given)
-        with _restored(given, merged):
+        _require_returnable(plan, chosen)
+        merged = merge_options(plan, chosen)
+        with _restored(chosen, merged):
             session = build_session(
                 merged,
                 timeout_s=deadline.remaining_s(),
                 cancellation=cancellation,
-                base_options=given,
+                base_options=chosen,
                 create=create,
             )
     finally:
@@ -78,8 +78,8 @@ def build_with_options(
     return merged, session
 
 
-def _require_returnable(plan: SessionPlan, given: Any) -> None:
-    if _AFFINITIES in plan.session_options.config_entries and not own_entries(given, [_AFFINITIES]):
+def _require_returnable(plan: SessionPlan, chosen: Any) -> None:
+    if _AFFINITIES in plan.session_options.config_entries and not own_entries(chosen, [_AFFINITIES]):
         raise _refusal(
             f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
             "  expected a mapping of the application's options, as no object can lose this entry again",
@@ -87,25 +87,28 @@ def _require_returnable(plan: SessionPlan, given: Any) -> None:
         )
 
 
-def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
+def merge_options(plan: SessionPlan, chosen: SessionOptions) -> SessionPlan:
     """Returns a plan with the application's options; what they contradict is logged, once for each.
 
     Config entries of an object that the plan does not have stay in the object, and are not in the plan.
     """
     record = plan.session_options
-    if isinstance(given, Mapping):
-        attributes, entries = split_options(given)
+    if isinstance(chosen, Mapping):
+        attributes, entries = split_options(chosen)
     else:
-        attributes, entries = _read_attributes(given), own_entries(given, record.config_entries)
-    both = [
+        attributes, entries = (
+            _read_attributes(chosen),
+            own_entries(chosen, record.config_entries),
+        )
+    shared = [
         (name, value, theirs[name])
         for ours, theirs in ((record.attributes, attributes), (record.config_entries, entries))
         for name, value in ours.items()
         if name in theirs
     ]
-    if both:
-        _log_contradictions(plan, both)
-    level = _level_of(given)
+    if shared:
+        _log_contradictions(plan, shared)
+    level = _level_of(chosen)
     if level not in (None, _DEFAULT_LEVEL, record.graph_optimization_level):
         _log_once(f"{plan.model}: {_LEVEL} stays {record.graph_optimization_level}, not {level}")
     options = record._replace(
@@ -114,24 +117,24 @@ def merge_options(plan: SessionPlan, given: SessionOptions) -> SessionPlan:
     return plan._replace(session_options=options)
 
 
-def _log_contradictions(plan: SessionPlan, both: Iterable[tuple[str, Any, Any]]) -> None:
+def _log_contradictions(plan: SessionPlan, shared: Iterable[tuple[str, Any, Any]]) -> None:
     from ortprep.options import format_option
 
-    found = [
+    contradictions = [
         f"{name}={theirs!r} instead of {ours!r}"
-        for name, ours, theirs in both
+        for name, ours, theirs in shared
         if format_option(theirs) != format_option(ours)
     ]
-    if found:
-        _log_once(f"{plan.model}: the application's session options win: {', '.join(found)}")
+    if contradictions:
+        _log_once(f"{plan.model}: the application's session options win: {', '.join(contradictions)}")
 
 
-def _level_of(given: SessionOptions) -> str | None:
-    level = given.get(_LEVEL) if isinstance(given, Mapping) else getattr(given, _LEVEL)
+def _level_of(chosen: SessionOptions) -> str | None:
+    level = chosen.get(_LEVEL) if isinstance(chosen, Mapping) else getattr(chosen, _LEVEL)
     return None if level is None else str(_name_of(level))
 
 
-def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], dict[str, str]]:
+def split_options(chosen: SessionOptions) -> tuple[dict[str, str | int | bool], dict[str, str]]:
     """Returns the attributes and the config entries that an application chose.
 
     Of an `onnxruntime.SessionOptions` that is every attribute that is not at its default, and every entry
@@ -140,9 +143,9 @@ def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], d
     Raises:
         LoadError: ONNX Runtime has no such session option.
     """
-    if not isinstance(given, Mapping):
-        return _read_attributes(given), _read_entries(given)
-    unknown = [name for name in given if not _is_option(name)]
+    if not isinstance(chosen, Mapping):
+        return _read_attributes(chosen), _read_entries(chosen)
+    unknown = [name for name in chosen if not _is_option(name)]
     if unknown:
         raise _refusal(
             f"bad argument of load: session_options has {', '.join(map(repr, unknown))}\n"
@@ -153,8 +156,8 @@ def split_options(given: SessionOptions) -> tuple[dict[str, str | int | bool], d
     from ortprep.options import format_option
 
     return (
-        {name: _name_of(given[name]) for name in given if name in KNOWN_ATTRIBUTES},
-        {name: format_option(given[name]) for name in given if "." in name},
+        {name: _name_of(chosen[name]) for name in chosen if name in KNOWN_ATTRIBUTES},
+        {name: format_option(chosen[name]) for name in chosen if "." in name},
     )
 
 
@@ -162,33 +165,33 @@ def _is_option(name: object) -> bool:
     return isinstance(name, str) and ("." in name or name in KNOWN_ATTRIBUTES or name == _LEVEL)
 
 
-def _require_object(given: Any) -> None:
-    if not isinstance(given, import_onnxruntime().SessionOptions):
+def _require_object(chosen: Any) -> None:
+    if not isinstance(chosen, import_onnxruntime().SessionOptions):
         raise _refusal(
-            f"bad argument of load: session_options={given!r}\n"
+            f"bad argument of load: session_options={chosen!r}\n"
             "  expected an onnxruntime.SessionOptions, or values by attribute or config key"
         )
 
 
-def _read_attributes(given: Any) -> dict[str, str | int | bool]:
-    _require_object(given)
+def _read_attributes(chosen: Any) -> dict[str, str | int | bool]:
+    _require_object(chosen)
     default = import_onnxruntime().SessionOptions()
     names = [name for name in sorted(KNOWN_ATTRIBUTES) if hasattr(default, name)]
     return {
-        name: _name_of(getattr(given, name))
+        name: _name_of(getattr(chosen, name))
         for name in names
-        if getattr(given, name) != getattr(default, name)
+        if getattr(chosen, name) != getattr(default, name)
     }
 
 
-def _read_entries(given: Any) -> dict[str, str]:
+def _read_entries(chosen: Any) -> dict[str, str]:
     from ortprep.options import NEWEST, known_session_config
 
-    return own_entries(given, (option.name for option in known_session_config(NEWEST)))
+    return own_entries(chosen, (option.name for option in known_session_config(NEWEST)))
 
 
 @contextlib.contextmanager
-def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
+def _restored(chosen: Any, merged: SessionPlan) -> Iterator[None]:
     """Gives an application's object its own values again when a load is over.
 
     ONNX Runtime can neither copy the object nor remove an entry from it. So entries the load added stay,
@@ -196,34 +199,34 @@ def _restored(given: Any, merged: SessionPlan) -> Iterator[None]:
     application's.
     """
     record = merged.session_options
-    own = own_entries(given, record.config_entries)
-    names = (_LEVEL, *(name for name in record.attributes if hasattr(given, name)))
-    before = {name: getattr(given, name) for name in names}
-    given.set_load_cancellation_flag(False)
+    entries = own_entries(chosen, record.config_entries)
+    names = (_LEVEL, *(name for name in record.attributes if hasattr(chosen, name)))
+    before = {name: getattr(chosen, name) for name in names}
+    chosen.set_load_cancellation_flag(False)
     try:
         yield
     finally:
-        given.set_load_cancellation_flag(False)
+        chosen.set_load_cancellation_flag(False)
         for name, value in before.items():
-            setattr(given, name, value)
-        for name in record.config_entries.keys() - own.keys():
+            setattr(chosen, name, value)
+        for name in record.config_entries.keys() - entries.keys():
             neutral = _neutral_value(name)
             value = record.config_entries[name] if neutral is None else neutral
             with contextlib.suppress(RuntimeError):  # one that ONNX Runtime refused before
-                given.add_session_config_entry(name, value)
-            _ADDED.setdefault(given, {})[name] = value
+                chosen.add_session_config_entry(name, value)
+            _ADDED.setdefault(chosen, {})[name] = value
 
 
-def own_entries(given: Any, names: Iterable[str]) -> dict[str, str]:
+def own_entries(chosen: Any, names: Iterable[str]) -> dict[str, str]:
     """Returns those of some config entries that an application set on its `onnxruntime.SessionOptions`.
 
     Entries that loads added are left out.
     """
-    added, found = _ADDED.get(given, {}), {}
+    added, entries = _ADDED.get(chosen, {}), {}
     for name in names:
         with contextlib.suppress(RuntimeError):  # ONNX Runtime raises it for an entry that is not set
-            found[name] = given.get_session_config_entry(name)
-    return {name: value for name, value in found.items() if added.get(name) != value}
+            entries[name] = chosen.get_session_config_entry(name)
+    return {name: value for name, value in entries.items() if added.get(name) != value}
 
 
 def _neutral_value(name: str) -> str | None:

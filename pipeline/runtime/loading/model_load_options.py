@@ -45,8 +45,8 @@ class ModelLoadOptions:
 def require_counts(*, minimum: int = 1, **values: int | None) -> None:
     """Raises `PoolError` unless all values are whole numbers from `minimum`, or None."""
     for name, value in values.items():
-        given: object = value
-        is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+        number: object = value
+        is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
         if value is not None and not (is_whole and value >= minimum):
             raise PoolError(f"bad {name}\n  expected a whole number from {minimum}, got {value!r}")
 
@@ -54,7 +54,7 @@ def require_counts(*, minimum: int = 1, **values: int | None) -> None:
 def require_positive(**values: float | None) -> None:
     """Raises `PoolError` unless all values are numbers above 0, infinity included, or None."""
     for name, value in values.items():
-        given: object = value
-        is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        number: object = value
+        is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
         if value is not None and not (is_number and 0 < value <= math.inf):
             raise PoolError(f"bad {name}\n  expected a number above 0, got {value!r}")

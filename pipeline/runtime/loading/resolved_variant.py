@@ -123,8 +123,8 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     is_same = find_stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
     if key is None or not is_same or not resolved.is_settled:
         return
-    own = ("config", "is_settled")
-    values = {name: _plain(value) for name, value in vars(resolved).items() if name not in own}
+    transient = ("config", "is_settled")
+    values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
     content = repr((key, values)).encode()
     if len(content) > _MAX_ENTRY_BYTES:
         return
@@ -144,8 +144,8 @@ def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
 
 
 def _entry(loader: Stamp, options: LoadOptions) -> str:
-    asked = "".join(f"-{value}" for value in options.selection_key)
-    return entry_path(f"{cache_folder()}/loads", loader, asked)
+    selection = "".join(f"-{value}" for value in options.selection_key)
+    return entry_path(f"{cache_folder()}/loads", loader, selection)
 
 
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:

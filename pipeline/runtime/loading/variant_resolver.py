@@ -114,9 +114,9 @@ def build_plan(
 
 
 def _plan_of(root: Path, variant: Variant, choice: PlanChoice) -> SessionPlan:
-    way = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
+    phase = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
     return SessionPlan(
-        str(resolve_inside(root, way.model or variant.model)), way.session_options, way.providers
+        str(resolve_inside(root, phase.model or variant.model)), phase.session_options, phase.providers
     )
 
 
@@ -159,14 +159,14 @@ def _nothing_fits(
     if selection.passed_over:
         lines = "\n".join(f"  {variant}" for variant in selection.passed_over)
         return NoVariantError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
-    asked = [] if target is None else [f"target {target!r}"]
+    criteria = [] if target is None else [f"target {target!r}"]
     if precision != FASTEST:
-        asked.append(f"precision {precision!r}")
+        criteria.append(f"precision {precision!r}")
         hint = f"convert: {{precision: {precision}}}   # in the spec of {config.name}"
     targets = ", ".join(dict.fromkeys(variant.target for variant in config.variants))
     variants = ", ".join(f"{variant.name} ({variant.precision})" for variant in config.variants)
     return NoVariantError(
-        f"bundle was not prepared for {' in '.join(asked)}: {root}\n"
+        f"bundle was not prepared for {' in '.join(criteria)}: {root}\n"
         f"  expected one of the targets {targets} or of the variants {variants}",
         hint=hint,
     )

@@ -122,13 +122,13 @@ def serves(
     """
     if as_source and (variant.binding or variant.half_io or variant.io_binding):
         return False
-    wanted = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
-    if precision != FASTEST and variant.precision not in wanted:
+    precisions = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
+    if precision != FASTEST and variant.precision not in precisions:
         return False
     if target == variant.name:
         return True
-    unasked = variant.bucket or (variant.half_io and precision == FASTEST)
-    return target in (None, variant.target) and not unasked
+    is_special = variant.bucket or (variant.half_io and precision == FASTEST)
+    return target in (None, variant.target) and not is_special
 
 
 def needs_gpu(requirements: Requirements) -> bool:
@@ -178,8 +178,8 @@ def _gpu_reasons(needs: Requirements, hardware: Hardware, ordinal: int) -> Itera
     if not needs_gpu(needs):
         return
     if not 0 <= ordinal < len(hardware.gpus):
-        found = f"{len(hardware.gpus)} CUDA device(s)" if hardware.gpus else "no CUDA device or driver"
-        yield f"expected CUDA device {ordinal}, got {found}"
+        present = f"{len(hardware.gpus)} CUDA device(s)" if hardware.gpus else "no CUDA device or driver"
+        yield f"expected CUDA device {ordinal}, got {present}"
         return
     capability, needed = hardware.gpus[ordinal].compute_capability, needs.compute_capability
     if needed is not None and not needed.minimum <= capability < needed.below:

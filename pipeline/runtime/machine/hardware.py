@@ -105,11 +105,11 @@ def hardware_fingerprint(target: str, hardware: Hardware | None = None) -> dict[
         target: `cpu` or `cuda`.
         hardware: The machine; this one if None.
     """
-    there = hardware or read_hardware(gpus=target == "cuda")
+    machine = hardware or read_hardware(gpus=target == "cuda")
     fingerprint: dict[str, Any] = {
-        "machine": there.machine,
-        "cpu_features": [flag for flag in there.cpu_features if flag in KERNEL_FEATURES],
-        "cores": there.cores,
+        "machine": machine.machine,
+        "cpu_features": [flag for flag in machine.cpu_features if flag in KERNEL_FEATURES],
+        "cores": machine.cores,
     }
     if target == "cuda":
         fingerprint["gpus"] = [
@@ -119,7 +119,7 @@ def hardware_fingerprint(target: str, hardware: Hardware | None = None) -> dict[
                 "driver": gpu.driver_version,
                 "cuda": gpu.cuda_version,
             }
-            for gpu in there.gpus
+            for gpu in machine.gpus
         ]
     return fingerprint
 

@@ -65,11 +65,11 @@ def _read_control_groups() -> Iterator[tuple[int, int]]:
         for group in (folder, *folder.parents):
             if not group.is_relative_to(root):
                 break
-            found = [_read_number(group / name) for name in names]
-            if found[0] is not None and found[1] is not None:
+            figures = [_read_number(group / name) for name in names]
+            if figures[0] is not None and figures[1] is not None:
                 # Files that were read and not used since are given up for whatever is needed.
                 cached = _read_field(group / "memory.stat", "inactive_file ", scale=1) or 0
-                yield found[0], max(0, found[1] - cached)
+                yield figures[0], max(0, figures[1] - cached)
 
 
 def _read_number(path: Path) -> int | None:

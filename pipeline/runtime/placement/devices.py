@@ -30,11 +30,11 @@ class Device:
         return "cpu" if self.kind == "cpu" else f"cuda:{self.ordinal}"
 
 
-def resolve_devices(wanted: str | Sequence[str], hardware: Hardware) -> tuple[Device, ...]:
+def resolve_devices(requested: str | Sequence[str], hardware: Hardware) -> tuple[Device, ...]:
     """Returns the devices that were named.
 
     Args:
-        wanted: `all` (every GPU, or the CPU where there is none), one device, or several.
+        requested: `all` (every GPU, or the CPU where there is none), one device, or several.
         hardware: The machine.
 
     Raises:
@@ -42,20 +42,20 @@ def resolve_devices(wanted: str | Sequence[str], hardware: Hardware) -> tuple[De
     """
     gpus = tuple(Device("cuda", n, gpu.memory_bytes) for n, gpu in enumerate(hardware.gpus))
     cpu = Device("cpu", 0, hardware.memory_bytes)
-    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    names = (requested,) if isinstance(requested, str) else tuple(requested)
     if names == ("all",):
         return gpus or (cpu,)
-    known = {device.name: device for device in (cpu, *gpus)}
-    offered = ", ".join(known)
+    by_name = {device.name: device for device in (cpu, *gpus)}
+    offered = ", ".join(by_name)
     if not names or len(set(names)) != len(names):
         raise PoolError(
             f"bad devices: {list(names)}\n  expected each once, of {offered}",
             hint="PoolConfig(workers_per_device=2) for several workers on one",
         )
     for name in names:
-        if name not in known:
+        if name not in by_name:
             raise PoolError(
                 f"no such device on this machine: {name!r}\n  expected all, or some of {offered}",
                 hint="nvidia-smi -L",
             )
-    return tuple(known[name] for name in names)
+    return tuple(by_name[name] for name in names)

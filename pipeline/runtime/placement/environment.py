@@ -45,12 +45,12 @@ def plan_environments(
     usable = [tuple(sorted(set(node) & set(processors))) for node in nodes]
     usable = [node for node in usable if node]
     share = max(1, len(processors) // count)
-    places = []
+    environments = []
     for index in range(count):
         device = devices[index // workers_per_device]
         # Several nodes: a worker stays on one, since memory of another is slower. One: the kernel knows best.
         node = usable[index * len(usable) // count] if len(usable) > 1 and count > 1 else None
-        places.append(
+        environments.append(
             WorkerEnvironment(
                 device=device,
                 device_id=None if device.kind == "cpu" else 0,
@@ -60,7 +60,7 @@ def plan_environments(
                 processors=node,
             )
         )
-    return tuple(places)
+    return tuple(environments)
 
 
 def _variables(device: Device, visible: str | None) -> dict[str, str]:

@@ -38,8 +38,10 @@ def read_load(
         return ModelLoad(name, weights / _MB, weights)
     measured = read_figures(bundle)
     figures = measured.get(general.name)
-    beside = find_buckets(config, general) if buckets else ()
-    memory = sum(_memory(one, measured.get(one.name), copies) for one in (general, *beside))
+    bucket_variants = find_buckets(config, general) if buckets else ()
+    memory = sum(
+        _memory(variant, measured.get(variant.name), copies) for variant in (general, *bucket_variants)
+    )
     cost = _weights_bytes(general) / _MB if figures is None else figures.steady_ms.median
     return ModelLoad(name, cost, memory)
 
@@ -71,12 +73,12 @@ def read_figures(bundle: Path) -> dict[str, PlanFigures]:
     """Returns what was measured of variants, by name; the portable one is measured with those of a target."""
     if not (bundle / MANIFEST_FILE).exists():
         return {}
-    found: dict[str, PlanFigures] = {}
+    by_variant: dict[str, PlanFigures] = {}
     for record in read_manifest(bundle).variants:
         figures = _shipped_figures(record)
         if figures is not None:
-            found.setdefault(_PORTABLE if figures.plan == _PORTABLE else record.name, figures)
-    return found
+            by_variant.setdefault(_PORTABLE if figures.plan == _PORTABLE else record.name, figures)
+    return by_variant
 
 
 def _memory(variant: Variant, figures: PlanFigures | None, copies: int) -> int:

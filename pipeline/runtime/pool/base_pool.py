@@ -254,8 +254,8 @@ class BasePool(ABC):
         futures: dict[str, PoolFuture] = {}
         try:
             for name in names:
-                own = {key: shared[key] for key in self._signatures[name].inputs if key in shared}
-                futures[name] = self.submit(own, model=name, **options)
+                model_inputs = {key: shared[key] for key in self._signatures[name].inputs if key in shared}
+                futures[name] = self.submit(model_inputs, model=name, **options)
             return {name: future.result() for name, future in futures.items()}
         finally:
             for future in futures.values():

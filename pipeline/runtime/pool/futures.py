@@ -68,6 +68,6 @@ class Waiter:
 
 def clone_error(error: PipelineError) -> PipelineError:
     """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
-    fresh = type(error)(error.message, hint=error.hint)
-    fresh.__dict__.update(error.__dict__)
-    return fresh
+    clone = type(error)(error.message, hint=error.hint)
+    clone.__dict__.update(error.__dict__)
+    return clone

@@ -137,8 +137,8 @@ class Ledger:
         whose first request came first, so that no model waits for another's backlog.
         """
         names = (model,) if model is not None else tuple(self._queues)
-        while (found := self._next(names)) is not None:
-            request, worker = found
+        while (chosen := self._next(names)) is not None:
+            request, worker = chosen
             state = self._workers[worker]
             if not state.sent:
                 state.since = now
@@ -250,7 +250,7 @@ class Ledger:
     def withdraw_all(self, model: str) -> list[Request]:
         """Takes every waiting request of a model out of the books and returns them."""
         numbers = list(self._queues.get(model, ()))
-        return [found for number in numbers if (found := self.withdraw(number)) is not None]
+        return [request for number in numbers if (request := self.withdraw(number)) is not None]
 
     def clear(self) -> list[Request]:
         """Takes every request out of the books and returns them."""

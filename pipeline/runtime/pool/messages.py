@@ -145,14 +145,14 @@ def lay_out(
     Raises:
         PoolError: There are too many for a message.
     """
-    given = offsets or (None,) * len(shapes)
-    copied = tuple(position for position, offset in enumerate(given) if offset is None)
+    known_offsets = offsets or (None,) * len(shapes)
+    copied = tuple(position for position, offset in enumerate(known_offsets) if offset is None)
     text_bytes = sum(_PLACE.size + 8 * len(shape) for shape in shapes)
     if _align(HEAD_BYTES + text_bytes) + INLINE_BYTES > MAX_PACKET_BYTES:
         raise PoolError(f"too many tensors for a message\n  got {len(shapes)}")
     is_inline = sum(_align(sizes[position]) for position in copied) <= INLINE_BYTES
     end, places = _align(HEAD_BYTES + text_bytes) if is_inline else 0, []
-    for shape, size, offset in zip(shapes, sizes, given, strict=True):
+    for shape, size, offset in zip(shapes, sizes, known_offsets, strict=True):
         if offset is not None:
             places.append(TensorPlace(IN_FILE, offset, shape))
             continue
@@ -226,16 +226,16 @@ class PlaceReader:
             PoolError: They are cut short, contradict themselves, or lie outside.
         """
         text = bytes(packet[HEAD_BYTES : HEAD_BYTES + head.text_bytes])
-        known = self._known.get(text)
-        if known is None:
+        decoded = self._known.get(text)
+        if decoded is None:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            known = self._known[text] = self._decode(text, head.tensors)
+            decoded = self._known[text] = self._decode(text, head.tensors)
         limits = (len(packet), head.block_bytes)
-        for place, size in zip(*known, strict=True):
+        for place, size in zip(*decoded, strict=True):
             if place.base <= IN_BLOCK and place.offset + size > limits[place.base]:
                 raise PoolError(f"{self._subject} lies outside of its memory\n  got {size} bytes at {place}")
-        return known[0]
+        return decoded[0]
 
     def _decode(self, text: bytes, count: int) -> tuple[tuple[TensorPlace, ...], tuple[int, ...]]:
         if count != len(self._itemsizes):

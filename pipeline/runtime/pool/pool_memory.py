@@ -111,11 +111,11 @@ class PoolMemory:
 
     def collect(self) -> bool:
         """Takes back the blocks whose arrays are gone, and says whether there were any."""
-        found = False
+        has_any = False
         while (block := self.queue.take()) is not None:
             self.release(block)
-            found = True
-        return found
+            has_any = True
+        return has_any
 
     def find(self, array: Array) -> int | None:
         """Returns where in the file an array lies, None if it lies elsewhere."""
@@ -152,13 +152,13 @@ class PoolMemory:
         if excess <= 0:
             return []
         self._arena.trim(max(0, self._arena.held_bytes - excess))
-        found = []
+        workers = []
         for worker in range(len(self._answers)) if self.held_bytes > self.max_bytes else ():
             held = self._held_by(worker)
             if held > self._answers_of(worker) and held != self._trimmed_at[worker]:
                 self._trimmed_at[worker] = held
-                found.append(worker)
-        return found
+                workers.append(worker)
+        return workers
 
     def begin_worker(self, worker: int) -> tuple[Span, ...]:
         """Takes note of a worker's start, and returns its predecessors' answers that are in use."""

@@ -93,25 +93,25 @@ class WorkerProcess:
     """
 
     def __init__(self, job: WorkerJob, environment: Mapping[str, str], memory: int) -> None:
-        with ExitStack() as theirs, ExitStack() as ours:
-            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.callback(mine.close)
-            theirs.callback(its.close)
+        with ExitStack() as worker_ends, ExitStack() as pool_ends:
+            pool_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pool_ends.callback(pool_end.close)
+            worker_ends.callback(worker_end.close)
             self.output, output = os.pipe()
-            ours.callback(os.close, self.output)
-            theirs.callback(os.close, output)
+            pool_ends.callback(os.close, self.output)
+            worker_ends.callback(os.close, output)
             death_pipe, self._death_pipe = os.pipe()
-            ours.callback(os.close, self._death_pipe)
-            theirs.callback(os.close, death_pipe)
-            job = replace(job, descriptors=(its.fileno(), death_pipe, output, memory))
+            pool_ends.callback(os.close, self._death_pipe)
+            worker_ends.callback(os.close, death_pipe)
+            job = replace(job, descriptors=(worker_end.fileno(), death_pipe, output, memory))
             self._process = _spawn(job, environment)
-            ours.callback(self.reap)
-            ours.callback(self.kill)
+            pool_ends.callback(self.reap)
+            pool_ends.callback(self.kill)
             self.pid = self._process.pid
             self.sentinel = os.pidfd_open(self.pid)
-            ours.pop_all()
+            pool_ends.pop_all()
         os.set_blocking(self.output, False)
-        self.channel = PacketChannel(mine)
+        self.channel = PacketChannel(pool_end)
 
     def read_output(self) -> bytes | None:
         """Returns what it printed, b"" at the end, None if there is nothing now."""

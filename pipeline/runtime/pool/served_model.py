@@ -117,7 +117,9 @@ class ServedSession:
         elapsed_ns = time.perf_counter_ns() - started
         self._check_types(outputs)
         was_refused = layout is not None
-        layout = lay_out(tuple([one.shape for one in outputs]), tuple([one.nbytes for one in outputs]))
+        layout = lay_out(
+            tuple([output.shape for output in outputs]), tuple([output.nbytes for output in outputs])
+        )
         self._learn(shapes, layout, was_refused=was_refused)
         return self._copy(number, layout, outputs, elapsed_ns, memory)
 
@@ -129,8 +131,8 @@ class ServedSession:
 
     def _learn(self, shapes: Shapes, layout: Layout, *, was_refused: bool) -> None:
         """Remembers what comes out for inputs of some shapes; None where that is no use or not always so."""
-        known = self._layouts.get(shapes, layout)
-        if known is None:
+        previous = self._layouts.get(shapes, layout)
+        if previous is None:
             return
         is_bindable = (
             self.runner.is_native
@@ -138,7 +140,7 @@ class ServedSession:
             and layout.block_bytes >= _MIN_BOUND_BYTES
             and all(math.prod(place.shape) for place in layout.places)
         )
-        self._layouts[shapes] = layout if known == layout and is_bindable and not was_refused else None
+        self._layouts[shapes] = layout if previous == layout and is_bindable and not was_refused else None
         if len(self._layouts) > _MAX_CACHED:
             self._layouts.popitem(last=False)
 
@@ -159,8 +161,8 @@ class ServedSession:
                 binding.bind_output(name, "cpu", 0, dtype, list(view.shape), view.ctypes.data)
             session.run_with_iobinding(binding)
             # An output that is an input as well, or an initializer, is handed back and not written.
-            given = zip(binding.get_outputs(), views, strict=True)
-            is_written = all(value.data_ptr() == view.ctypes.data for value, view in given)
+            outputs = zip(binding.get_outputs(), views, strict=True)
+            is_written = all(value.data_ptr() == view.ctypes.data for value, view in outputs)
         except self.runner.errors:
             pass  # the run that follows says whether it was the shapes or the inputs
         finally:

@@ -65,7 +65,7 @@ class SessionPool(BasePool):
         config = config or PoolConfig()
         paths = _name_bundles(bundles, config.require_signature)
         configs = {name: read_loader_config(path) for name, path in paths.items()}
-        signatures = {name: read_signature(name, found) for name, found in configs.items()}
+        signatures = {name: read_signature(name, loader_config) for name, loader_config in configs.items()}
         devices = resolve_devices(config.devices, read_hardware())
         _, self.placement = place_bundles(
             paths,
@@ -75,13 +75,13 @@ class SessionPool(BasePool):
             buckets=config.buckets,
         )
         models = {
-            name: ModelJob(number, name, str(paths[name]), found)
-            for number, (name, found) in enumerate(configs.items())
+            name: ModelJob(number, name, str(paths[name]), loader_config)
+            for number, (name, loader_config) in enumerate(configs.items())
         }
         workers = _make_workers(devices, config, self.placement, models)
-        wanted = len(workers) if config.min_ready is None else config.min_ready
-        if wanted > len(workers):
-            raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {wanted}")
+        min_ready = len(workers) if config.min_ready is None else config.min_ready
+        if min_ready > len(workers):
+            raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {min_ready}")
         memory = PoolMemory(len(workers), config.max_shared_bytes or _default_shared_bytes())
         try:
             self._broker = RequestBroker(signatures, memory, config.max_pending)
@@ -95,7 +95,7 @@ class SessionPool(BasePool):
         self._finalizer.atexit = False  # the supervisors' own, which waits
         self._supervisor.start()
         try:
-            self._supervisor.wait_ready(wanted)
+            self._supervisor.wait_ready(min_ready)
         except BaseException:  # an interrupt, too, must leave no worker
             self.close(drain=False)
             raise
@@ -112,11 +112,11 @@ class SessionPool(BasePool):
             or self._broker.memory.find(array) is not None
         ):
             return array
-        place = self.empty(name, array.shape, model=model, timeout_s=timeout_s)
-        place[...] = array
+        shared = self.empty(name, array.shape, model=model, timeout_s=timeout_s)
+        shared[...] = array
         with self._broker.changed:
             self._broker.copied_in_bytes += array.nbytes
-        return place
+        return shared
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
         """Has every ready worker run its golden samples again; one that answers wrongly is replaced.
@@ -206,20 +206,20 @@ def _make_workers(
         threads=config.threads,
     )
     workers: list[WorkerState] = []
-    for index, place in enumerate(environments):
+    for index, environment in enumerate(environments):
         names = placement.assignments[index // count].models
         if names:
-            device = place.device.name
+            device = environment.device.name
             figures = WorkerStats(len(workers), f"{device}/{index % count}", device, names)
             job = WorkerJob(
                 entry=config.worker,
                 path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
                 models=tuple(models[name] for name in names),
-                device_id=place.device_id,
-                processors=place.processors,
-                load=config.load_options(threads=place.threads, may_spin=place.may_spin),
+                device_id=environment.device_id,
+                processors=environment.processors,
+                load=config.load_options(threads=environment.threads, may_spin=environment.may_spin),
             )
-            workers.append(WorkerState(place.variables, job, figures))
+            workers.append(WorkerState(environment.variables, job, figures))
     return workers
 
 

@@ -283,12 +283,12 @@ class WorkerManager:
         if worker.state == "waiting":
             log.warning("%s; starting it again", error.message)
             return
-        left = [other.name for other in self._workers if other.state != "failed"]
-        log.error("%s; given up, the pool goes on with %s", error.message, ", ".join(left) or "none")
+        remaining = [other.name for other in self._workers if other.state != "failed"]
+        log.error("%s; given up, the pool goes on with %s", error.message, ", ".join(remaining) or "none")
         for model in worker.models:
             if all(other.state == "failed" for other in self._workers if model in other.models):
-                gone = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)
-                self._broker.mark_unavailable(model, gone)
+                refusal = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)
+                self._broker.mark_unavailable(model, refusal)
 
     def _observe(
         self,

@@ -121,10 +121,10 @@ class WorkerState:
         if self.start_error is not None:
             return self.start_error
         lines = self.said.lines
-        said = "".join(f"\n    {line}" for line in lines)
+        output = "".join(f"\n    {line}" for line in lines)
         reason = "" if self.reason is None else f": {self.reason.message}"
         error = WorkerDiedError(
-            f"{self.name} died{reason}\n  pid {pid}, {describe_exit(exit_code)}{said}",
+            f"{self.name} died{reason}\n  pid {pid}, {describe_exit(exit_code)}{output}",
             hint=None if self.reason is None else self.reason.hint,
         )
         error.pid, error.returncode, error.stderr = pid, exit_code, lines
@@ -169,9 +169,9 @@ class OutputTail:
         """Takes what came and returns the lines that it completed."""
         *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
         self._rest = rest[-_LINE_CHARACTERS:]
-        kept = [line[:_LINE_CHARACTERS] for line in lines if line.strip()]
-        self._lines.extend(kept)
-        return kept
+        completed = [line[:_LINE_CHARACTERS] for line in lines if line.strip()]
+        self._lines.extend(completed)
+        return completed
 
     @property
     def lines(self) -> tuple[str, ...]:

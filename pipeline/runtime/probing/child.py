@@ -151,8 +151,8 @@ def _spawn(
     """Returns the child, and when it was about to be spawned."""
     # Temporary files of a child that is killed go with its folder.
     # Sessions are made of the files that are named, even below `ortprep run`.
-    own = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
-    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **environment, **own}
+    fixed = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
+    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **environment, **fixed}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(
@@ -205,13 +205,13 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 def _read_reply(
     function: str, process: subprocess.Popen[bytes], folder: Path, started_s: float, elapsed_s: float
 ) -> Reply:
-    reply_file, said = folder / _REPLY, _tail(folder / _OUTPUT)
+    reply_file, output = folder / _REPLY, _tail(folder / _OUTPUT)
     if not reply_file.exists():
         if process.returncode == _NO_ROOM_EXIT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         message = (
             f"child process died: {function} (pid {process.pid})\n"
-            f"  expected an answer, got {describe_exit(process.returncode)}{said}"
+            f"  expected an answer, got {describe_exit(process.returncode)}{output}"
         )
         if process.returncode == -signal.SIGKILL:
             hint = (
@@ -224,8 +224,8 @@ def _read_reply(
             f"child process answered too much: {function}\n  expected under {_MAX_REPLY_BYTES} bytes"
         )
     reply = json.loads(reply_file.read_bytes())
-    if said:
-        log.debug("%s (pid %d) said:%s", function, process.pid, said)
+    if output:
+        log.debug("%s (pid %d) said:%s", function, process.pid, output)
     if "error" in reply:
         error = reply["error"]
         if error["kind"] == _OS_ERROR:

@@ -85,8 +85,8 @@ def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
     error, session = request.get("error"), request.get("session")
     if request["bundle"] is None:
         plan = decode(SessionPlan, request["plan"])
-        asked = [provider.name for provider in plan.providers]
-        if session is None or session.get_providers()[: len(asked)] != asked:
+        requested = [provider.name for provider in plan.providers]
+        if session is None or session.get_providers()[: len(requested)] != requested:
             build_session(plan)  # which explains it
             error = error or LoadError(f"cannot load {plan.model} twice alike")
     if error is not None:

@@ -86,9 +86,9 @@ def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> 
     attributes = dict(plan.session_options.attributes)
     if threads is not None:
         for name in ("intra_op_num_threads", "inter_op_num_threads"):
-            asked = attributes.get(name, 0)
+            recorded = attributes.get(name, 0)
             is_parallel = name.startswith("intra") or name in attributes
-            if is_parallel and (not isinstance(asked, int) or asked <= 0 or asked > threads):
+            if is_parallel and (not isinstance(recorded, int) or recorded <= 0 or recorded > threads):
                 attributes[name] = threads
     entries = dict(plan.session_options.config_entries)
     if not may_spin:
@@ -108,8 +108,8 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
     config = read_loader_config(root)
     if not any(needs_gpu(variant.requirements) for variant in config.variants):
         return None
-    asked = LoadOptions(precision=options.precision)
-    variant = select_variant(config, asked, read_machine(gpus=False)).variant
+    criteria = LoadOptions(precision=options.precision)
+    variant = select_variant(config, criteria, read_machine(gpus=False)).variant
     return None if variant is None else variant.name
 
 

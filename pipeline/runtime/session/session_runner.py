@@ -87,9 +87,9 @@ class ShapeDispatcher(Generic[T]):
     ) -> None:
         self._general = opened.variant
         self._names = tuple(tensor.name for tensor in opened.config.inputs)
-        variants = tuple(one.variant for one in (opened, *buckets))
+        variants = tuple(bundle.variant for bundle in (opened, *buckets))
         self.config = dataclasses.replace(opened.config, variants=variants)
-        self._made = {one.variant.name: make(one) for one in (opened, *buckets)}
+        self._made = {bundle.variant.name: make(bundle) for bundle in (opened, *buckets)}
         self._known: dict[Shapes, T] = {}
         self.variant, *rest = self._made
         self.buckets = tuple(rest)
@@ -101,18 +101,18 @@ class ShapeDispatcher(Generic[T]):
 
     def find(self, shapes: Shapes) -> T:
         """Returns what serves batches of some shapes, which are in the order of the bundle's inputs."""
-        made = self._known.get(shapes)
-        if made is None:
+        target = self._known.get(shapes)
+        if target is None:
             named = dict(zip(self._names, shapes, strict=True))
             chosen = choose_bucket(self.config, self._general, shapes=named) or self._general
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            made = self._known[shapes] = self._made[chosen.name]
-        return made
+            target = self._known[shapes] = self._made[chosen.name]
+        return target
 
 
 def open_buckets(opened: OpenedBundle, options: LoadOptions) -> list[OpenedBundle]:
     """Opens the shape buckets of a bundle that this machine can run; raises as `load` does."""
     runnable = with_runnable_buckets(opened, device_id=options.device_id)
-    found = find_buckets(runnable, opened.variant)
-    return [open_bucket(opened.root, opened.config, bucket, options) for bucket in found]
+    buckets = find_buckets(runnable, opened.variant)
+    return [open_bucket(opened.root, opened.config, bucket, options) for bucket in buckets]

@@ -64,13 +64,13 @@ def read_signature(model: str, config: LoaderConfig) -> Signature:
 
 def _find_dtypes(tensors: Iterable[TensorSpec]) -> dict[str, np.dtype[Any]]:
     """Returns the types of tensors by name, but for those that cannot lie in shared memory."""
-    found = {}
+    dtypes = {}
     for tensor in tensors:
         with suppress(PipelineError):
             dtype = numpy_dtype(tensor.dtype)
             if dtype in _TRANSPORTABLE:
-                found[tensor.name] = dtype
-    return found
+                dtypes[tensor.name] = dtype
+    return dtypes
 
 
 def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]:
@@ -124,6 +124,6 @@ def _as_bits(array: Array, kind: ElementType) -> Array | None:
     """Returns an array of a type that numpy got from elsewhere (`ml_dtypes`) as this package has it."""
     name = array.dtype.name
     # `ml_dtypes` calls float4e2m1 float4_e2m1fn.
-    found = find_element_type(name) or find_element_type(name.removesuffix("fn"))
-    is_same = found == kind and array.dtype.itemsize == kind.dtype.itemsize
+    element_type = find_element_type(name) or find_element_type(name.removesuffix("fn"))
+    is_same = element_type == kind and array.dtype.itemsize == kind.dtype.itemsize
     return np.ascontiguousarray(array).view(kind.dtype).reshape(array.shape) if is_same else None

@@ -98,11 +98,16 @@ def read_answer(answer: Answer) -> Array:
 
 def run_samples(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of `write_answers`: takes its fields and returns `Answers`, both as JSON types."""
-    wanted = decode(_AnswersRequest, request)
-    session = build_session(wanted.plan)
+    job = decode(_AnswersRequest, request)
+    session = build_session(job.plan)
     written = tuple(
-        _answer(session, wanted.plan.model, Path(sample), folder=Path(wanted.folder) / str(position))
-        for position, sample in enumerate(wanted.samples)
+        _answer(
+            session,
+            job.plan.model,
+            Path(sample),
+            folder=Path(job.folder) / str(position),
+        )
+        for position, sample in enumerate(job.samples)
     )
     answered = Answers(
         inputs=tuple(_signature(value) for value in session.get_inputs()),

@@ -154,8 +154,8 @@ def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
     if kind in "iu":
         return _compare_integers(expected, got, tolerance)
     differs = expected != got
-    absolute, nothing = differs.astype(np.float64), np.zeros(len(expected))
-    return _summarise(absolute, nothing, allowed=nothing, wrong=differs)
+    absolute, zeros = differs.astype(np.float64), np.zeros(len(expected))
+    return _summarise(absolute, zeros, allowed=zeros, wrong=differs)
 
 
 def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> _Block:

@@ -118,11 +118,13 @@ def _find_problems(
         # Tensors of a sequence or map, `NAME[…]`, have the tolerance of `NAME`, as when they were verified.
         outputs = golden.outputs
         tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or golden.default
-        found = compare_output(recorded.values, got, tolerance, name=name)
-        if not found.ok:
+        result = compare_output(recorded.values, got, tolerance, name=name)
+        if not result.ok:
             # Without elements to compare, the reason says it all.
-            where = f" at {_index(found.worst_index, recorded)}: expected {found.expected}, got {found.got}"
-            yield f"{name}: {found.reason}{where if found.expected is not None else ''}"
+            where = (
+                f" at {_index(result.worst_index, recorded)}: expected {result.expected}, got {result.got}"
+            )
+            yield f"{name}: {result.reason}{where if result.expected is not None else ''}"
 
 
 def _index(worst: tuple[int, ...], recorded: RecordedOutput) -> list[int]:
