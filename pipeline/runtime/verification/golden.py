@@ -121,9 +121,8 @@ def _find_problems(
         result = compare_output(recorded.values, got, tolerance, name=name)
         if not result.ok:
             # Without elements to compare, the reason says it all.
-            where = (
-                f" at {_index(result.worst_index, recorded)}: expected {result.expected}, got {result.got}"
-            )
+            index = _index(result.worst_index, recorded)
+            where = f" at {index}: expected {result.expected}, got {result.got}"
             yield f"{name}: {result.reason}{where if result.expected is not None else ''}"
 
 

@@ -27,13 +27,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
-def run(model: Path, code: str) -> None:
+def assert_runs(model: Path, code: str) -> None:
     done = run_python(CHECK + code, model, ORTPREP_BUNDLES=str(model.parent / "bundles"))
     assert done.returncode == 0, done.stderr
 
 
 def test_before_the_application_imports_onnxruntime(model: Path) -> None:
-    run(
+    assert_runs(
         model,
         """
 from ortprep.runtime import install
@@ -55,7 +55,7 @@ assert session.get_providers() == ["CPUExecutionProvider"]
 
 
 def test_after_the_application_imported_it_its_sessions_stay_instances(model: Path) -> None:
-    run(
+    assert_runs(
         model,
         """
 import onnxruntime
@@ -74,7 +74,7 @@ assert not isinstance(model, onnxruntime.InferenceSession)
 
 
 def test_classes_of_the_application_inherit_from_it(model: Path) -> None:
-    run(
+    assert_runs(
         model,
         """
 import abc, ortprep.runtime
@@ -104,7 +104,7 @@ assert not isinstance(onnxruntime.InferenceSession(model), Counting)
 
 
 def test_load_makes_its_own_sessions_whatever_is_installed(model: Path) -> None:
-    run(
+    assert_runs(
         model,
         """
 import ortprep.runtime
@@ -119,7 +119,7 @@ assert of_bundle(session) and isinstance(session, onnxruntime.InferenceSession)
 
 
 def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model: Path) -> None:
-    run(
+    assert_runs(
         model,
         """
 import types

@@ -39,7 +39,7 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def wait_until_gone(pid: int) -> None:
+def assert_gone(pid: int) -> None:
     wait_for(lambda: not is_alive(pid), what=f"process {pid} ends")
 
 
@@ -177,14 +177,14 @@ def test_what_a_child_prints_is_no_part_of_its_answer(capfd: pytest.CaptureFixtu
 
 def test_what_a_child_leaves_running_ends_with_it() -> None:
     pid = run_child(f"{BAD}:leave_grandchild", {}).value["pid"]
-    wait_until_gone(pid)
+    assert_gone(pid)
 
 
 def test_what_a_crashed_child_forked_ends_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(ChildError, match="SIGSEGV"):
         run_child(f"{BAD}:fork_then_die", {"pid_file": str(pid_file)})
-    wait_until_gone(int(pid_file.read_text()))
+    assert_gone(int(pid_file.read_text()))
 
 
 def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         assert is_alive(pid)
         parent.kill()
         parent.wait()
-    wait_until_gone(pid)
+    assert_gone(pid)
 
 
 def test_an_interrupted_wait_ends_the_child(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def inputs(tmp_path: Path) -> str:
     return str(tmp_path / "0.npz")
 
 
-def check_figures(result: ProbeResult) -> None:
+def assert_figures(result: ProbeResult) -> None:
     import onnxruntime
 
     assert result.onnxruntime == onnxruntime.__version__
@@ -44,12 +44,12 @@ def test_a_plan_is_measured(tmp_path: Path, inputs: str) -> None:
     files = (str(model), str(data))
     request = ProbeRequest(default_plan(str(model)), inputs, steady_s=0.01, drop_cache=files)
     result = measure_plan(request, timeout_s=600)
-    check_figures(result)
+    assert_figures(result)
 
 
 def test_a_bundle_is_measured_through_load(tmp_path: Path, inputs: str) -> None:
     bundle = write_bundle(tmp_path / "b")
-    check_figures(measure_plan(ProbeRequest(None, inputs, 0.01, bundle=str(bundle)), timeout_s=600))
+    assert_figures(measure_plan(ProbeRequest(None, inputs, 0.01, bundle=str(bundle)), timeout_s=600))
 
 
 def modules_after(code: str) -> set[str]:
