@@ -102,7 +102,7 @@ INTEGER_PASSES = ("int8-dynamic", "int8-static")
 
 
 def computes_with_integers(record: ConversionRecord | None) -> bool:
-    """Says whether a conversion's products are computed with 8-bit integers."""
+    """Returns whether a conversion's products are computed with 8-bit integers."""
     last_step = record.steps[-1] if record is not None and record.steps else None
     return last_step is not None and any(graph_pass.name in INTEGER_PASSES for graph_pass in last_step.passes)
 

@@ -72,7 +72,7 @@ class DigestCache:
 
     One small file per inode: looking one up costs a load microseconds, hard links share an entry, and writers
     never wait for each other. The cache is an optimisation only: where it cannot be read or written, every
-    digest is computed. An entry that another user wrote, root aside, is not believed.
+    digest is computed. An entry that another user wrote, root aside, is not used.
 
     Args:
         folder: Where entries are kept; None for `default_cache_folder`.

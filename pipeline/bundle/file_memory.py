@@ -1,7 +1,7 @@
 """What is remembered of files between processes: small entries in the user's cache folder, found by inode.
 
 A memory is an optimisation only: where it cannot be read or written, what it would say is computed again. An
-entry that another user wrote or may write to, root aside, is not believed. This module imports next to
+entry that another user wrote or may write to, root aside, is not used. This module imports next to
 nothing, since the quickest load goes through it.
 """
 
@@ -50,7 +50,7 @@ def find_stamp(file: str | os.PathLike[str]) -> Stamp:
 
 
 def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
-    """Says whether a file would have shown, by its stamp, that it was written to since a moment.
+    """Returns whether a file would have shown, by its stamp, that it was written to since a moment.
 
     Args:
         stamp: As it was read at that moment or later.
@@ -79,7 +79,7 @@ def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
 
 
 def read_entry(path: str, *, max_bytes: int) -> bytes | None:
-    """Returns the content of an entry; None if there is none, it is longer, or it is not to be believed."""
+    """Returns the content of an entry; None if there is none, it is longer, or another user may write it."""
     try:
         # A link could lead to another file of the user's; a FIFO would be waited for.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -137,7 +137,7 @@ def write_digest(stamp: Stamp, digest: str, folder: str) -> None:
 
 
 def is_digest(text: str) -> bool:
-    """Says whether `text` is `sha256:` and 64 lower-case hexadecimal digits."""
+    """Returns whether `text` is `sha256:` and 64 lower-case hexadecimal digits."""
     return len(text) == 71 and text.startswith(DIGEST_PREFIX) and set(text[7:]) <= _HEX
 
 

@@ -260,7 +260,7 @@ def _contradictions(variant: Variant) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Says whether a text can be part of a message: it gets there as it is."""
+    """Returns whether a text can be part of a message: it gets there as it is."""
     return re.fullmatch(r"[A-Za-z0-9._+-]{1,128}", text) is not None
 
 

@@ -1,4 +1,4 @@
-"""ONNX files at the level of protobuf's wire format, so that weights need never be read to know a model.
+"""ONNX files at the level of protobuf's wire format, so that a model is read without its weights.
 
 An inline model is mostly weights. Parsing one with `onnx.load` holds it twice (file and message); here only
 the graph is read, and values of large tensors are stepped over. The field numbers are those of `onnx.proto3`;

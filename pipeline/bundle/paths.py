@@ -18,12 +18,12 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 def is_safe_name(name: str) -> bool:
-    """Says whether `name` can be a model's, a target's or a variant's."""
+    """Returns whether `name` can be a model's, a target's or a variant's."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def is_safe_path(path: str) -> bool:
-    """Says whether `path` is a relative POSIX path that stays below the folder it is resolved in."""
+    """Returns whether `path` is a relative POSIX path that stays below the folder it is resolved in."""
     if not path or len(path) > 1024 or "\\" in path or not path.isprintable():
         return False
     pure = PurePosixPath(path)

@@ -1,4 +1,4 @@
-"""What a manifest tells of the search for a plan: every trial, the finals, the choice."""
+"""What a manifest records of the search for a plan: every trial, the finals, the choice."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
 
 
 def may_be_replaced(folder: Path) -> bool:
-    """Says whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
+    """Returns whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
     from ortprep.bundle.manifest import read_manifest
 
     if not os.path.lexists(folder):
@@ -157,7 +157,7 @@ def may_be_replaced(folder: Path) -> bool:
 def raise_differences(
     root: Path, differences: tuple[FileDifference, ...], *, hint: str | None = None
 ) -> None:
-    """Raises `IntegrityError` if there are differences, naming all; `hint` tells what to do about them."""
+    """Raises `IntegrityError` if there are differences, naming all; `hint` is what to do about them."""
     if differences:
         lines = "\n".join(f"  {difference}" for difference in differences)
         raise IntegrityError(

@@ -1,4 +1,4 @@
-"""Session and provider options ONNX Runtime knows, per version: type, values, default, effect."""
+"""Session and provider options of ONNX Runtime, per version: type, values, default, effect."""
 
 from ortprep.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
 from ortprep.options.session import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data

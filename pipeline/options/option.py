@@ -57,7 +57,7 @@ class Option:
     owner: str | None = None
 
     def exists_in(self, version: str) -> bool:
-        """Tells whether that version of ONNX Runtime has the option; raises as `version_parts`."""
+        """Returns whether that version of ONNX Runtime has the option; raises as `version_parts`."""
         return version_parts(self.since) <= max(version_parts(version), version_parts(OLDEST))
 
     @property
@@ -73,7 +73,7 @@ class Option:
         return described if self.multiple is None else f"{described}, a multiple of {self.multiple}"
 
     def accepts(self, text: str) -> bool:
-        """Tells whether ONNX Runtime does what is meant with that value."""
+        """Returns whether ONNX Runtime does what is meant with that value."""
         if len(text) > MAX_VALUE_LENGTH or "\0" in text:
             return False
         if self.kind == "switch":

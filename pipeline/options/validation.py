@@ -61,7 +61,7 @@ def known_attributes(version: str) -> tuple[Option, ...]:
 
 
 def is_newer(version: str) -> bool:
-    """Tells whether a version is newer than the tables; raises as `version_parts`."""
+    """Returns whether a version is newer than the tables; raises as `version_parts`."""
     return version_parts(version) > version_parts(NEWEST)
 
 
@@ -80,7 +80,7 @@ def find_unlisted(names: Iterable[str], *, provider: str | None = None, version:
 
 
 def is_harmless(value: Scalar) -> bool:
-    """Tells whether an option that no table has may have a value: none that could be a path or an address."""
+    """Returns whether an option that no table has may have a value: none that could be path or address."""
     return _HARMLESS.fullmatch(format_option(value)) is not None
 
 

@@ -1,4 +1,4 @@
-"""What an x86 processor says of itself, as the C library passes it on."""
+"""The features of an x86 processor, as the C library passes them on."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:
     """Returns the variants for certain sizes that may serve beside one for all, in the bundle's order.
 
     They are for the same target and in the same precision, so that answers do not change their kind with the
-    batch. A bucket that was asked for by name has none beside it.
+    batch. A bucket that was requested by name has none beside it.
     """
     if general.bucket:
         return ()

@@ -23,9 +23,9 @@ _MAX_CACHED = 1024
 
 
 class VariantSession:
-    """A variant with its session, which is made when it is first asked for, once for all threads.
+    """A variant with its session, which is made at its first use, once for all threads.
 
-    What `make` raises is raised to who asked, and the next to ask has it try again.
+    What `make` raises is raised to that caller; the next caller tries again.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BucketedSession(SessionProxy):
     ) -> Any:
         """Runs as `InferenceSession.run` does, on the session for the shapes of the batch.
 
-        Where that has to be run with inputs and outputs bound, it is. Then `run_options` cannot be heeded, so
+        Where that has to be run with inputs and outputs bound, it is. Then `run_options` have no effect, so
         with them, and where a value is no array and has no shape, the batch goes to the one for all shapes.
         """
         chosen = self._find(_shapes_of_arrays(input_feed))

@@ -4,7 +4,7 @@ import_hook      runs a function as soon as a process has imported ONNX Runtime
 launch           starts a program with such a function
 installation     puts a class in the place of `onnxruntime.InferenceSession`
 session          that class: sessions of bundles, where there is one of the same model
-session_request  what an application asks of a session, and what no bundle can give
+session_request  what an application requests of a session, and what no bundle can give
 source_index     which bundles there are, and of which models
 recorder         another such class, which notes what an application does with its sessions
 observation      what it notes

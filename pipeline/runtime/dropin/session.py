@@ -1,6 +1,6 @@
 """`session`: an `onnxruntime.InferenceSession`, of a bundle if there is one of the same model.
 
-`ORTPREP_BUNDLES` says where bundles are. An application gets all that it asks for: what a bundle cannot give
+`ORTPREP_BUNDLES` says where bundles are. An application gets all that it requests: what a bundle cannot give
 makes a plain session.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 call_after_import("onnxruntime", watch_options)
 
 SOURCE_PRECISION = "fp32"
-"""What a bundle calls the precision of its source: no application asked for another."""
+"""What a bundle calls the precision of its source: no application requests another."""
 
 
 def session(
@@ -199,7 +199,7 @@ def _explain(error: PipelineError, bundle: IndexedBundle) -> str:
 
 
 def _restore_request(instance: Any, request: SessionRequest) -> None:
-    """Has a session know the model and the options that it was asked for.
+    """Sets the model and the options that the application passed.
 
     ONNX Runtime makes it again of them, plainly, when providers are changed or one fails.
     """

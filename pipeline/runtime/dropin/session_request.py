@@ -1,4 +1,4 @@
-"""What an application asks of a session, and whether a bundle can give it: all of it, or nothing.
+"""What an application requests of a session, and whether a bundle can give it: all of it, or nothing.
 
 A bundle's graph was optimised once, with ONNX Runtime's own settings. So it cannot stand for the source
 where the application steers the optimisation itself, or has parts of the graph replaced.
@@ -54,7 +54,7 @@ _GRAPH_METHODS = (
     "add_free_dimension_override_by_name",
     "add_initializer",
 )
-"""Methods of `onnxruntime.SessionOptions` that change the graph, whose effect no object tells again."""
+"""Methods of `onnxruntime.SessionOptions` that change the graph, whose effect cannot be read back."""
 
 _CALLED: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 """Which of them were called, by object."""
@@ -126,7 +126,7 @@ def choose_placement(
 
 
 def has_gpu() -> bool:
-    """Says whether this process can use a GPU; the driver is asked only where there is one."""
+    """Returns whether this process can use a GPU; the driver is used only where there is one."""
     if not any(map(os.path.exists, _GPU_FILES)):
         return False
     from ortprep.runtime.loading.resolved_variant import read_compute_capabilities
@@ -135,7 +135,7 @@ def has_gpu() -> bool:
 
 
 def find_obstacle(request: SessionRequest, onnxruntime: Any) -> str | None:
-    """Returns the first thing that an application asks for and no bundle can give; None if there is none."""
+    """Returns the first thing that an application requests and no bundle can give; None if there is none."""
     others = sorted(request.others.keys() - {"enable_fallback"})
     if others:
         return f"the application passes {others[0]}"
@@ -164,7 +164,7 @@ def _find_options_obstacle(options: Any) -> str | None:
 
 
 def watch_options(onnxruntime: Any) -> None:
-    """Notes from now on for which session options the application calls what `find_obstacle` has to know."""
+    """Records from now on which methods that `find_obstacle` looks for are called, and on which options."""
     kind = onnxruntime.SessionOptions
     for name in _GRAPH_METHODS:
         method = getattr(kind, name, None)

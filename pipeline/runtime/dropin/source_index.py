@@ -87,7 +87,7 @@ def name_place(place: str) -> str:
 
 
 def is_source(bundle: IndexedBundle, model: str) -> bool:
-    """Says whether a file is the model that a bundle was prepared from, its external data included.
+    """Returns whether a file is the model that a bundle was prepared from, its external data included.
 
     Sizes are compared first; a digest is computed once per file and machine. A file that is missing or cannot
     be read is none of the bundle's.
@@ -157,7 +157,7 @@ def _list_folder(folder: str) -> list[IndexedBundle]:
         if unread:
             for name in unread:
                 _read(folder, name, stamps[name])
-            # A newer version may read a bundle that this one cannot, so no other process is told of that.
+            # A newer version may read a bundle that this one cannot, so that is not written to the index.
             if any(_KNOWN[f"{folder}/{name}"].source for name in unread):
                 _remember(folder, stamps)
     bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
@@ -193,7 +193,7 @@ def _read(folder: str, name: str, loader: Stamp) -> None:
 
 
 def _recall(folder: str) -> None:
-    """Has this process know what others read, without what it knows already."""
+    """Loads what other processes read; entries of this process win."""
     content = read_entry(_index_path(folder), max_bytes=_MAX_INDEX_BYTES) or b""
     try:
         for line in content.decode().split("\n"):

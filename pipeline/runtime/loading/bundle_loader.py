@@ -60,7 +60,7 @@ class OpenedBundle:
 
     @property
     def config(self) -> LoaderConfig:
-        """The bundle's loader config, read when it is first asked for.
+        """The bundle's loader config, read when it is first used.
 
         Raises `LoadError` if the bundle was replaced since it was opened.
         """
@@ -112,8 +112,8 @@ def load(
         require_signature: A public key's file, or what else `ortprep pull --verify` takes: a bundle that is
             not signed so is refused.
         precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was made, of
-            those whose answers are as near to the source's as its spec asks; `fp32`, `fp16`, `bf16`, `mixed`,
-            `int8` or `int4` takes that one.
+            those whose answers are as near to the source's as its spec requires; `fp32`, `fp16`, `bf16`,
+            `mixed`, `int8` or `int4` takes that one.
         session_options: The application's own, as an `onnxruntime.SessionOptions` or as values by attribute
             or config key. They win over the bundle's, which adds what they leave at its default; the
             optimisation level is always the bundle's. What they contradict is logged once.
@@ -125,7 +125,7 @@ def load(
         LoadTimeoutError: The deadline passed.
         ProviderError: The session did not get its execution provider.
         BundleError: The bundle cannot be read.
-        IntegrityError: A file is not as it was written, or the bundle asks for what none may.
+        IntegrityError: A file is not as it was written, or the bundle sets what none may.
         UnsupportedVersionError: The bundle is of a newer format.
         MissingExtraError: ONNX Runtime is not installed.
     """

@@ -1,4 +1,4 @@
-"""What a load is asked for, when it is given up, and how it is stopped from another thread."""
+"""The options of a load, its deadline, and how it is stopped from another thread."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ NO_DEADLINE = Deadline(None, subject="")
 
 
 class LoadOptions:
-    """What the caller of `load` asked for; its arguments of the same names.
+    """The options of a load; they have the names of the arguments of `load`.
 
     `adapt` changes the plan that the bundle records, for programs that share the machine. `replacement`
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
@@ -125,7 +125,7 @@ class LoadOptions:
 
 
 class Cancellation:
-    """Stops a load, whether it is asked to before the load begins or during it.
+    """Stops a load, before it begins or during it.
 
     It takes no lock, since a garbage collector may call it in the middle of anything. Both sides write first
     and look then, so that one of them always sees the other.
@@ -159,7 +159,7 @@ class Cancellation:
 
 
 def check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:
-    """Raises `LoadError` unless an argument is a number, a whole one if asked for, or None."""
+    """Raises `LoadError` unless an argument is a number, a whole one if `whole`, or None."""
     if value is None:
         return
     import numbers

@@ -1,4 +1,4 @@
-"""How processes that serve a model open its bundle; JSON types only, so that they can be told."""
+"""How processes that serve a model open its bundle; JSON types only, so that they can be sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle may ask of a session: to be made and run, nothing beyond.
+"""What a bundle may set for a session: how it is made and run, nothing else.
 
 Options of ONNX Runtime can write files, read others than the bundle's own, load libraries and call
 addresses. None of that is needed to serve a model, so a bundle sets only what the table of options knows and

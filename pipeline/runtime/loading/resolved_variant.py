@@ -2,7 +2,7 @@
 
 To read a bundle, select a variant and check it takes longer than a small model's session, and comes out the
 same as long as neither the bundle nor the machine changes. So it is remembered, beside the digests: by the
-stamps of `loader.json` and of the variant's files, what the caller asked for, and everything of the machine
+stamps of `loader.json` and of the variant's files, the caller's options, and everything of the machine
 that the selection looks at. If any of it changed, the load decides again.
 """
 
@@ -162,14 +162,14 @@ def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
 
 
 def _is_plain_name(name: object) -> bool:
-    """Says whether a caller's text can be part of a file's name."""
+    """Returns whether a caller's text can be part of a file's name."""
     if not isinstance(name, str) or not name.isascii() or len(name) > 128:
         return False
     return name.replace("-", "").replace("_", "").replace(".", "").isalnum()
 
 
 def _read_machine() -> tuple[Any, ...] | None:
-    """Returns what tells that the processor is the same; None where the system does not say.
+    """Returns what identifies the processor; None if the system does not have it.
 
     Its features are listed by the kernel, so they stay until the next boot; but an emulator, which has the
     host's boot number, may show others.
@@ -186,7 +186,7 @@ def _read_machine() -> tuple[Any, ...] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns named tuples as tuples and mappings as dictionaries, which Python's literals can say."""
+    """Returns named tuples as tuples and mappings as dictionaries, which Python's literals can express."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return {key: _plain(item) for key, item in value.items()} if hasattr(value, "items") else value

@@ -142,7 +142,7 @@ def build_session(
     base_options: onnxruntime.SessionOptions | None = None,
     create: SessionFactory | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Makes the session a plan describes, or says why not; never a session on other providers.
+    """Makes the session a plan describes, or raises why not; never a session on other providers.
 
     Of the threads of a process one at a time makes a session on a device; the others wait for it.
 
@@ -151,7 +151,7 @@ def build_session(
         timeout_s: Seconds after which the load, waiting included, is cancelled. ONNX Runtime before 1.31
             keeps the interpreter to itself while it works, so there the deadline is noticed late, though
             never missed.
-        cancellation: Ends the load when it is asked to, with an error or, close to its end, with a session;
+        cancellation: Ends the load when it is requested, with an error or, close to its end, with a session;
             one that waits, when its turn comes.
         take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
         base_options: What the plan's options are set on, in place of ONNX Runtime's defaults.
@@ -159,8 +159,8 @@ def build_session(
 
     Raises:
         LoadTimeoutError: The deadline passed.
-        ProviderError: A provider that was asked for was not obtained.
-        LoadError: ONNX Runtime refused the model or an option, or was told to stop.
+        ProviderError: A requested provider was not obtained.
+        LoadError: ONNX Runtime refused the model or an option, or the load was cancelled.
         MissingExtraError: ONNX Runtime is not installed.
     """
     onnxruntime, deadline = import_onnxruntime(), Deadline(timeout_s, subject=plan.model)

@@ -42,7 +42,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         LoadError: No such precision is known.
         LoadTimeoutError: The deadline passed.
         BundleError: The bundle cannot be read.
-        IntegrityError: A file is not as it was written, or the variant asks for what no bundle may.
+        IntegrityError: A file is not as it was written, or the variant sets what no bundle may.
     """
     folder = Path(root)
     # Before anything is read, so that a change meanwhile shows.

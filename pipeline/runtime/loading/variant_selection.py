@@ -65,7 +65,7 @@ class Machine(NamedTuple):
 
 
 def read_machine(*, gpus: bool) -> Machine:
-    """Returns this machine; it is asked for its GPUs if `gpus`."""
+    """Returns this machine; its GPUs are read if `gpus`."""
     onnxruntime = import_onnxruntime()
     return Machine(read_hardware(gpus=gpus), onnxruntime.__version__, onnxruntime.get_available_providers())
 
@@ -82,7 +82,7 @@ def select_variant(config: LoaderConfig, options: LoadOptions, machine: Machine)
 
 
 def find_candidates(config: LoaderConfig, options: LoadOptions) -> list[Variant]:
-    """Returns the variants that are what a job asks for, in the bundle's order, whatever they require."""
+    """Returns the variants that a job requests, in the bundle's order, whatever they require."""
     as_source = options.replacement is not None
     return [v for v in config.variants if serves(v, options.target, options.precision, as_source=as_source)]
 
@@ -113,7 +113,7 @@ def find_reasons_here(variant: Variant, *, device_id: int | None = None) -> tupl
 def serves(
     variant: Variant, target: str | None, precision: str = FASTEST, *, as_source: bool = False
 ) -> bool:
-    """Says whether a variant is what a job asks for: its target, its name, or anything, in that precision.
+    """Returns whether a variant is what a job requests: its target, its name, or anything, in that precision.
 
     One that takes batches of certain sizes only has to be asked for by name, one that takes other types than
     the bundle lists by name or precision. Mixed precision that had to keep nothing in fp32 is fp16.
@@ -132,7 +132,7 @@ def serves(
 
 
 def needs_gpu(requirements: Requirements) -> bool:
-    """Says whether a variant runs on a GPU."""
+    """Returns whether a variant runs on a GPU."""
     return CUDA in requirements.providers or requirements.compute_capability is not None
 
 

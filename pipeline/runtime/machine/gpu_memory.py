@@ -28,7 +28,7 @@ def used_gpu_bytes(uuid: str) -> int | None:
     difference of two readings.
 
     Returns:
-        Bytes, or None where there is no management library or it does not know the GPU.
+        Bytes, or None where there is no management library or it does not list the GPU.
     """
     with management_library() as library:
         device = None if library is None else find_device(library, uuid)
@@ -54,9 +54,9 @@ def management_library(library: Any = None) -> Iterator[Any]:
 
 
 def find_device(library: Any, uuid: str) -> ctypes.c_void_p | None:
-    """Returns the library's handle of a GPU or of a slice of one, None if it does not know it."""
+    """Returns the library's handle of a GPU or of a slice of one, None if it does not list it."""
     device = ctypes.c_void_p()
-    # CUDA gives a MIG slice's identifier bare; this library wants to know what it identifies.
+    # CUDA gives a MIG slice's identifier bare; this library needs the kind as a prefix.
     for name in (uuid, uuid.replace("GPU-", "MIG-")):
         if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) == 0:
             return device
@@ -64,7 +64,7 @@ def find_device(library: Any, uuid: str) -> ctypes.c_void_p | None:
 
 
 def read_memory(library: Any, device: ctypes.c_void_p) -> GpuMemory | None:
-    """Returns the memory of what `find_device` found, None if the library does not say."""
+    """Returns the memory of what `find_device` found, None if the library has no figures."""
     memory = _Memory()
     if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
         return None

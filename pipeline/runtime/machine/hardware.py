@@ -51,7 +51,7 @@ class Hardware:
 
     Attributes:
         machine: `platform.machine()`.
-        cpu_model: Processor's name, "" where the system does not tell.
+        cpu_model: Processor's name, "" if the system has none.
         cpu_features: Flags as `/proc/cpuinfo` spells them, sorted.
         cores: Logical processors this process may run on.
         memory_bytes: Physical memory.
@@ -71,7 +71,7 @@ def read_hardware(*, gpus: bool = True) -> Hardware:
     """Reads this machine's hardware once per process; it does not change while one runs.
 
     Args:
-        gpus: Whether to ask the CUDA driver too, which takes a fraction of a second where there is one.
+        gpus: Whether to query the CUDA driver too, which takes a fraction of a second where there is one.
     """
     cpu_model, features = parse_cpuinfo(_read_first_processor())
     return Hardware(

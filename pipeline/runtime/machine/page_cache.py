@@ -57,7 +57,7 @@ def start_prefetch(paths: Sequence[str | os.PathLike[str]]) -> threading.Thread:
 
 
 def is_cached(path: str, size_bytes: int) -> bool:
-    """Says whether a file's first, middle and last byte are in the page cache."""
+    """Returns whether a file's first, middle and last byte are in the page cache."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

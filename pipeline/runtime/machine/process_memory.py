@@ -20,7 +20,8 @@ _CGROUP_FILES = {
 def private_bytes() -> int:
     """Returns the anonymous memory of this process: what another process on the same files cannot share.
 
-    Mapped weights are not in it, so unlike the resident set it tells a prepared model from a default one.
+    Mapped weights are not in it, so, unlike the resident set,
+    it differs between a prepared model and a default one.
     """
     value = _read_field(_SMAPS_ROLLUP, "Anonymous:")
     if value is None:

@@ -14,7 +14,7 @@ from ortprep.errors import PoolError
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """What a model asks of a device.
+    """What a model takes of a device.
 
     Attributes:
         name: Name of the model.

@@ -48,7 +48,7 @@ def plan_environments(
     environments = []
     for index in range(count):
         device = devices[index // workers_per_device]
-        # Several nodes: a worker stays on one, since memory of another is slower. One: the kernel knows best.
+        # Several nodes: a worker stays on one, since memory of another is slower. One: the kernel decides.
         node = usable[index * len(usable) // count] if len(usable) > 1 and count > 1 else None
         environments.append(
             WorkerEnvironment(
@@ -72,7 +72,7 @@ def _variables(device: Device, visible: str | None) -> dict[str, str]:
 
 
 def read_numa_nodes() -> tuple[tuple[int, ...], ...]:
-    """Returns the processors of every NUMA node; nothing where the system does not tell."""
+    """Returns the processors of every NUMA node; nothing if the system lists none."""
     nodes = []
     for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a bundle's model asks of a device, as its manifest measured it."""
+"""What a bundle's model takes of a device, as its manifest measured it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_load(
 
     Memory is what `copies` processes took beyond the files they map, and those files once, for the variant
     that takes batches of any shapes and for each of its buckets. Where nothing was measured, the size of the
-    weights stands for all of it, which tells models apart well enough to divide them.
+    weights stands for all of it, which is good enough to divide models among devices.
     """
     config = read_loader_config(bundle)
     general = next((v for v in config.variants if serves(v, target, precision)), None)
@@ -54,7 +54,7 @@ def place_bundles(
     precision: str = FASTEST,
     buckets: bool = True,
 ) -> tuple[tuple[ModelLoad, ...], Placement]:
-    """Returns what each bundle's model asks for, and the device it goes to.
+    """Returns what each bundle's model takes, and the device it goes to.
 
     Raises:
         BundleError: A bundle cannot be read.

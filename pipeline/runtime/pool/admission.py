@@ -13,7 +13,7 @@ from ortprep.runtime.pool.futures import clone_error
 
 
 class WouldBlock(Exception):
-    """A request would have to wait, and was told not to."""
+    """A request would have to wait, and may not."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class AdmissionControl:
     """Whether a request may come in; all but `close` and `refuse_in_callback` is called with the lock held.
 
     Attributes:
-        answering: The thread that tells callers what came, and must not wait for itself.
+        answering: The thread that resolves futures, and must not wait for itself.
         closed_by: Why no more are taken; None if they are.
     """
 

@@ -1,4 +1,4 @@
-"""From what a worker answered to arrays: nothing is believed that was not checked."""
+"""From what a worker answered to arrays: all of it is checked."""
 
 from __future__ import annotations
 

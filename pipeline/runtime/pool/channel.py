@@ -31,7 +31,7 @@ class PacketChannel:
         self._packets.append(packet)
 
     def flush(self) -> bool:
-        """Sends what there is room for, unless another thread is at it, and says whether that was all.
+        """Sends what there is room for, unless another thread does, and returns whether that was all.
 
         What is put down while another thread sends, that thread sends.
         """

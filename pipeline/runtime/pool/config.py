@@ -95,7 +95,7 @@ class PoolConfig:
 
 
 def _collect_options(session_options: SessionOptions | None) -> dict[str, str | int | bool] | None:
-    """Returns an application's session options as a worker is told them."""
+    """Returns an application's session options as they are sent to a worker."""
     if session_options is None:
         return None
     from ortprep.runtime.loading.caller_options import split_options

@@ -1,4 +1,4 @@
-"""What callers wait on, and how they are told what came."""
+"""What callers wait on, and how it is resolved."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class PoolFuture(Future[Answer]):
-    """An answer to come; it can be cancelled as long as no worker has the request, which `withdraw` tells."""
+    """An answer to come; it can be cancelled as long as no worker has the request, as `withdraw` returns."""
 
     def __init__(self, withdraw: Callable[[], bool]) -> None:
         super().__init__()
         self._withdraw = withdraw
 
     def cancel(self) -> bool:
-        """Takes the request back, unless a worker has it or it is answered; says whether it did."""
+        """Takes the request back, unless a worker has it or it is answered; returns whether it did."""
         if self.cancelled():
             return True
         if not self._withdraw():
@@ -35,7 +35,7 @@ class PoolFuture(Future[Answer]):
 
 
 class Waiter:
-    """What a thread waits on that wants nothing else: a future without its machinery."""
+    """What a thread waits on that does nothing else: a future without its machinery."""
 
     __slots__ = ("_answer", "_error", "_lock")
 

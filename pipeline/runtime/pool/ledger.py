@@ -65,13 +65,13 @@ class Request:
                 self.future.set_exception(self.error)
             else:
                 self.future.set_result(self.answer or {})
-        except BaseException:  # even SystemExit of a callback must not keep other callers from being told
+        except BaseException:  # even SystemExit of a callback must not keep other callers from their answers
             log.exception("a future's callback failed")
 
 
 @dataclass(slots=True)
 class WorkerQueue:
-    """A worker as far as the ledger knows it: the numbers of its requests, the oldest first.
+    """A worker in the ledger: the numbers of its requests, the oldest first.
 
     Attributes:
         answered: Number of the request that it answered last; None before the first.
@@ -219,7 +219,7 @@ class Ledger:
         return expired
 
     def next_deadline(self) -> float:
-        """Returns when `expire` is to be asked next; infinite for never."""
+        """Returns when `expire` is to be called next; infinite for never."""
         while self._deadlines and self._deadlines[0][1] not in self._requests:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
@@ -265,7 +265,7 @@ class Ledger:
         return requests
 
     def is_idle(self) -> bool:
-        """Says whether nobody waits for an answer."""
+        """Returns whether nobody waits for an answer."""
         return all(request.is_abandoned for request in self._requests.values())
 
 

@@ -2,7 +2,7 @@
 
 A packet has a head, then where each tensor lies, then the data of small tensors, or JSON where it is rare.
 Data begins on multiples of 64 bytes, in C order and native endianness. Types and numbers of tensors are those
-of the model, which both sides know. What a worker sends is checked as if a stranger had sent it: the model
+of the model, which both sides have. What a worker sends is checked as if a stranger had sent it: the model
 that it runs may have overwritten it. This module needs no numpy, which a worker imports after ONNX Runtime.
 """
 

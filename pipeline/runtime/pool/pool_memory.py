@@ -1,4 +1,4 @@
-"""A pool's memory as its own process sees it: what is in use, and what workers are yet to be told of."""
+"""A pool's memory as its own process sees it: what is in use, and what workers have not been sent yet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PoolMemory:
         return Span(self._begin + (worker + 1) * self._region_bytes, self._region_bytes)
 
     def page(self, worker: int) -> Span:
-        """Returns the page where a worker says what it is at."""
+        """Returns the page where a worker writes its current request."""
         return Span(worker * PAGE_BYTES, PAGE_BYTES)
 
     def status(self, worker: int) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class PoolMemory:
             self._released_bytes[worker] += block.size
 
     def collect(self) -> bool:
-        """Takes back the blocks whose arrays are gone, and says whether there were any."""
+        """Takes back the blocks whose arrays are gone, and returns whether there were any."""
         has_any = False
         while (block := self.queue.take()) is not None:
             self.release(block)

@@ -1,4 +1,4 @@
-"""A worker's process: what it is told, and how it is started and ended.
+"""A worker's process: its job, and how it is started and ended.
 
 It is a fresh Python, never a fork of this process with its threads.
 """

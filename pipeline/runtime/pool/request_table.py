@@ -1,7 +1,7 @@
 """The requests of a pool that are not answered yet, and what becomes of them; all under one lock.
 
 When a request leaves the ledger, its outcome joins a queue before anything else is done that could fail.
-`resolve_ended` then tells the callers, without the lock.
+`resolve_ended` then resolves the futures, without the lock.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class RequestTable:
         """
         with self.changed:
             self._channels.pop(worker, None)
-            # It may have gone on after an answer to its oldest request that was not believed.
+            # It may have gone on after an answer to its oldest request that was refused.
             blames_oldest = blamed in self.ledger.queue_of(worker).sent
             self._end(*self.ledger.lose(worker, blames_oldest=blames_oldest), error=error)
             self.memory.end_worker(worker)
@@ -184,7 +184,7 @@ class RequestTable:
         self._flush()
 
     def mark_unavailable(self, model: str, error: PipelineError) -> None:
-        """Fails what waits for a model that no worker serves any more, and all that will be asked of it."""
+        """Fails what waits for a model that no worker serves any more, and all later requests for it."""
         with self.changed:
             self.admission.mark_unavailable(model, error)
             self._end(*self.ledger.withdraw_all(model), error=error)
@@ -259,6 +259,6 @@ class RequestTable:
             self.changed.notify_all()
 
     def wait_idle(self, timeout_s: float | None) -> bool:
-        """Waits until every request that somebody waits for is answered, and says whether that came about."""
+        """Waits until every request that somebody waits for is answered, and returns whether all are."""
         with self.changed:
             return self.changed.wait_for(lambda: not self._copying and self.ledger.is_idle(), timeout_s)

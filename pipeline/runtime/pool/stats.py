@@ -1,4 +1,4 @@
-"""What a pool tells of its workers: events as they happen, and statistics of one moment."""
+"""What a pool reports of its workers: events as they happen, and statistics of one moment."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Supervisor:
         if worker.state == "starting":
             yield worker.started_at + config.start_timeout_s, partial(self._kill_late, worker)
         if stop_at is not None:
-            if not worker.is_told:
+            if not worker.is_stop_sent:
                 yield -math.inf, partial(self._tell_to_end, worker, process)
             closed = PoolClosedError("pool was closed")
             yield stop_at, partial(self.manager.kill, worker, closed, is_blamed=False)
@@ -194,12 +194,12 @@ class Supervisor:
     def _tell_to_end(self, worker: WorkerState, process: WorkerProcess) -> None:
         self._broker.admission.close(PoolClosedError("pool was closed"))
         with self._lock:
-            worker.is_told = True
+            worker.is_stop_sent = True
             self._broker.ledger.close_worker(worker.number)
             process.channel.put(encode(MessageKind.STOP))
 
     def _end(self) -> None:
-        """Ends what is left, whatever state it is in, and tells everybody."""
+        """Ends what is left, whatever state it is in, and fails what is unanswered."""
         self._broker.admission.close(PoolClosedError("pool was closed"))
         try:
             with self._lock:

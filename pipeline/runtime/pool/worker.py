@@ -1,7 +1,7 @@
 """What runs in a worker: it makes its sessions, then answers one request after the other.
 
 Whatever goes wrong with a request is its answer; whatever goes wrong with the worker ends the process, and
-the pool knows what to do.
+the pool replaces it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PoolConnection:
 
 
 def main(job: WorkerJob) -> None:
-    """Begins: makes the sessions a job names, and serves them until the pool has no more to ask."""
+    """Begins: makes the sessions a job names, and serves them until the pool ends it."""
     connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
     if job.processors:
         with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere

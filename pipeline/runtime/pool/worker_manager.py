@@ -43,7 +43,7 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 
 
 class WorkerManager:
-    """Starts workers, takes what they say, and starts them again when they end.
+    """Starts workers, takes their messages, and starts them again when they end.
 
     Attributes:
         is_stale: Whether more has happened than answers, so that the clock has to be looked at.
@@ -120,10 +120,10 @@ class WorkerManager:
         ):
             self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(call, worker, process))
 
-    # What workers say.
+    # What workers send.
 
     def _read_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
-        """Takes what a worker sent, and says whether there may be more already."""
+        """Takes what a worker sent, and returns whether there may be more already."""
         try:
             is_over = self._take_packets(worker, process)
         except Exception as error:  # noqa: BLE001 - a border: whatever a worker sends ends no more than the worker
@@ -132,7 +132,7 @@ class WorkerManager:
             is_over = True
             self._unregister(process.channel.descriptor)
             self.kill(worker, wrong, is_blamed=not isinstance(wrong, RepeatedAnswerError))
-        # Only now: who is told may ask the same again, and one that is ended must not answer.
+        # Only now: a caller may send the same again, and a worker that is ended must not answer.
         self._broker.resolve_ended()
         return not is_over
 
@@ -208,17 +208,17 @@ class WorkerManager:
     def _has_checked(self, worker: WorkerState, content: Mapping[str, Any]) -> None:
         error = from_dict(content) if content else None
         if error is not None:
-            # Before anyone hears of it: who does then asks again, and this one must not answer.
+            # Before a caller gets the result: it may send requests then, and this one must not answer.
             log.error("%s answers wrongly: %s; replacing it", worker.name, error.message)
             self.kill(worker, error, is_blamed=False)
         worker.answer_check(None if error is None else str(error))
 
     def _read_output(self, worker: WorkerState, process: WorkerProcess) -> bool:
-        """Takes what a worker printed, and says whether there may be more already."""
+        """Takes what a worker printed, and returns whether there may be more already."""
         data = process.read_output()
         if data == b"":
             self._unregister(process.output)
-        for line in worker.said.add(data) if data else ():
+        for line in worker.output.add(data) if data else ():
             log.debug("%s (pid %s) said: %s", worker.name, process.pid, line)
         return bool(data)
 

@@ -26,7 +26,7 @@ class WorkerState:
     """A worker across restarts of its process.
 
     Attributes:
-        is_told: Whether its process was told to end.
+        is_stop_sent: Whether its process was told to end.
         is_blamed: Whether, if it ends, the request is to blame that it was at.
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
@@ -38,7 +38,7 @@ class WorkerState:
     job: WorkerJob
     figures: WorkerStats
     process: WorkerProcess | None = None
-    is_told: bool = False
+    is_stop_sent: bool = False
     is_killed: bool = False
     is_blamed: bool = True
     reason: PipelineError | None = None
@@ -53,7 +53,7 @@ class WorkerState:
     refusals: int = 0
     starts: int = 0
     deaths_in_a_row: int = 0
-    said: OutputTail = field(default_factory=lambda: OutputTail())
+    output: OutputTail = field(default_factory=lambda: OutputTail())
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     checks: deque[tuple[float, Future[str | None]]] = field(default_factory=deque)
 
@@ -84,8 +84,8 @@ class WorkerState:
     def begin(self, now: float, process: WorkerProcess) -> None:
         """Notes that it has a process, whose start began at `now`."""
         self.process, self.started_at, self.ready_at = process, now, None
-        self.said, self.served_now = OutputTail(), 0
-        self.is_told, self.is_killed, self.is_blamed = False, False, True
+        self.output, self.served_now = OutputTail(), 0
+        self.is_stop_sent, self.is_killed, self.is_blamed = False, False, True
         self.reason = self.start_error = self.short_since = None
         self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
         self.starts += 1
@@ -117,10 +117,10 @@ class WorkerState:
         self.change("failed" if short_s >= timeout_s else "waiting", pid=None)
 
     def describe_end(self, pid: int, exit_code: int) -> PipelineError:
-        """Returns why its process ended, as requests and observers are told."""
+        """Returns why its process ended, as requests and observers get it."""
         if self.start_error is not None:
             return self.start_error
-        lines = self.said.lines
+        lines = self.output.lines
         output = "".join(f"\n    {line}" for line in lines)
         reason = "" if self.reason is None else f": {self.reason.message}"
         error = WorkerDiedError(

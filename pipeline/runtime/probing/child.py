@@ -170,7 +170,7 @@ def _spawn(
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
-    """Waits for a child, ends all that is left of its process group, and says whether the deadline passed."""
+    """Waits for a child, ends what is left of its process group, and returns whether the deadline passed."""
     expired = threading.Event()
 
     def expire() -> None:

@@ -95,7 +95,7 @@ def measure_plan(
         memory_bytes: Most private memory the process may take; None for no limit.
         function: What the process does with the session, if more than to measure: it takes the fields that
             `probe_process.measure` does and those of `more`, and returns the same.
-        more: What that function is asked besides.
+        more: Further fields of its request.
         interpreter: The Python of another environment, with its ONNX Runtime; None for this one's.
 
     Raises:

@@ -81,7 +81,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
 
 
 def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
-    """Returns the session, or says what is wrong with it or with how it was to be made."""
+    """Returns the session, or raises what is wrong with it or with how it was made."""
     error, session = request.get("error"), request.get("session")
     if request["bundle"] is None:
         plan = decode(SessionPlan, request["plan"])

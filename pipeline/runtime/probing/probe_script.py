@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `typing` itself is not built in
 def start(request: "dict[str, Any]") -> "dict[str, Any]":
     """Makes the session, and returns it with when its import and its initialisation were over.
 
-    What goes wrong is returned too: it is told where time does not count.
+    What goes wrong is returned too, and raised where time does not count.
     """
     began_s = time.monotonic()
     try:

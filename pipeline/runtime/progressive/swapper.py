@@ -1,7 +1,7 @@
 """One session in service and a better one on its way: who serves, when they change, what happens at the end.
 
-Nothing here knows ONNX Runtime: sessions are whatever a function returns. A run holds the session that it
-began on, so exchanging the one in service touches no run, and a session is freed when its last run ends.
+Nothing here depends on ONNX Runtime: sessions are whatever a function returns. A run holds the session that
+it began on, so exchanging the one in service touches no run, and a session is freed when its last run ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Runtime before 1.31 lets no other Python code run while it makes a session."""
 class SessionSwapper(Generic[S]):
     """Serves a first session until a steady one is built, by a thread of its own.
 
-    `build` makes the steady session, and gives up when it is asked to; None if the first is the steady one.
+    `build` makes the steady session, and stops when it is cancelled; None if the first is the steady one.
     """
 
     def __init__(self, session: S, build: Callable[[Cancellation], S] | None, *, name: str) -> None:

@@ -81,7 +81,7 @@ def open_variants(
 def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> SessionPlan:
     """Returns a plan that takes no more threads, within and between operators, than a worker's share.
 
-    A plan that asks for fewer keeps its number. Idle threads spin if the plan lets them and `may_spin`.
+    A plan with fewer keeps its number. Idle threads spin if the plan lets them and `may_spin`.
     """
     attributes = dict(plan.session_options.attributes)
     if threads is not None:

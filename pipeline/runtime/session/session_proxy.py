@@ -31,7 +31,7 @@ class TensorInfo(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """What a model says of itself, with the attributes of `onnxruntime.ModelMetadata`, which are ONNX's."""
+    """The metadata of a model, with the attributes of `onnxruntime.ModelMetadata`, which are ONNX's."""
 
     producer_name: str
     graph_name: str
@@ -100,7 +100,7 @@ class SessionProxy(abc.ABC):
         return [_describe(node) for node in self._current().get_overridable_initializers()]
 
     def get_modelmeta(self) -> ModelInfo:
-        """Returns what the model says of itself."""
+        """Returns the model's metadata."""
         meta = self._current().get_modelmeta()
         return ModelInfo(
             producer_name=meta.producer_name,

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class SessionRunner:
     """A session, run the way its variant and its types need it.
 
-    `is_native` says whether numpy has all its types; `bound` is None where its variant wants no bound runs.
+    `is_native`: whether numpy has all its types; `bound` is None unless its variant needs bound runs.
     """
 
     def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
@@ -62,7 +62,7 @@ class SessionRunner:
             raise self.refusal(error) from None
 
     def refusal(self, error: BaseException) -> RunError:
-        """Returns what the caller is told of an error of ONNX Runtime."""
+        """Returns the error that a caller gets for one of ONNX Runtime."""
         return RunError(f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}")
 
     def attempt(self, feeds: Mapping[str, Array]) -> list[Any]:

@@ -144,7 +144,7 @@ def _write_outputs(outputs: dict[str, Array], folder: Path) -> tuple[Answer, ...
 
 def _save(file: Path, array: Array) -> None:
     with file.open("wb") as stream:
-        # Reserved before, since numpy tells how much it could not write, but not why.
+        # Reserved before, since numpy reports how much it could not write, but not why.
         os.posix_fallocate(stream.fileno(), 0, max(1, array.nbytes))
         np.save(stream, array, allow_pickle=False)
 

@@ -71,7 +71,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class _Block:
-    """What one block tells; `worst` counts elements from the block's start."""
+    """The figures of one block; `worst` counts elements from the block's start."""
 
     reason: str
     wrong: int
