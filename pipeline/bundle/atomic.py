@@ -45,7 +45,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
         temporary.unlink(missing_ok=True)
         raise
     if durable:
-        sync_folder(path.parent)
+        sync_file(path.parent)
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
@@ -54,7 +54,7 @@ def write_json_atomic(path: Path, data: Any) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flushes a file that another program wrote to its disk."""
+    """Flushes a file, or a folder's entries, to its disk: a rename survives a power cut then."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -62,17 +62,12 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def sync_folder(path: Path) -> None:
-    """Flushes a folder's entries to disk, so that a rename survives a power cut."""
-    sync_file(path)
-
-
 def sync_tree(folder: Path) -> None:
     """Flushes every file and folder below `folder`."""
     for root, _, files in os.walk(folder):
         for name in files:
             sync_file(Path(root) / name)
-        sync_folder(Path(root))
+        sync_file(Path(root))
 
 
 @contextmanager
@@ -116,7 +111,7 @@ def _put_in_place(temporary: Path, destination: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         _exchange(temporary, destination)
-    sync_folder(destination.parent)
+    sync_file(destination.parent)
 
 
 def _exchange(left: Path, right: Path) -> None:

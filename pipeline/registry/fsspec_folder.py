@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ortprep.bundle.atomic import TEMP_PREFIX, sync_folder
+from ortprep.bundle.atomic import TEMP_PREFIX, sync_file
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
@@ -255,7 +255,7 @@ def _put_local(path: Path, write: Callable[[IO[bytes]], object], *, replace: boo
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync_file(path.parent)
     return True
 
 

@@ -156,7 +156,10 @@ class FeedObserver:
         is_first = self._other is None and entry.runs <= _FIRST_RUNS
         is_cheap = is_first or self.spent_s < _MAX_SHARE * self.run_s
         for name, value in feed.items():
-            if isinstance(value, np.ndarray) and (is_cheap or _is_looked_at_always(value)):
+            if not isinstance(value, np.ndarray):
+                continue
+            is_small = value.dtype.kind in "iu" and value.size <= _MAX_EVERY_RUN
+            if is_cheap or is_small:
                 entry.values[name].widen(value)
 
     def _make_room(self) -> None:
@@ -250,7 +253,3 @@ def _is_value(value: object) -> bool:
 
 def _shape_of(value: Any) -> tuple[int, ...]:
     return value.shape if isinstance(value, np.ndarray) else tuple(value)
-
-
-def _is_looked_at_always(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.kind in "iu" and array.size <= _MAX_EVERY_RUN

@@ -144,8 +144,14 @@ def split_options(chosen: SessionOptions) -> tuple[dict[str, str | int | bool], 
         LoadError: ONNX Runtime has no such session option.
     """
     if not isinstance(chosen, Mapping):
-        return _read_attributes(chosen), _read_entries(chosen)
-    unknown = [name for name in chosen if not _is_option(name)]
+        from ortprep.options import NEWEST, known_session_config
+
+        names = (option.name for option in known_session_config(NEWEST))
+        return _read_attributes(chosen), own_entries(chosen, names)
+    known = (*KNOWN_ATTRIBUTES, _LEVEL)
+    unknown = [
+        name for name in chosen if not isinstance(name, str) or ("." not in name and name not in known)
+    ]
     if unknown:
         raise _refusal(
             f"bad argument of load: session_options has {', '.join(map(repr, unknown))}\n"
@@ -159,10 +165,6 @@ def split_options(chosen: SessionOptions) -> tuple[dict[str, str | int | bool], 
         {name: _name_of(chosen[name]) for name in chosen if name in KNOWN_ATTRIBUTES},
         {name: format_option(chosen[name]) for name in chosen if "." in name},
     )
-
-
-def _is_option(name: object) -> bool:
-    return isinstance(name, str) and ("." in name or name in KNOWN_ATTRIBUTES or name == _LEVEL)
 
 
 def _require_object(chosen: Any) -> None:
@@ -182,12 +184,6 @@ def _read_attributes(chosen: Any) -> dict[str, str | int | bool]:
         for name in names
         if getattr(chosen, name) != getattr(default, name)
     }
-
-
-def _read_entries(chosen: Any) -> dict[str, str]:
-    from ortprep.options import NEWEST, known_session_config
-
-    return own_entries(chosen, (option.name for option in known_session_config(NEWEST)))
 
 
 @contextlib.contextmanager

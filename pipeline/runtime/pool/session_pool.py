@@ -82,7 +82,8 @@ class SessionPool(BasePool):
         min_ready = len(workers) if config.min_ready is None else config.min_ready
         if min_ready > len(workers):
             raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {min_ready}")
-        memory = PoolMemory(len(workers), config.max_shared_bytes or _default_shared_bytes())
+        shared_bytes = config.max_shared_bytes or max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))
+        memory = PoolMemory(len(workers), shared_bytes)
         try:
             self._broker = RequestBroker(signatures, memory, config.max_pending)
             self._supervisor = Supervisor(workers, config, self._broker)
@@ -221,7 +222,3 @@ def _make_workers(
             )
             workers.append(WorkerState(environment.variables, job, figures))
     return workers
-
-
-def _default_shared_bytes() -> int:
-    return max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))

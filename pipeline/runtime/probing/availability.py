@@ -46,7 +46,8 @@ def unavailable_reason(target: str) -> str | None:
         return f"unknown target {target!r}"
     if not read_hardware().gpus:
         return "no CUDA device or driver"
-    entry = _cache_folder() / f"{digest_json(_conditions()).removeprefix('sha256:')}.json"
+    folder = default_cache_folder().with_name("availability")
+    entry = folder / f"{digest_json(_conditions()).removeprefix('sha256:')}.json"
     try:
         answer = read_json(entry)
     except BundleError:
@@ -101,10 +102,6 @@ def _modified(package: str) -> list[list[str | int]]:
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [[folder, Path(folder).stat().st_mtime_ns] for folder in folders if Path(folder).is_dir()]
-
-
-def _cache_folder() -> Path:
-    return default_cache_folder().with_name("availability")
 
 
 def _remember(entry: Path, answer: Mapping[str, Any]) -> None:

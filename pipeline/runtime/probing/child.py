@@ -177,7 +177,9 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
         expired.set()
         _kill_group(process)
 
-    timer = None if timeout_s is None else threading.Timer(_bounded(timeout_s), expire)
+    timer = None
+    if timeout_s is not None:
+        timer = threading.Timer(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX), expire)
     try:
         if timer is not None:
             timer.start()
@@ -191,10 +193,6 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
         _kill_group(process)
         process.wait()
     return expired.is_set()
-
-
-def _bounded(timeout_s: float) -> float:
-    return min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -203,20 +203,20 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array
     outputs = session.get_outputs()
     names = [output.name for output in outputs]
     if not any(tensor_element_type(output.type) for output in outputs):
-        values = session.run(names, {name: _to_feed(array) for name, array in feeds.items()})
+        native = {
+            name: array if element_type_of(array.dtype) is None else _to_ort_value(array)
+            for name, array in feeds.items()
+        }
+        values = session.run(names, native)
     else:
-        values = _run_by_ort_values(session, names, feeds)
+        bound = {name: _to_ort_value(array) for name, array in feeds.items()}
+        values = [_from_ort_value(value) for value in session.run_with_ort_values(names, bound)]
     return dict(item for name, value in zip(names, values, strict=True) for item in _flatten(name, value))
 
 
 def tensor_element_type(type_name: str) -> ElementType | None:
     """Returns the type of `tensor(NAME)` if numpy lacks it, else None."""
     return find_element_type(type_name.removeprefix("tensor(").removesuffix(")"))
-
-
-def _to_feed(array: Array) -> Any:
-    kind = element_type_of(array.dtype)
-    return array if kind is None else _to_ort_value(array)
 
 
 def _to_ort_value(array: Array) -> Any:
@@ -256,14 +256,6 @@ def _unpack(packed: NDArray[np.uint8], kind: ElementType) -> NDArray[np.uint8]:
 
 def _shifts(bits: int) -> NDArray[np.uint8]:
     return np.arange(0, 8, bits, dtype=np.uint8)
-
-
-def _run_by_ort_values(
-    session: onnxruntime.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]
-) -> list[Any]:
-    values = {name: _to_ort_value(array) for name, array in feeds.items()}
-    outputs = session.run_with_ort_values(names, values)
-    return [_from_ort_value(value) for value in outputs]
 
 
 def _from_ort_value(value: Any) -> Array:

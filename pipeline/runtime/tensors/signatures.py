@@ -82,13 +82,9 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]
         InvalidRequestError: An input is missing, unknown, or of another type.
     """
     if inputs.keys() != signature.inputs.keys():
-        raise _wrong_names(signature, inputs)
+        expected, got = (", ".join(map(str, names)) or "none" for names in (signature.inputs, inputs))
+        raise InvalidRequestError(f"wrong inputs for {signature.model}\n  expected {expected}, got {got}")
     return [_check_array(signature, name, dtype, inputs[name]) for name, dtype in signature.inputs.items()]
-
-
-def _wrong_names(signature: Signature, inputs: Mapping[str, Any]) -> InvalidRequestError:
-    expected, got = (", ".join(map(str, names)) or "none" for names in (signature.inputs, inputs))
-    return InvalidRequestError(f"wrong inputs for {signature.model}\n  expected {expected}, got {got}")
 
 
 def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
