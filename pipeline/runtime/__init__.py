@@ -9,39 +9,21 @@ import importlib
 
 TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
-    from ortprep.bundle.session_record import SessionPlan
-    from ortprep.runtime.buckets.loader import load_bucketed
-    from ortprep.runtime.buckets.session import BucketedSession
-    from ortprep.runtime.dropin.installation import install
-    from ortprep.runtime.loading.bundle_loader import OpenedBundle, load, open_bundle
-    from ortprep.runtime.loading.session import build_session
-    from ortprep.runtime.loading.sources import locate
-    from ortprep.runtime.placement.assignment import place_models
-    from ortprep.runtime.pool.config import PoolConfig
-    from ortprep.runtime.pool.session_pool import SessionPool
-    from ortprep.runtime.pool.stats import PoolStats, WorkerEvent, WorkerStats
-    from ortprep.runtime.progressive.loader import load_progressive
-    from ortprep.runtime.progressive.session import ProgressiveSession
-
-__all__ = [
-    "BucketedSession",
-    "OpenedBundle",
-    "PoolConfig",
-    "PoolStats",
-    "ProgressiveSession",
-    "SessionPlan",
-    "SessionPool",
-    "WorkerEvent",
-    "WorkerStats",
-    "build_session",
-    "install",
-    "load",
-    "load_bucketed",
-    "load_progressive",
-    "locate",
-    "open_bundle",
-    "place_models",
-]
+    from ortprep.runtime.buckets.loader import load_bucketed as load_bucketed
+    from ortprep.runtime.buckets.session import BucketedSession as BucketedSession
+    from ortprep.runtime.dropin.installation import install as install
+    from ortprep.runtime.loading.bundle_loader import OpenedBundle as OpenedBundle
+    from ortprep.runtime.loading.bundle_loader import load as load
+    from ortprep.runtime.loading.bundle_loader import open_bundle as open_bundle
+    from ortprep.runtime.loading.sources import locate as locate
+    from ortprep.runtime.placement.assignment import place_models as place_models
+    from ortprep.runtime.pool.config import PoolConfig as PoolConfig
+    from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
+    from ortprep.runtime.pool.stats import PoolStats as PoolStats
+    from ortprep.runtime.pool.stats import WorkerEvent as WorkerEvent
+    from ortprep.runtime.pool.stats import WorkerStats as WorkerStats
+    from ortprep.runtime.progressive.loader import load_progressive as load_progressive
+    from ortprep.runtime.progressive.session import ProgressiveSession as ProgressiveSession
 
 _HOMES = {
     "BucketedSession": "buckets.session",
@@ -49,11 +31,9 @@ _HOMES = {
     "PoolConfig": "pool.config",
     "PoolStats": "pool.stats",
     "ProgressiveSession": "progressive.session",
-    "SessionPlan": "loading.session",
     "SessionPool": "pool.session_pool",
     "WorkerEvent": "pool.stats",
     "WorkerStats": "pool.stats",
-    "build_session": "loading.session",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",
     "load_bucketed": "buckets.loader",
@@ -62,6 +42,8 @@ _HOMES = {
     "open_bundle": "loading.bundle_loader",
     "place_models": "placement.assignment",
 }
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import Requirements, TensorSpec
-from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.errors import BundleError, LoadError
 from ortprep.measuring.staged_bundles import StagedBundles
-from ortprep.runtime import SessionPlan, load, open_bundle
+from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
 from ortprep.runtime.tensors.arrays import write_tensors

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortprep.bundle.codec import decode
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
-from ortprep.runtime import SessionPlan, build_session
-from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.loading.session import CUDA, build_session
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
 from ortprep.runtime.session.binding import run_first
