@@ -255,11 +255,12 @@ def _why_left_out(context: Context) -> str | None:
 def _full_key(task: Task) -> dict[str, Any]:
     own = encode(task.stage.key(task.plan, task.id.variant))
     upstream = {str(required): outcome_key(_require(task, required)) for required in task.requires}
-    ours = {"pipeline": ortprep.__version__, "stage_version": task.stage.version, "upstream": upstream}
-    if clash := sorted(ours.keys() & own.keys()):
-        # One would hide the other: a replaced model, say, would leave its optimised graph up to date.
-        raise StageError(f"key of {task.id} takes the graph's own names\n  got {', '.join(clash)}")
-    return {**ours, **own}
+    return {
+        **own,
+        "pipeline": ortprep.__version__,
+        "stage_version": task.stage.version,
+        "upstream": upstream,
+    }
 
 
 def _receipt_of(task: Task, required: TaskId) -> TaskReceipt | None:

@@ -117,9 +117,9 @@ class VerifySpec(SpecSection):
         return {"": Tolerance(self.rtol, self.atol), **own}
 
     def tolerance_of(self, output: str) -> Tolerance:
-        """Returns an output's tolerance; tensors of a sequence or map, `NAME[…]`, have that of `NAME`."""
+        """Returns an output's tolerance."""
         tolerances = self.tolerances()
-        return tolerances.get(output) or tolerances.get(output.partition("[")[0]) or tolerances[""]
+        return tolerances.get(output, tolerances[""])
 
 
 class OptimizeSpec(SpecSection):

@@ -51,18 +51,6 @@ def test_a_changed_key_runs_the_task_and_those_after_it(artifacts: Path, cache: 
     assert run_all(changed, cache) == [True, True]
 
 
-@pytest.mark.parametrize("name", ["upstream", "stage_version"])
-def test_a_stage_cannot_hide_what_came_before_it_from_its_key(
-    artifacts: Path, cache: DigestCache, name: str
-) -> None:
-    class Hiding(Count):
-        def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
-            return {name: {}}
-
-    with pytest.raises(StageError, match=f"key of count/cpu takes the graph's own names\n  got {name}"):
-        run_all(tasks(artifacts, Shout(), Hiding()), cache)
-
-
 def test_an_equal_outcome_stops_the_wave(artifacts: Path, cache: DigestCache) -> None:
     run_all(tasks(artifacts, Shout(), Count()), cache)
     again = Shout()

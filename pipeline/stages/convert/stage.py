@@ -27,7 +27,7 @@ from ortprep.stages.convert.pass_requests import FusionReply
 from ortprep.stages.convert.pass_runner import PassResult, describe_converted, run_pass
 from ortprep.stages.convert.precision.attempts import TAKEN, PrecisionAttempts
 from ortprep.stages.convert.precision.ladder import SEARCHED, plan_steps, why_not_needed
-from ortprep.stages.core.accuracy import gate_key, gate_of, per_sample, thresholds_of
+from ortprep.stages.core.accuracy import convert_section, gate_key, gate_of, per_sample, thresholds_of
 from ortprep.stages.core.contract import (
     LEFT_OUT,
     SOURCE_PRECISION,
@@ -70,7 +70,11 @@ class ConvertStage:
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
-        variant_plan, convert, target = _variant(plan, variant), _section(plan), target_of(plan, variant)
+        variant_plan, convert, target = (
+            _variant(plan, variant),
+            convert_section(plan.spec),
+            target_of(plan, variant),
+        )
         libraries = {**runtime_versions(target), **installed_versions(*_LIBRARIES)}
         if variant_plan.is_bucket:
             return {"binding": dict(variant_plan.binding), "tools": libraries}
@@ -100,7 +104,7 @@ class ConvertStage:
             StageError: A pass refuses the model, or no step of the ladder is accurate enough.
             SpecError: The calibration set does not fit the model.
         """
-        variant, convert = context.variant_plan, _section(context.plan)
+        variant, convert = context.variant_plan, convert_section(context.spec)
         parent = read_graph(context, source_task(context.plan, variant.parent))
         record = _record_of_parent(context)
         if not _changes_precision(variant):
@@ -132,15 +136,8 @@ class ConvertStage:
 
 
 def _variant(plan: Plan, variant: str | None) -> VariantPlan:
-    if variant is None:
-        raise StageError("convert runs once per variant\n  expected a variant, got none")
+    assert variant is not None
     return plan.variant_plans[variant]
-
-
-def _section(plan: Plan) -> ConvertSpec:
-    if plan.spec.convert is None:
-        raise StageError(f"spec of {plan.spec.name} converts nothing")
-    return plan.spec.convert
 
 
 def _changes_precision(variant: VariantPlan) -> bool:

@@ -36,7 +36,7 @@ class AccuracyResult:
 
 def gate_of(spec: ModelSpec) -> Gate:
     """Returns the thresholds of a spec that converts; an output's own ones change the common ones."""
-    section = _section(spec).gate
+    section = convert_section(spec).gate
     figures = {field.name for field in dataclasses.fields(Thresholds)}
     common = Thresholds(**section.model_dump(include=figures))
     own = {
@@ -48,7 +48,7 @@ def gate_of(spec: ModelSpec) -> Gate:
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what decides whether answers are accurate enough, for keys."""
-    gate = _section(spec).gate
+    gate = convert_section(spec).gate
     digest = None if gate.metric is None else metric_digest(gate.metric, spec.folder)
     return {"gate": gate.model_dump(mode="json"), "metric": digest}
 
@@ -90,7 +90,7 @@ def judge_accuracy(
         StageError: An answer's file is missing.
     """
     outputs = compare_answers(expected.samples, got.samples)
-    gate = _section(spec).gate
+    gate = convert_section(spec).gate
     thresholds = gate_of(spec) if of_all else per_sample(gate_of(spec))
     failures = list(find_gate_failures(thresholds, outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
@@ -112,14 +112,19 @@ def _run_metric(
             samples=[sample.path for sample in samples],
             expected=expected.samples,
             got=got.samples,
-            timeout_s=_section(spec).timeout_s,
+            timeout_s=convert_section(spec).timeout_s,
         )
     except StageError as error:
         # It is the user's to mend: no precision would do better, and no ladder may hide it.
         raise SpecError(error.message, hint=error.hint) from error
 
 
-def _section(spec: ModelSpec) -> ConvertSpec:
+def convert_section(spec: ModelSpec) -> ConvertSpec:
+    """Returns the section of a spec that converts.
+
+    Raises:
+        SpecError: It has none.
+    """
     if spec.convert is None:
         raise SpecError(f"spec of {spec.name} converts nothing\n  expected a section convert, got none")
     return spec.convert

@@ -94,18 +94,13 @@ class FsspecFile:
         try:
             filesystem, path = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
-            raise _missing_filesystem(self.url, str(error)) from error
+            protocol = self.url.partition("://")[0].rpartition("::")[2]
+            raise MissingExtraError(
+                f"no filesystem for {protocol}:// URLs is installed\n  {error}"
+            ) from error
         except (ValueError, OSError) as error:
             raise SourceError(
                 f"cannot open {self.name}\n  {first_line(error)}",
                 hint="python -c 'import fsspec; print(*fsspec.available_protocols())'",
             ) from error
         return filesystem, path
-
-
-def _missing_filesystem(url: str, text: str) -> MissingExtraError:
-    protocol = url.partition("://")[0].rpartition("::")[2]
-    return MissingExtraError(
-        f"no filesystem for {protocol}:// URLs is installed\n  {text}",
-        hint=f"pip install 'fsspec[{protocol}]'",
-    )

@@ -157,19 +157,10 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 
 def _type_name(kind: onnx.TypeProto) -> str:
-    """Returns `float32`, …; for what is no tensor `sequence(…)`, `map(int64, …)`, `optional(…)`."""
+    """Returns `float32`, …; for what is no tensor `sequence(…)`, `map(…)`, `optional(…)`."""
     from ortprep.stages.core.graphs.graph_walk import element_type_name
 
-    which = kind.WhichOneof("value")
+    which = kind.WhichOneof("value") or "unknown"
     if which == "tensor_type":
         return element_type_name(kind.tensor_type.elem_type)
-    if which == "sequence_type":
-        return f"sequence({_type_name(kind.sequence_type.elem_type)})"
-    if which == "optional_type":
-        return f"optional({_type_name(kind.optional_type.elem_type)})"
-    if which == "map_type":
-        key, item = kind.map_type.key_type, kind.map_type.value_type
-        return f"map({element_type_name(key)}, {_type_name(item)})"
-    if which == "sparse_tensor_type":
-        return f"sparse_tensor({element_type_name(kind.sparse_tensor_type.elem_type)})"
-    return "unknown()"
+    return f"{which.removesuffix('_type')}(…)"

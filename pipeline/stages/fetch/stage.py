@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import tempfile
 from collections.abc import Mapping
@@ -171,7 +170,7 @@ class FetchStage:
         with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
             file = Path(folder) / CONFIG_FILE
             fetch_file(config, file, retry=replace(self.retry, max_bytes=MAX_CONFIG_BYTES))
-            return _read_config(file, config.name)
+            return file.read_text(encoding="utf-8")
 
 
 def _remote_origin(source: SourceSpec, key: Mapping[str, Any]) -> Origin | None:
@@ -309,15 +308,6 @@ def _refuse_what_is_no_model(path: Path, name: str) -> None:
         if start.lstrip().startswith(sign):
             text = start.decode("utf-8", "replace")
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
-
-
-def _read_config(file: Path, name: str) -> str:
-    text = file.read_bytes()
-    try:
-        json.loads(text)
-        return text.decode("utf-8")
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"not JSON: {name}\n  {error}") from error
 
 
 def _check_digest(received: TransferResult, source: SourceSpec, name: str) -> None:

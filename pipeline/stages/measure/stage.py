@@ -59,8 +59,7 @@ class MeasureStage:
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, every variant that is compared once it is verified, and the sample."""
-        if variant is None:
-            raise StageError("measure runs once per variant\n  expected a variant, got none")
+        assert variant is not None
         compared = tuple(compared_variants(plan, variant).values())
         verified = dict.fromkeys((*compared, reference_variant(plan)))
         return (

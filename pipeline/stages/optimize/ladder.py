@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ortprep.errors import StageError
 from ortprep.stages.core.contract import PORTABLE
 
 ALL, ALL_REDUCED, EXTENDED, BASIC, SOURCE = "all", "all-reduced", "extended", "basic", "source"
@@ -48,12 +47,7 @@ def plan_ladder(variant: str, *, level: str, disabled_optimizers: tuple[str, ...
             up to the user's level; `basic-only` is what is tried where that fails.
         level: Where the user starts: `all`, `extended` or `basic`.
         disabled_optimizers: Optimisers the user leaves out of every step.
-
-    Raises:
-        StageError: There is no such level.
     """
-    if level not in _LEVELS:
-        raise StageError(f"no such optimisation level: {level!r}\n  expected one of {', '.join(_LEVELS)}")
     reduced = tuple(dict.fromkeys((*disabled_optimizers, *HARDWARE_BOUND_OPTIMIZERS)))
     # The source is not prepared, so its loads optimise it, as plain ONNX Runtime does.
     source = Step(SOURCE, None, loading_level=_LEVELS[ALL])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from ortprep.errors import StageError
 from ortprep.options import format_option, with_external_data
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.spec.models import RuntimeSpec
@@ -79,12 +78,8 @@ def saving_plan(runtime: RuntimeSpec, variant: str, step: Step, *, source: Path,
         step: Of the ladder, not the source's.
         source: The model that is read.
         model: The file that is written; its data comes to lie beside it.
-
-    Raises:
-        StageError: The step writes nothing.
     """
-    if step.level is None:
-        raise StageError(f"nothing is written for step {step.name!r}")
+    assert step.level is not None
     options = without_optimizers(loading_options(runtime, level=step.level), step.disabled_optimizers)
     entries = dict(options.config_entries)
     if entries.get(_SAVE_PREPACKED) != "1":

@@ -142,7 +142,6 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `form`, `inline` or `ort`; `source`, the mapped model; `folder` and `model`, what is written.
 
     Raises:
-        StageError: There is no such form.
         LoadError: ONNX Runtime refuses the model.
     """
     source, written = Path(request["source"]), Path(request["folder"]) / request["model"]
@@ -150,10 +149,8 @@ def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
         from ortprep.stages.core.graphs.inlining import write_inline
 
         write_inline(source, written, data_folder=source.parent)
-    elif request["form"] == ORT:
-        build_session(_ort_plan(source, written.with_suffix(".ort")))
     else:
-        raise StageError(f"no such form: {request['form']!r}")
+        build_session(_ort_plan(source, written.with_suffix(".ort")))
     return {}
 
 

@@ -53,8 +53,8 @@ def test_facts_of_a_model(tmp_path: Path) -> None:
         (models.int8_net, ["float32"]),
         (models.string_input, ["string"]),
         (models.zero_inputs, []),
-        (models.sequence_input, ["sequence(float32)"]),
-        (models.optional_input, ["optional(float32)"]),
+        (models.sequence_input, ["sequence(…)"]),
+        (models.optional_input, ["optional(…)"]),
         (models.embedding, ["int64", "int64"]),
     ],
 )

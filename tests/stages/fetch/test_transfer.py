@@ -242,9 +242,8 @@ def test_a_cut_on_a_filesystem_is_resumed_from_its_offset(memory: str, tmp_path:
 
 
 def test_a_missing_filesystem_names_its_package(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtraError) as caught:
+    with pytest.raises(MissingExtraError, match=r"no filesystem for dropbox(.|\n)*dropboxdrivefs"):
         fetch_file(origin_of("dropbox://folder/m.onnx"), tmp_path / "got", retry=RETRY)
-    assert caught.value.hint == "pip install 'dropboxdrivefs'"
 
 
 def test_an_unknown_protocol_is_told(tmp_path: Path) -> None:

@@ -10,27 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import onnx
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto, TensorProto, helper
 
 from ortprep.errors import SpecError
 
-_BITS: dict[int, int] = {
-    TensorProto.FLOAT: 32,
-    TensorProto.UINT8: 8,
-    TensorProto.INT8: 8,
-    TensorProto.UINT16: 16,
-    TensorProto.INT16: 16,
-    TensorProto.INT32: 32,
-    TensorProto.INT64: 64,
-    TensorProto.BOOL: 8,
-    TensorProto.FLOAT16: 16,
-    TensorProto.DOUBLE: 64,
-    TensorProto.UINT32: 32,
-    TensorProto.UINT64: 64,
-    TensorProto.COMPLEX64: 64,
-    TensorProto.COMPLEX128: 128,
-    TensorProto.BFLOAT16: 16,
-}
 _SPELLING = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -96,8 +79,11 @@ def element_type_name(code: int) -> str:
 def values_bytes(tensor: TensorProto) -> int:
     """Returns how many bytes a tensor's values take as raw data, by its dims and type; 0 for strings."""
     name = TensorProto.DataType.Name(tensor.data_type)
-    narrow = 2 if name.endswith("INT2") else 4 if "INT4" in name or name.startswith("FLOAT4") else 8
-    bits: int = 0 if name == "STRING" else _BITS.get(tensor.data_type, narrow)
+    if name in ("STRING", "UNDEFINED"):
+        return 0
+    bits = 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    # In numpy these take a byte each.
+    bits = 2 if name.endswith("INT2") else 4 if "INT4" in name or name.startswith("FLOAT4") else bits
     count: int = math.prod(tensor.dims)
     return -(-count * bits // 8)
 
