@@ -3,10 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from ortprep.bundle.session_record import ProviderRecord, SessionPlan
-from ortprep.errors import StageError
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.optimize.ladder import Step
@@ -85,8 +82,3 @@ def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted() -> None:
     wanted = RuntimeSpec(session_config={"session.save_external_prepacked_constant_initializers": "1"})
     assert plan_saving(RuntimeSpec()).session_options.config_entries["session.disable_prepacking"] == "1"
     assert "session.disable_prepacking" not in plan_saving(wanted).session_options.config_entries
-
-
-def test_the_source_is_not_written() -> None:
-    with pytest.raises(StageError, match="source"):
-        plan_saving(RuntimeSpec(), step=Step("source", None))
