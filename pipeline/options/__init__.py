@@ -1,6 +1,6 @@
 """Session and provider options of ONNX Runtime, per version: type, values, default, effect."""
 
-from ortprep.options.option import NEWEST, OLDEST, Kind, Option, format_option, version_parts
+from ortprep.options.option import NEWEST, OLDEST, Option, format_option, version_parts
 from ortprep.options.session import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data
 from ortprep.options.validation import (
     CUDA,
@@ -9,7 +9,6 @@ from ortprep.options.validation import (
     check_provider_options,
     check_session_config,
     find_unlisted,
-    is_harmless,
     is_newer,
     known_attributes,
     known_provider_options,
@@ -22,7 +21,6 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "PAGE_BYTES",
-    "Kind",
     "Option",
     "Scalar",
     "check_attributes",
@@ -30,7 +28,6 @@ __all__ = [
     "check_session_config",
     "find_unlisted",
     "format_option",
-    "is_harmless",
     "is_newer",
     "known_attributes",
     "known_provider_options",

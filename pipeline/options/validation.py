@@ -43,6 +43,7 @@ _RUN_CONFIG = frozenset(
 )
 
 _HARMLESS = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,9})?|auto|default|disabled|enabled|none|off|on")
+"""Values of options that no table has: none that could be a path or an address."""
 
 
 def known_session_config(version: str) -> tuple[Option, ...]:
@@ -77,11 +78,6 @@ def find_unlisted(names: Iterable[str], *, provider: str | None = None, version:
     if not is_newer(version):
         return ()
     return tuple(name for name in names if name not in table and _find_elsewhere(name, table) is None)
-
-
-def is_harmless(value: Scalar) -> bool:
-    """Returns whether an option that no table has may have a value: none that could be path or address."""
-    return _HARMLESS.fullmatch(format_option(value)) is not None
 
 
 def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
@@ -119,7 +115,8 @@ def _problems(
         elif name not in unlisted:
             problem = _unknown(name, table, version=version)
         else:
-            problem = None if is_harmless(value) else _too_free(value)
+            is_harmless = _HARMLESS.fullmatch(format_option(value)) is not None
+            problem = None if is_harmless else _too_free(value)
         if problem is not None:
             yield f"{noun} {_shorten(name)} {problem}"
 

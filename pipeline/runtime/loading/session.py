@@ -29,13 +29,11 @@ PLAIN_CLASS = "_ortprep_plain_class"
 
 _ENUMERATIONS = {"execution_mode": "ExecutionMode", "execution_order": "ExecutionOrder"}
 
-WRITING_ATTRIBUTES = frozenset({"enable_profiling", "optimized_model_filepath", "profile_file_prefix"})
-"""Session options that make a session write files; a build uses them, a bundle has no business to."""
-
-KNOWN_ATTRIBUTES = WRITING_ATTRIBUTES | {
+KNOWN_ATTRIBUTES = {
     "enable_cpu_mem_arena",
     "enable_mem_pattern",
     "enable_mem_reuse",
+    "enable_profiling",
     "execution_mode",
     "execution_order",
     "inter_op_num_threads",
@@ -43,6 +41,8 @@ KNOWN_ATTRIBUTES = WRITING_ATTRIBUTES | {
     "log_severity_level",
     "log_verbosity_level",
     "logid",
+    "optimized_model_filepath",
+    "profile_file_prefix",
     "use_deterministic_compute",
     "use_per_session_threads",
 }
