@@ -91,9 +91,6 @@ def ort_package(
     onnxruntime: Version = None,
     here: Here = False,
     name: Name = None,
-    constrain_device: Annotated[
-        bool, typer.Option("--constrain-device", help="Write `device`, as readers after 1.31.1 take it.")
-    ] = False,
     json: AsJson = False,
 ) -> None:
     """Write a model package of ONNX Runtime (1.32 or newer); every bundle is a component of it."""
@@ -103,7 +100,6 @@ def ort_package(
         options=_options(variant, target, precision),
         server=_server(onnxruntime, here=here),
         name=name,
-        constrain_device=constrain_device,
     )
     _write_exports(
         [export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)], json=json

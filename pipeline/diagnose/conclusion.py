@@ -13,7 +13,7 @@ _MAX_STEPS = 6
 
 def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
     """Returns what dominates, what to do first and what it would save, each with the figure behind it."""
-    by_check = {one.check: one for one in diagnoses}
+    by_check = {diagnosis.check: diagnosis for diagnosis in diagnoses}
     findings = (*_dominating(by_check), *_steps(diagnoses))
     nothing = Finding("nothing-found", "good", "nothing to mend or gain")
     return Diagnosis("all", subject, findings or (nothing,))
@@ -32,9 +32,9 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     name = max(parts, key=lambda part: parts[part])
     text = f"what dominates: {name}, {parts[name]:.0f} ms of {start['total_ms']:.0f} ms to the first result"
     saved = start["saved_by_ms"]
-    most = max(saved, key=lambda code: saved[code], default="")
-    if name == "making the session" and most and saved[most] >= parts[name] / 2:
-        text += f"; most of it is {most.replace('-', ' ')}, {saved[most]:.0f} ms"
+    largest = max(saved, key=lambda code: saved[code], default="")
+    if name == "making the session" and largest and saved[largest] >= parts[name] / 2:
+        text += f"; largest of it is {largest.replace('-', ' ')}, {saved[largest]:.0f} ms"
     yield Finding("what-dominates", "note", text)
 
 
@@ -52,7 +52,7 @@ def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
         yield replace(worst, text=text, saves_ms=_saves_ms(reasons) or None)
     if len(ordered) > _MAX_STEPS:
         yield Finding(
-            "more-steps", "note", f"{len(ordered) - _MAX_STEPS} smaller steps are told by the checks alone"
+            "more-steps", "note", f"{len(ordered) - _MAX_STEPS} smaller steps are among the checks' findings"
         )
 
 

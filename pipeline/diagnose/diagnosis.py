@@ -89,8 +89,8 @@ def diagnose(
 
 def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:
     """Returns 1 if any check found a problem, else 0: what can merely be gained is no failure."""
-    found = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
-    return int("problem" in found)
+    severities = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
+    return int("problem" in severities)
 
 
 def format_bytes(count: float) -> str:

@@ -157,11 +157,11 @@ def _answering(config: LoaderConfig, inputs: Tensors) -> Variant:
     return choose_bucket(config, general, shapes=shapes) or general
 
 
-def _are_same(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(
-        (array.dtype, array.shape) == (other[name].dtype, other[name].shape)
-        and array.tobytes() == other[name].tobytes()
-        for name, array in one.items()
+def _are_same(left: Tensors, right: Tensors) -> bool:
+    return left.keys() == right.keys() and all(
+        (array.dtype, array.shape) == (right[name].dtype, right[name].shape)
+        and array.tobytes() == right[name].tobytes()
+        for name, array in left.items()
     )
 
 
@@ -176,7 +176,7 @@ def run_cases(
         with lock:
             return next(turns, None)
 
-    def note(kind: str, problems: list[str]) -> None:
+    def count_failure(kind: str, problems: list[str]) -> None:
         with lock:
             setattr(result, kind, getattr(result, kind) + 1)
             result.problems.extend(problems[: _KEPT - len(result.problems)])
@@ -188,10 +188,10 @@ def run_cases(
             except PoolClosedError:
                 return  # the pool's owner ended the test
             except PipelineError as error:
-                note("failed", [f"{type(error).__name__}: {error}"])
+                count_failure("failed", [f"{type(error).__name__}: {error}"])
                 continue
             if problems:
-                note("wrong", problems)
+                count_failure("wrong", problems)
 
     # Daemons: an interrupt ends the program, and not only the wait for them.
     threads = [threading.Thread(target=work, name=f"client-{n}", daemon=True) for n in range(clients)]

@@ -23,7 +23,6 @@ _TIMEOUT_S = 6 * 3600.0
 _UNKNOWN = 1
 _MAX_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
-_ORT_FORMAT = ".ort"
 _NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -94,34 +93,25 @@ def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
 
     inputs = _inputs_of(Path(request["source"]))
     shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
-    feeds = {one.name: draw_feed(one, shapes[one.name], generator(_SEED, one.name)) for one in inputs}
+    feeds = {
+        tensor.name: draw_feed(tensor, shapes[tensor.name], generator(_SEED, tensor.name))
+        for tensor in inputs
+    }
     write_tensors(Path(request["sample"]), feeds)
     return {"remarks": list(remarks)}
 
 
 def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
     try:
-        inputs = _ask_session(source) if source.suffix == _ORT_FORMAT else read_inputs(source)
+        inputs = read_inputs(source)
     except (WireError, OSError) as error:
         raise LoadError(f"not an ONNX model: {source}\n  {error}") from error
-    for one in inputs:
-        if one.dtype in _NO_TENSORS:
+    for tensor in inputs:
+        if tensor.dtype in _NO_TENSORS:
             raise LoadError(
-                f"cannot make up input {one.name!r} of {source}\n  expected a tensor, got {one.dtype}"
+                f"cannot make up input {tensor.name!r} of {source}\n  expected a tensor, got {tensor.dtype}"
             )
     return inputs
-
-
-def _ask_session(source: Path) -> tuple[TensorSpec, ...]:
-    """Returns the inputs of a model in ONNX Runtime's own format, which only ONNX Runtime reads."""
-    from ortprep.runtime.loading.session import build_session, default_plan
-
-    unpacked = {"session.disable_prepacking": "1"}
-    plan = default_plan(str(source), level="ORT_DISABLE_ALL", config_entries=unpacked)
-    return tuple(
-        TensorSpec(one.name, _dtype(one.type), tuple(_axis(axis) for axis in one.shape))
-        for one in build_session(plan).get_inputs()
-    )
 
 
 def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,24 +130,24 @@ def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": config.name}
 
 
-def settle_shapes(inputs: Sequence[TensorSpec], wanted: Shapes) -> tuple[Shapes, tuple[str, ...]]:
+def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes, tuple[str, ...]]:
     """Returns a shape for every input, and what was assumed to get there. Pure.
 
     Raises:
         SpecError: One is for no input, contradicts the model, or asks for more than 2**30 elements.
     """
-    names = [one.name for one in inputs]
-    unknown = [name for name in wanted if name not in names]
+    names = [tensor.name for tensor in inputs]
+    unknown = [name for name in chosen if name not in names]
     if unknown:
         raise SpecError(f"no such input: {unknown[0]!r}\n  expected one of {', '.join(names)}")
     sizes: dict[str, int] = {}
-    for one in inputs:
-        sizes |= _sizes_of(one, wanted.get(one.name))
-    shapes = {one.name: wanted.get(one.name, _settled(one, sizes)) for one in inputs}
+    for tensor in inputs:
+        sizes |= _sizes_of(tensor, chosen.get(tensor.name))
+    shapes = {tensor.name: chosen.get(tensor.name, _settled(tensor, sizes)) for tensor in inputs}
     for name, shape in shapes.items():
         if math.prod(shape) > _MAX_ELEMENTS:
             raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
-    assumed = [one.name for one in inputs if one.name not in wanted and _is_open(one, sizes)]
+    assumed = [tensor.name for tensor in inputs if tensor.name not in chosen and _is_open(tensor, sizes)]
     return shapes, tuple(_remark(name, shapes[name]) for name in assumed)
 
 
@@ -166,13 +156,15 @@ def _remark(name: str, shape: tuple[int, ...]) -> str:
     return f"{name}: shape {list(shape)} is assumed; --shape {written} sets another"
 
 
-def _settled(one: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    axes = one.shape or ()
+def _settled(tensor: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    axes = tensor.shape or ()
     return tuple(axis if isinstance(axis, int) else sizes.get(axis or "", _UNKNOWN) for axis in axes)
 
 
-def _is_open(one: TensorSpec, sizes: Mapping[str, int]) -> bool:
-    return one.shape is None or any(not isinstance(axis, int) and axis not in sizes for axis in one.shape)
+def _is_open(tensor: TensorSpec, sizes: Mapping[str, int]) -> bool:
+    return tensor.shape is None or any(
+        not isinstance(axis, int) and axis not in sizes for axis in tensor.shape
+    )
 
 
 def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, int]:
@@ -186,15 +178,3 @@ def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, 
     if not fits:
         raise SpecError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
     return {axis: size for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str)}
-
-
-def _axis(axis: object) -> int | str | None:
-    return axis if isinstance(axis, (int, str)) else None
-
-
-def _dtype(onnx_type: str) -> str:
-    """Returns an input's element type as records spell it, from ONNX Runtime's `tensor(float)`."""
-    name = onnx_type.removeprefix("tensor(").removesuffix(")")
-    if "(" in name:
-        return _NO_TENSORS[0]
-    return {"float": "float32", "double": "float64"}.get(name, name)

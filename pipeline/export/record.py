@@ -75,11 +75,11 @@ def check_replaceable(folder: Path, *, layout: str) -> None:
     """Raises unless nothing is lost with a folder: it is absent, empty, or an export as it was written."""
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
-    found = _describe(folder)
-    if found != layout:
+    content = _describe(folder)
+    if content != layout:
         raise ExportError(
             f"will not overwrite {folder}\n"
-            f"  expected no such folder, or an export of ortprep ({layout}) as it was written, got {found}",
+            f"  expected no such folder, or an export of ortprep ({layout}) as it was written, got {content}",
             hint="choose another --out, or remove it yourself",
         )
 

@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, find_variant
+from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange, find_variant
 from ortprep.errors import ExportError
-from ortprep.export.requirements import describe_processor, describe_versions
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     Machine,
@@ -62,8 +61,17 @@ class VariantChoice:
     passed_over: tuple[PassedOver, ...] = ()
 
 
-def choose_one(config: LoaderConfig, options: ExportOptions, server: Server) -> VariantChoice:
+def choose_variants(
+    config: LoaderConfig, options: ExportOptions, server: Server, *, per_provider: bool = False
+) -> VariantChoice:
     """Returns the variants that were named, or else the first that is known to fit.
+
+    Args:
+        config: The bundle's loader config.
+        options: What is asked for.
+        server: What is known of the server.
+        per_provider: Whether to take the first of every execution provider. A GPU is then taken to be there:
+            the reader of the export looks for a variant of the provider it has.
 
     Raises:
         ExportError: A name is not a variant's, a named variant does not fit what is known of the server, or
@@ -71,38 +79,23 @@ def choose_one(config: LoaderConfig, options: ExportOptions, server: Server) -> 
     """
     if options.variants:
         return _named(config, options.variants, server)
+    chosen: dict[str, Variant] = {}
     passed_over: list[PassedOver] = []
     for variant in _serving(config, options):
-        objections = _objections(variant, options, server)
-        if not objections:
-            return VariantChoice((variant,), tuple(passed_over))
-        passed_over.append(PassedOver(variant.name, objections))
-    raise _nothing_fits(config, options, passed_over)
-
-
-def choose_per_provider(config: LoaderConfig, options: ExportOptions, server: Server) -> VariantChoice:
-    """Returns the variants that were named, or else for every execution provider the first known to fit.
-
-    Args, errors: As `choose_one`, but for GPUs that nothing is known of: the reader of the export looks for a
-    variant of the provider it has.
-    """
-    if options.variants:
-        return _named(config, options.variants, server)
-    taken: dict[str, Variant] = {}
-    passed_over: list[PassedOver] = []
-    for variant in _serving(config, options):
-        preferred = variant.providers[0].name
-        asked = dataclasses.replace(options, target=options.target or variant.target)
-        objections = _objections(variant, asked, server)
-        if preferred in taken:
-            objections = (f"expected one variant for {preferred}, got {taken[preferred].name} before it",)
+        provider = variant.providers[0].name if per_provider else ""
+        target = options.target or (variant.target if per_provider else None)
+        objections = _objections(variant, dataclasses.replace(options, target=target), server)
+        if provider in chosen:
+            if not per_provider:
+                break
+            objections = (f"expected one variant for {provider}, got {chosen[provider].name} before it",)
         if objections:
             passed_over.append(PassedOver(variant.name, objections))
         else:
-            taken[preferred] = variant
-    if not taken:
+            chosen[provider] = variant
+    if not chosen:
         raise _nothing_fits(config, options, passed_over)
-    return VariantChoice(tuple(taken.values()), tuple(passed_over))
+    return VariantChoice(tuple(chosen.values()), tuple(passed_over))
 
 
 def contradictions(variant: Variant, server: Server) -> tuple[str, ...]:
@@ -119,18 +112,18 @@ def _serving(config: LoaderConfig, options: ExportOptions) -> tuple[Variant, ...
 
 
 def _named(config: LoaderConfig, names: Sequence[str], server: Server) -> VariantChoice:
-    found = []
+    variants = []
     for name in dict.fromkeys(names):
         variant = find_variant(config, name)
         if variant is None:
             known = ", ".join(one.name for one in config.variants)
             raise ExportError(f"no such variant of {config.name}: {name!r}\n  expected one of {known}")
-        against = contradictions(variant, server)
-        if against:
-            lines = "\n".join(f"  {one}" for one in against)
+        objections = contradictions(variant, server)
+        if objections:
+            lines = "\n".join(f"  {one}" for one in objections)
             raise ExportError(f"variant {name!r} of {config.name} does not fit the server\n{lines}")
-        found.append(variant)
-    return VariantChoice(tuple(found))
+        variants.append(variant)
+    return VariantChoice(tuple(variants))
 
 
 def _objections(variant: Variant, options: ExportOptions, server: Server) -> tuple[str, ...]:
@@ -159,6 +152,39 @@ def _nothing_fits(
     if not passed_over:
         hint = f"ortprep prepare {config.name}   (its spec says targets and precisions)"
         known = ", ".join(f"{one.name} ({one.target}, {one.precision})" for one in config.variants)
-        wanted = f"target {options.target or 'any'}, precision {options.precision}"
-        lines = f"  expected {wanted}, got {known}"
+        request = f"target {options.target or 'any'}, precision {options.precision}"
+        lines = f"  expected {request}, got {known}"
     return ExportError(f"no variant of {config.name} is known to fit the server\n{lines}", hint=hint)
+
+
+def describe_versions(versions: VersionRange) -> str:
+    """Returns a range of versions of ONNX Runtime in words."""
+    upper = "" if versions.below is None else f" and < {versions.below}"
+    return f"ONNX Runtime >= {versions.minimum}{upper}"
+
+
+def describe_processor(needs: Requirements) -> str | None:
+    """Returns in words what a processor must have and must not have, None if any will do."""
+    if needs.machine is None and not needs.cpu_features and not needs.cpu_features_absent:
+        return None
+    words = "a processor" if needs.machine is None else f"a processor of kind {needs.machine}"
+    words += f" with {', '.join(needs.cpu_features)}" if needs.cpu_features else ""
+    return words + (f", without {', '.join(needs.cpu_features_absent)}" if needs.cpu_features_absent else "")
+
+
+def describe_needs(variant: Variant) -> Iterator[str]:
+    """Yields what a server must have, and its callers must do, for a variant to answer as recorded."""
+    needs = variant.requirements
+    yield describe_versions(needs.onnxruntime)
+    processor = describe_processor(needs)
+    if processor is not None:
+        yield f"{processor}; elsewhere it may fail in its first run, or silently give wrong answers"
+    if needs.compute_capability is not None:
+        bounds = needs.compute_capability.minimum, needs.compute_capability.below
+        low, below = (".".join(map(str, one)) for one in bounds)
+        yield f"a GPU of compute capability >= {low} and < {below}"
+    if variant.binding:
+        sizes = ", ".join(f"{name}={size}" for name, size in variant.binding.items())
+        yield f"inputs of these sizes only: {sizes}"
+    if variant.half_io:
+        yield "float16 where the bundle lists float32 inputs and outputs"

@@ -13,7 +13,7 @@ from ortprep.graph.receipts import WORK_FOLDER, read_receipt
 from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject, TaskHistory, digest_inputs, read_subjects
-from ortprep.report.vega_bundle import read_vega
+from ortprep.report.vega import read_vega
 
 _INPUTS = re.compile(rb'<meta name="ortprep-inputs" content="([^"]*)">')
 _HEAD_BYTES = 4096

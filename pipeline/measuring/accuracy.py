@@ -16,10 +16,8 @@ are compared with each other, since a conversion may narrow an output; other typ
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +31,6 @@ SNR_CAP_DB = 200.0
 """Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""
 
 _Floats: TypeAlias = NDArray[np.float64]
-
-_SAFE_EXPONENT = 400
-"""Squares of numbers between 2 to minus this power and 2 to this power stay in the range of float64."""
 
 
 class AccuracyMeter:
@@ -63,12 +58,12 @@ class AccuracyMeter:
         samples = [sample for sample in self._samples if sample.elements]
         elements = sum(sample.elements for sample in samples)
         judged = sum(sample.judged for sample in samples)
-        total = sum((sample.sum_abs for sample in samples), start=np.longdouble(0))
+        total = sum(sample.sum_abs for sample in samples)
         return OutputAccuracy(
             self._output,
             elements=elements,
             max_abs=max((sample.max_abs for sample in samples), default=0.0),
-            mean_abs=_to_finite(total / max(elements, 1)),
+            mean_abs=total / max(elements, 1),
             cosine=min((sample.cosine() for sample in samples), default=1.0),
             snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
             top1=sum(sample.agreed for sample in samples) / judged if judged else None,
@@ -116,38 +111,27 @@ def _is_float(array: Array) -> bool:
 
 def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:
     row = expected.shape[-1] if _is_float(expected) and expected.ndim else 0
-    tally, ranking = _Tally(), RowRanking(row)
-    for start, stop in _spans(expected.size, row, block_elements):
+    tally = _Tally()
+    step = max(block_elements // max(row, 1), 1) * max(row, 1)  # whole rows, at least one
+    for start in range(0, expected.size, step):
+        stop = min(start + step, expected.size)
         left, right = widen(read_block(expected, start, stop)), widen(read_block(got, start, stop))
         if row > 1:
-            ranking.add(left, right, ends_row=stop % row == 0)
+            tally.agreed += _count_agreeing(left.reshape(-1, row), right.reshape(-1, row))
+            tally.judged += len(left) // row
         elif left.dtype.kind not in "fc":
             tally.agreed += int(np.count_nonzero(left == right))
             tally.judged += len(left)
         _add_block(tally, left, right)
-    tally.agreed += ranking.agreed
-    tally.judged += ranking.rows
     return tally
 
 
-def _spans(size: int, row: int, block_elements: int) -> Iterator[tuple[int, int]]:
-    """Yields where blocks begin and end: each is whole rows or, of a row longer than a block, a part."""
-    if row <= block_elements:
-        step = max(block_elements // max(row, 1) * max(row, 1), 1)
-        yield from ((start, min(start + step, size)) for start in range(0, size, step))
-        return
-    for first in range(0, size, row):
-        end = first + row
-        yield from ((start, min(start + block_elements, end)) for start in range(first, end, block_elements))
-
-
 class _Tally:
-    """The sums over one sample. Wider than float64, so that no square leaves their range."""
+    """The sums over one sample."""
 
     def __init__(self) -> None:
         self.elements = self.nonfinite = self.agreed = self.judged = 0
-        self.max_abs = 0.0
-        self.sum_abs = self.energy = self.got_energy = self.product = self.noise = np.longdouble(0)
+        self.max_abs = self.sum_abs = self.energy = self.got_energy = self.product = self.noise = 0.0
 
     def cosine(self) -> float:
         if self.noise == 0:
@@ -166,96 +150,43 @@ class _Tally:
 
 def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
     """Adds widened elements, at least one, to a sample's sums."""
-    left, right, distance, unit = _to_floats(expected, got)
+    left, right, distance = _to_floats(expected, got)
     is_finite = np.isfinite(left) & np.isfinite(right)
     if not is_finite.all():
         same = (left == right) | (np.isnan(left) & np.isnan(right))
         tally.nonfinite += int(np.count_nonzero(~is_finite & ~same))
         left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
     tally.elements += len(left)
-    tally.max_abs = max(tally.max_abs, _to_finite(distance.max() * unit))
-    tally.sum_abs += np.longdouble(distance.sum()) * unit
-    square = unit * unit
-    tally.energy += np.dot(left, left) * square
-    tally.got_energy += np.dot(right, right) * square
-    tally.product += np.dot(left, right) * square
-    tally.noise += np.dot(distance, distance) * square
+    tally.max_abs = max(tally.max_abs, float(distance.max()))
+    tally.sum_abs += distance.sum()
+    tally.energy += np.dot(left, left)
+    tally.got_energy += np.dot(right, right)
+    tally.product += np.dot(left, right)
+    tally.noise += np.dot(distance, distance)
 
 
-def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats, np.longdouble]:
-    """Returns both as float64, their absolute difference, and the unit that all three are in."""
-    unit = np.longdouble(1)
+def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:
+    """Returns both as float64, and their absolute difference."""
     kind = expected.dtype.kind
     if kind in "iu":
         # In integers, where neighbours above 2 to the 53rd still differ; uint64 holds every difference.
         apart = np.where(got > expected, got - expected, expected - got).view(np.uint64)
-        return expected.astype(np.float64), got.astype(np.float64), apart.astype(np.float64), unit
+        return expected.astype(np.float64), got.astype(np.float64), apart.astype(np.float64)
     if kind == "c":
         left, right = expected.view(np.float64), got.view(np.float64)
     elif kind in "US":
         left, right = np.ones(len(expected)), (expected == got).astype(np.float64)
     else:
         left, right = expected.astype(np.float64, copy=False), got.astype(np.float64, copy=False)
-    exponent = int(np.frexp(max(_largest(left), _largest(right)))[1])
-    if abs(exponent) > _SAFE_EXPONENT:
-        left, right = np.ldexp(left, -exponent), np.ldexp(right, -exponent)
-        unit = np.ldexp(unit, exponent)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, which nobody reads
-        return left, right, np.abs(right - left), unit
+        return left, right, np.abs(right - left)
 
 
-def _largest(values: _Floats) -> float:
-    """Returns the largest finite magnitude; 0 without any."""
-    magnitudes = np.abs(values)
-    if not math.isfinite(magnitudes.max()):
-        magnitudes = magnitudes[np.isfinite(magnitudes)]
-    return float(np.max(magnitudes, initial=0.0))
+def _count_agreeing(expected: _Floats, got: _Floats) -> int:
+    """Returns how many rows have a largest element of the reference where the candidate has its first one.
 
-
-def _to_finite(value: np.longdouble) -> float:
-    return float(min(value, np.longdouble(sys.float_info.max)))
-
-
-class _Ranks(NamedTuple):
-    """Of every row: the reference's largest, the candidate's, and what the reference has where that is."""
-
-    largest: _Floats
-    highest: _Floats
-    chosen: _Floats
-
-
-class RowRanking:
-    """Counts rows whose first element in the candidate is a largest of the reference.
-
-    Of equal elements the candidate's first one counts; NaN counts as the smallest.
+    NaN counts as the smallest.
     """
-
-    def __init__(self, row: int) -> None:
-        self._row = row
-        self._begun: _Ranks | None = None
-        self.rows = self.agreed = 0
-
-    def add(self, expected: _Floats, got: _Floats, *, ends_row: bool) -> None:
-        """Adds a block: one or more whole rows, or the next part of one that is longer."""
-        width = min(self._row, len(expected))
-        ranks = _rank(expected.reshape(-1, width), got.reshape(-1, width))
-        if self._begun is not None:
-            ranks = _join(self._begun, ranks)
-        self._begun = None if ends_row else ranks
-        if ends_row:
-            self.rows += len(ranks.largest)
-            self.agreed += int(np.count_nonzero(ranks.chosen == ranks.largest))
-
-
-def _rank(expected: _Floats, got: _Floats) -> _Ranks:
     left, right = (np.where(np.isnan(values), -np.inf, values) for values in (expected, got))
-    first = right.argmax(axis=1)[:, None]
-    highest, chosen = (np.take_along_axis(values, first, axis=1)[:, 0] for values in (right, left))
-    return _Ranks(left.max(axis=1), highest, chosen)
-
-
-def _join(before: _Ranks, after: _Ranks) -> _Ranks:
-    """Returns the ranks of rows whose two parts were ranked."""
-    chosen = np.where(after.highest > before.highest, after.chosen, before.chosen)
-    largest, highest = (np.maximum(x, y) for x, y in zip(before[:2], after[:2], strict=True))
-    return _Ranks(largest, highest, chosen)
+    chosen = np.take_along_axis(left, right.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return int(np.count_nonzero(chosen == left.max(axis=1)))

@@ -74,17 +74,17 @@ def lock_folder() -> Path:
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise StageError(
             f"cannot make the folder of the device locks: {folder}\n  {error.strerror}",
             hint="unset XDG_RUNTIME_DIR, or set it to a folder of your own",
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StageError(
             f"folder of the device locks is not safe to use: {folder}\n"
             f"  expected a folder of user {os.getuid()} that nobody else can write, "
-            f"got mode {stat.filemode(found.st_mode)} of user {found.st_uid}",
+            f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
             hint=f"remove {folder}, or set XDG_RUNTIME_DIR to a folder of your own",
         )
     return folder
@@ -93,18 +93,18 @@ def lock_folder() -> Path:
 @contextmanager
 def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) -> Iterator[None]:
     folder = lock_folder()
-    told = False
+    is_reported = False
 
-    def tell_once() -> None:
-        nonlocal told
-        if on_wait is not None and not told:
+    def report_wait() -> None:
+        nonlocal is_reported
+        if on_wait is not None and not is_reported:
             on_wait()
-        told = True
+        is_reported = True
 
     with ExitStack() as stack:
         for device in devices:
-            with _lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, tell_once):
-                stack.enter_context(_lock_file(folder / f"{device}.lock", mode, tell_once))
+            with _lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, report_wait):
+                stack.enter_context(_lock_file(folder / f"{device}.lock", mode, report_wait))
         token = _holding.set(True)
         try:
             yield

@@ -88,8 +88,7 @@ def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
                 yield f"{subject}: {label} is set, but no row of it has two elements or more"
         elif not (value <= bound if figure in _UPPER_BOUNDS else value >= bound):
             limit = "at most" if figure in _UPPER_BOUNDS else "at least"
-            shown, wanted = _tell_apart(value, bound)
-            yield f"{subject}: {label} {shown}, expected {limit} {wanted}"
+            yield f"{subject}: {label} {value:.6g}, expected {limit} {bound:.6g}"
 
 
 def _name_in(gate: Gate, output: str) -> str | None:
@@ -99,9 +98,3 @@ def _name_in(gate: Gate, output: str) -> str | None:
     # Keys of a map may hold brackets themselves, and so may names.
     wholes = (output[:end] for end in range(len(output) - 1, 0, -1) if output[end] == "[")
     return next((whole for whole in wholes if whole in gate.outputs), None)
-
-
-def _tell_apart(value: float, bound: float) -> tuple[str, str]:
-    """Returns both with as few digits, three at least, as show that they differ."""
-    texts = ((f"{value:.{digits}g}", f"{bound:.{digits}g}") for digits in range(3, 18))
-    return next((pair for pair in texts if float(pair[0]) != float(pair[1])), (repr(value), repr(bound)))

@@ -56,28 +56,6 @@ _SPREAD: dict[str, Any] = {
     ],
 }
 
-_SURE = {"domain": "$sure"}
-_TIMES = {"labelExpr": "format(datum.value, '~g') + '×'", "tickCount": 6}
-
-_GAINS: dict[str, Any] = {
-    "step": 22,
-    "encoding": {"y": _ROWS},
-    "layer": [
-        {
-            "data": {"values": [{"one": 1}]},
-            **_layer("rule", {"style": "limit"}, x=_quantity("one", "$unit"), y=None),
-        },
-        _layer("rule", {"style": "whisker"}, x=_quantity("low", "$unit", scale=_LOG), x2=_field("high")),
-        _layer(
-            "point",
-            _POINT,
-            x=_quantity("value", "$unit", scale=_LOG, axis=_TIMES),
-            color=_nominal("sure", sort=None, scale={**_SURE, "range": ["@c3", "@c2", "@mark", "@mark"]}),
-            shape=_nominal("sure", sort=None, scale=_SURE),
-        ),
-    ],
-}
-
 _KINDS = ["trial", "front", "chosen", "default", "serves first"]
 _KIND_COLOURS = {"domain": _KINDS, "range": ["@mark", "@c1", "@c2", "@c5", "@c3"]}
 _KIND_SHAPES = {"domain": _KINDS, "range": ["circle", "circle", "diamond", "square", "triangle-up"]}
@@ -128,30 +106,9 @@ _FRONT: dict[str, Any] = {
     ],
 }
 
-_SIDES: dict[str, Any] = {"domain": ["prepared", "noise floor"], "range": ["@c1", "@mark"]}
-_ERROR = "error, of its tolerance (1 is the limit)"
-
-_ERRORS: dict[str, Any] = {
-    "step": 24,
-    "encoding": {"y": _ROWS},
-    "layer": [
-        _layer("rule", {"style": "box"}, x=_quantity("least", _ERROR, scale=_LOG), x2=_field("error")),
-        _layer(
-            "point",
-            _POINT,
-            x=_quantity("at", _ERROR, axis={"tickCount": 6, "format": "~g"}),
-            color=_nominal("what", sort=None, scale=_SIDES),
-            shape=_nominal("what", sort=None, scale={"domain": _SIDES["domain"]}),
-        ),
-        _layer("rule", {"style": "limit"}, x=_quantity("limit", _ERROR), y=None),
-    ],
-}
-
 SPECS: dict[str, dict[str, Any]] = {
     "waterfall": _WATERFALL,
     "spread": _SPREAD,
-    "gains": _GAINS,
     "front": _FRONT,
-    "errors": _ERRORS,
 }
 """Specification by kind of chart."""

@@ -35,8 +35,8 @@ def format_spread(summary: Summary) -> str:
     median, half = summary.median, (summary.p75 - summary.p25) / 2
     if not math.isfinite(half) or half <= 0:
         return f"{format_number(median)} ± {0 if half == 0 else half}"
-    shown = _decimals(median) if half >= 10.0 ** -_decimals(median) else math.ceil(-math.log10(half))
-    return f"{format_number(median)} ± {half:.{min(shown, 6)}f}"
+    digits = _decimals(median) if half >= 10.0 ** -_decimals(median) else math.ceil(-math.log10(half))
+    return f"{format_number(median)} ± {half:.{min(digits, 6)}f}"
 
 
 def format_ratio(value: float) -> str:

@@ -7,14 +7,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortprep.errors import MissingExtraError
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report
 from ortprep.versions import install_command
 
-_TEMPLATES = Path(__file__).parent / "templates"
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_report(report: Report, *, library: str, inputs: str = "") -> str:
@@ -31,20 +34,9 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
     Raises:
         MissingExtraError: The template engine is not installed.
     """
-    try:
-        import jinja2
-        from markupsafe import Markup, escape
-    except ImportError as error:
-        raise MissingExtraError(
-            "reports need jinja2, which is not installed", hint=install_command("report")
-        ) from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_environment()
+    from markupsafe import Markup, escape
+
     placed: list[Chart] = []
 
     def place(chart: Chart) -> int:
@@ -66,8 +58,29 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
     )
 
 
+def make_environment() -> jinja2.Environment:
+    """Returns the template engine, which escapes all text.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtraError(
+            "reports need jinja2, which is not installed", hint=install_command("report")
+        ) from error
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 def _read(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _policy(*, scripts: Sequence[str], styles: Sequence[str]) -> str:

@@ -42,9 +42,9 @@ def _section(measurement: MeasurementRecord, *, shipped: str) -> ReportSection:
     ]
     if not measurement.plans:
         return ReportSection(f"Measured, {cache}", tuple(notes))
-    told = [f"{plan.plan}: {MEANINGS[plan.plan]}" for plan in measurement.plans if plan.plan in MEANINGS]
-    if told:
-        notes.append(f"{'; '.join(told)}.")
+    meanings = [f"{plan.plan}: {MEANINGS[plan.plan]}" for plan in measurement.plans if plan.plan in MEANINGS]
+    if meanings:
+        notes.append(f"{'; '.join(meanings)}.")
     spreads = (
         _spread_chart(measurement, f"Ready, {cache}", "ms", lambda plan: plan.ready_ms),
         _spread_chart(measurement, f"Steady run, {cache}", "ms", lambda plan: plan.steady_ms),

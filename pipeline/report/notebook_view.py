@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from ortprep.bundle.manifest import Manifest
-from ortprep.errors import MissingExtraError
 from ortprep.report.content import Chart, ReportSection, ReportTable
 from ortprep.report.formatting import ABSENT
+from ortprep.report.html_page import TEMPLATES, make_environment
 from ortprep.report.measurement_sections import build_measurement_sections
 from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
-from ortprep.report.static_chart import draw_chart
-from ortprep.versions import install_command
+from ortprep.report.vega import draw_chart
 
 _TEMPLATE = "summary.html.jinja"
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_summary(manifest: Manifest) -> str:
@@ -25,18 +22,12 @@ def render_summary(manifest: Manifest) -> str:
     Raises:
         MissingExtraError: The packages of the extra `report` are not installed.
     """
-    try:
-        import jinja2
-        from markupsafe import Markup
-    except ImportError as error:
-        raise MissingExtraError(
-            "reports need jinja2, which is not installed", hint=install_command("report")
-        ) from error
+    environment = make_environment()
+    from markupsafe import Markup
+
     variant = headline_variant(manifest)
     gain = None if variant is None else find_gain(variant)
     section = None if variant is None else next(build_measurement_sections(variant), None)
-    loader = jinja2.FileSystemLoader(_TEMPLATES)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.get_template(_TEMPLATE).render(
         manifest=manifest,
         variant=variant,
@@ -54,20 +45,20 @@ def _first_chart(section: ReportSection | None) -> Chart | None:
 
 def _without_empty_columns(table: ReportTable) -> ReportTable:
     """Returns a table without columns of dashes, which leaves its rows the width of a notebook."""
-    shown = [
+    filled = [
         index
         for index in range(len(table.columns))
         if any(row[index].text not in ("", ABSENT) for row in table.rows)
     ]
     return replace(
         table,
-        columns=tuple(table.columns[index] for index in shown),
-        rows=tuple(tuple(row[index] for index in shown) for row in table.rows),
+        columns=tuple(table.columns[index] for index in filled),
+        rows=tuple(tuple(row[index] for index in filled) for row in table.rows),
     )
 
 
 def _read_colours() -> dict[str, str]:
     """Returns the colours of the report's light theme, by name."""
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     light = style.partition("@media")[0]
     return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", light))

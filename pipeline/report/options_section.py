@@ -1,4 +1,4 @@
-"""The options a variant is loaded with: value, ONNX Runtime's default, effect, and the reason. Pure."""
+"""The options a variant is loaded with: value, ONNX Runtime's default and effect; and why. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ortprep.bundle.manifest import VariantRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
 from ortprep.errors import SpecError
 from ortprep.options import (
     NEWEST,
@@ -20,7 +19,7 @@ from ortprep.options import (
 from ortprep.report.content import ReportSection, ReportTable
 from ortprep.report.formatting import make_table
 from ortprep.report.report_subjects import ReportSubject
-from ortprep.report.trials import build_knobs_table, compare_with, find_chosen
+from ortprep.report.trials import build_knobs_table, find_chosen
 
 LEVEL = "graph_optimization_level"
 SESSION = "session"
@@ -42,7 +41,7 @@ def build_options_section(subject: ReportSubject, variant: VariantRecord) -> Rep
         return None
     chosen = tuple(_options_of(*plan))
     notes = ["Everything that is not listed is as ONNX Runtime has it by itself."]
-    tables = [_options_table(chosen, variant, _known_options(subject, plan[1]))]
+    tables = [_options_table(chosen, _known_options(subject, plan[1]))]
     if variant.tuning is None:
         notes.append("There was no search for this variant.")
     else:
@@ -55,9 +54,9 @@ def _loaded_with(
     subject: ReportSubject, variant: VariantRecord
 ) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]] | None:
     listed = subject.loader.variants if subject.loader else ()
-    for one in listed:
-        if one.name == variant.name:
-            return one.session_options, one.providers
+    for listed_variant in listed:
+        if listed_variant.name == variant.name:
+            return listed_variant.session_options, listed_variant.providers
     trial = find_chosen(variant.tuning) if variant.tuning else None
     if trial is None or trial.session_options is None:
         return None
@@ -102,10 +101,8 @@ def _version_of(subject: ReportSubject) -> str:
     return version
 
 
-def _options_table(
-    chosen: tuple[_Chosen, ...], variant: VariantRecord, known: Mapping[tuple[str, str], Option]
-) -> ReportTable:
-    columns = ("where", "~option", "value", "~ONNX Runtime’s own", "~reason", "~effect")
+def _options_table(chosen: tuple[_Chosen, ...], known: Mapping[tuple[str, str], Option]) -> ReportTable:
+    columns = ("where", "~option", "value", "~ONNX Runtime’s own", "~effect")
     rows = []
     for one in chosen:
         option = known.get((one.place, one.name))
@@ -114,38 +111,7 @@ def _options_table(
             one.name or "execution provider",
             one.value or "used",
             option.default if option else "",
-            explain_option(one.place, one.name, one.value, variant),
             option.effect if option else "",
         )
         rows.append(cells)
     return make_table("What a session is made with", columns, rows)
-
-
-def explain_option(place: str, name: str, value: str, variant: VariantRecord) -> str:
-    """Returns why an option has its value, as far as the record tells."""
-    if not name:
-        return f"the target is {variant.target}"
-    if (place, name) == (SESSION, LEVEL):
-        return _explain_level(value, variant)
-    chosen = find_chosen(variant.tuning) if variant.tuning else None
-    if variant.tuning is None or chosen is None:
-        return "from the spec, or how this kind of model is loaded; nothing was searched"
-    return _explain_searched(_Chosen(place, name, value), variant.tuning, chosen)
-
-
-def _explain_level(value: str, variant: VariantRecord) -> str:
-    if value == "ORT_DISABLE_ALL":
-        return (
-            f"the graph was optimised when it was prepared, at level {variant.level}: nothing is left to do"
-        )
-    return "the source is shipped, and optimised at every load"
-
-
-def _explain_searched(one: _Chosen, record: TuningRecord, chosen: TrialRecord) -> str:
-    prepared = [trial for trial in record.trials if "plan" not in trial.choice and trial.session_options]
-    without = [trial for trial in prepared if one not in _options_of(trial.session_options, trial.providers)]
-    if chosen.session_options is None or one not in _options_of(chosen.session_options, chosen.providers):
-        return "from the spec, or how this kind of model is loaded; the search did not set it"
-    if not without:
-        return "the same in every plan that was tried: from the spec, or how this kind of model is loaded"
-    return f"searched; {compare_with(chosen, without)}"

@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.shipped import worst_error
-from ortprep.report.content import Chart, Fact, ReportSection, ReportTable, Tone
+from ortprep.report.content import Fact, ReportSection, ReportTable, Tone
 from ortprep.report.formatting import (
     CellValue,
     format_ratio,
     make_table,
     number_cell,
     ratio_cell,
-    rounded,
     text_cell,
 )
-from ortprep.report.speedup import HOW_SURE, TONES, Gain, Ratio, build_gain_facts, find_gain, mean_ratio
-
-SURE = list(TONES)
-
-
-@dataclass(frozen=True)
-class _Gained:
-    """A variant of a model, and what preparing it achieved."""
-
-    manifest: Manifest
-    variant: VariantRecord
-    gain: Gain
-
-    @property
-    def row(self) -> str:
-        """How a chart names it."""
-        return f"{self.manifest.name} ({self.variant.name})"
-
-
-def _gains(newest: Sequence[Manifest]) -> list[_Gained]:
-    return [
-        _Gained(manifest, variant, gain)
-        for manifest in newest
-        for variant in manifest.variants
-        if (gain := find_gain(variant)) is not None
-    ]
+from ortprep.report.speedup import HOW_SURE, TONES, Ratio, build_gain_facts, find_gain, mean_ratio
 
 
 def build_overall_facts(newest: Sequence[Manifest]) -> tuple[Fact, ...]:
     """Returns the figures at the head of the page: of one variant its own, of several their means."""
-    gains = [one.gain for one in _gains(newest)]
+    gains = [gain for one in newest for variant in one.variants if (gain := find_gain(variant)) is not None]
     if not gains:
         return ()
     if len(gains) == 1:
@@ -56,17 +28,17 @@ def build_overall_facts(newest: Sequence[Manifest]) -> tuple[Fact, ...]:
     sure = sum(gain.certainty == "beyond the noise" for gain in gains)
     tone: Tone = "good" if sure == len(gains) else "warning"
     counted = Fact(f"{sure} of {len(gains)}", "sooner beyond the noise", "variants that were measured", tone)
-    named = (
+    columns = (
         ([gain.ready for gain in gains], "ready sooner"),
         ([gain.init for gain in gains], "init sooner"),
         ([gain.steady for gain in gains], "time per run, of default’s"),
         ([gain.private for gain in gains], "private memory, of default’s"),
     )
-    return (counted, *(fact for found, label in named for fact in _mean_fact(found, label)))
+    return (counted, *(fact for ratios, label in columns for fact in _mean_fact(ratios, label)))
 
 
-def _mean_fact(found: Sequence[Ratio | None], label: str) -> Iterator[Fact]:
-    ratios = [ratio for ratio in found if ratio is not None]
+def _mean_fact(optional: Sequence[Ratio | None], label: str) -> Iterator[Fact]:
+    ratios = [ratio for ratio in optional if ratio is not None]
     mean = mean_ratio(ratios)
     if mean is not None:
         values = [ratio.value for ratio in ratios]
@@ -76,54 +48,8 @@ def _mean_fact(found: Sequence[Ratio | None], label: str) -> Iterator[Fact]:
 
 def build_overview(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> ReportSection:
     """Returns every model beside the others, by its newest version; `anchors` lead to them by name."""
-    gains = _gains(newest)
-    charts = (_gains_chart(gains),) if len(gains) > 1 else ()
     tables = (_models_table(newest, anchors),) if len(newest) > 1 else ()
-    return ReportSection("How much sooner, how sure", (HOW_SURE,), charts, tables)
-
-
-def _gains_chart(gains: Sequence[_Gained]) -> Chart:
-    found = [(one, one.gain.ready) for one in gains if one.gain.ready is not None]
-    drawn = sorted(
-        ((one, ratio) for one, ratio in found if ratio is not None), key=lambda pair: -pair[1].value
-    )
-    return Chart(
-        kind="gains",
-        title="Ready: how many times sooner than default ONNX Runtime",
-        values=tuple(_gain_row(one, ratio) for one, ratio in drawn),
-        table=_gains_table(drawn),
-        parameters={"unit": "times sooner than default ONNX Runtime", "sure": SURE},
-        wide=True,
-    )
-
-
-def _gain_row(one: _Gained, ratio: Ratio) -> Mapping[str, Any]:
-    return {
-        "row": one.row,
-        "value": rounded(ratio.value),
-        "low": rounded(ratio.low),
-        "high": rounded(ratio.high),
-        "sure": one.gain.certainty,
-    }
-
-
-def _gains_table(drawn: Sequence[tuple[_Gained, Ratio]]) -> ReportTable:
-    columns = (
-        "model and variant",
-        ">ready sooner",
-        ">with the nearer quartiles",
-        ">with the further ones",
-        "how sure",
-    )
-    rows = [
-        (
-            text_cell(one.row),
-            *(ratio_cell(value) for value in (ratio.value, ratio.low, ratio.high)),
-            text_cell(one.gain.certainty, TONES[one.gain.certainty]),
-        )
-        for one, ratio in drawn
-    ]
-    return make_table("Ready sooner", columns, rows)
+    return ReportSection("How much sooner, how sure", (HOW_SURE,), tables=tables)
 
 
 def _models_table(newest: Sequence[Manifest], anchors: Mapping[str, str]) -> ReportTable:

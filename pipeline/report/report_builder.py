@@ -57,9 +57,9 @@ def _group(subjects: Sequence[ReportSubject]) -> Mapping[str, tuple[ReportSubjec
 def _subtitle(models: Mapping[str, Sequence[ReportSubject]], version: str) -> str:
     instants = [subject.manifest.created_at for versions in models.values() for subject in versions]
     many = sum(map(len, models.values()))
-    told = [count_of(len(models), "model"), *([count_of(many, "version")] if many > len(models) else [])]
+    counts = [count_of(len(models), "model"), *([count_of(many, "version")] if many > len(models) else [])]
     span = format_instant(max(instants)) if instants else "never"
-    return f"{', '.join(told)}; last prepared {span}; report by ortprep {version}"
+    return f"{', '.join(counts)}; last prepared {span}; report by ortprep {version}"
 
 
 def _model_part(index: int, versions: Sequence[ReportSubject]) -> ModelPart:

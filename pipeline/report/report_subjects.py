@@ -64,12 +64,12 @@ def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
         BundleError: There is no such manifest, or none at all.
     """
     if names:
-        found = [_find_manifest(name, artifacts) for name in names]
+        paths = [_find_manifest(name, artifacts) for name in names]
     else:
-        found = sorted(path for path in artifacts.glob(f"*/{MANIFEST_FILE}") if not _is_hidden(path.parent))
-        if not found:
+        paths = sorted(path for path in artifacts.glob(f"*/{MANIFEST_FILE}") if not _is_hidden(path.parent))
+        if not paths:
             raise BundleError(f"no bundle in {artifacts}\n  expected some", hint="ortprep prepare")
-    return tuple({path.resolve(): path for path in found}.values())
+    return tuple({path.resolve(): path for path in paths}.values())
 
 
 def _is_hidden(folder: Path) -> bool:

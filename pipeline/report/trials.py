@@ -145,13 +145,13 @@ def compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
         ("last compared", chosen.final, [(number, final) for number, final, _ in compared]),
         ("first tried", chosen.figures, [(number, first) for number, _, first in compared]),
     ):
-        found = [(one.cost_ratio.median, number) for number, one in theirs if one]
-        if mine is not None and found:
-            return _tell_costs(mine.cost_ratio.median, *min(found), when)
+        costs = [(one.cost_ratio.median, number) for number, one in theirs if one]
+        if mine is not None and costs:
+            return _phrase_costs(mine.cost_ratio.median, *min(costs), when)
     return "no plan with another value could be measured within the limits"
 
 
-def _tell_costs(mine: float, best: float, number: int, when: str) -> str:
+def _phrase_costs(mine: float, best: float, number: int, when: str) -> str:
     rival = f"{format_cost(best)} with the best other value (trial {number})"
-    told = f"when {when}, cost {format_cost(mine)} of default’s, and {rival}"
-    return told if mine < best else f"{told}: no gain of its own was measured"
+    text = f"when {when}, cost {format_cost(mine)} of default’s, and {rival}"
+    return text if mine < best else f"{text}: no gain of its own was measured"

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from ortprep.bundle.manifest import OutputError, VariantRecord, VerificationRecord
-from ortprep.report.content import Cell, Chart, ReportSection, ReportTable
+from ortprep.report.content import Cell, ReportSection, ReportTable
 from ortprep.report.formatting import CellValue, count_of, make_table, number_cell, ratio_cell, text_cell
-
-MIN_ERROR, MAX_ERROR = 1e-6, 1e3
-"""Errors of their tolerance beyond which a chart does not reach."""
 
 
 def build_verification_section(variant: VariantRecord) -> ReportSection:
@@ -27,36 +20,9 @@ def build_verification_section(variant: VariantRecord) -> ReportSection:
     tables = [_findings_table(variant)] if any(attempt.findings for attempt in variant.ladder) else []
     if len(variant.ladder) > 1:
         tables.insert(0, _ladder_table(variant))
-    charts = (_chart(found),) if found.errors else ()
-    return ReportSection("Verified", tuple(notes), charts, tuple(tables))
-
-
-def _chart(found: VerificationRecord) -> Chart:
-    return Chart(
-        kind="errors",
-        title="Errors of their tolerance, per output",
-        values=tuple(_rows(found)),
-        table=_errors_table(found),
-        parameters={},
-        wide=True,
-    )
-
-
-def _rows(found: VerificationRecord) -> Iterator[Mapping[str, Any]]:
-    floors = {error.output: error for error in found.noise_floor}
-    for error in found.errors:
-        # What comes last is drawn on top.
-        sides = {"noise floor": floors.get(error.output), "prepared": error}
-        for what, one in sides.items():
-            if one is None:
-                continue
-            at = _clamp(one.ratio)
-            row: dict[str, Any] = {"row": error.output, "what": what, "at": at, "limit": 1}
-            yield row | ({"least": MIN_ERROR, "error": at} if what == "prepared" else {})
-
-
-def _clamp(ratio: float) -> float:
-    return min(max(ratio, MIN_ERROR), MAX_ERROR) if math.isfinite(ratio) else MAX_ERROR
+    if found.errors:
+        tables.insert(0, _errors_table(found))
+    return ReportSection("Verified", tuple(notes), tables=tuple(tables))
 
 
 def _errors_table(found: VerificationRecord) -> ReportTable:

@@ -159,9 +159,9 @@ def _find_firsts(
 ) -> dict[PlanChoice, PlanChoice]:
     """Returns the remaining contenders, each with its first-phase plan."""
     finals = {choice: figures[choice] for choice in running}
-    wanted = [choice for choice in running if choice in entrants.contenders]
-    allowed = [c for c in wanted if not objective.violations(finals[c], finals[entrants.anchor])]
-    return {choice: find_first(finals, choice, objective) for choice in allowed or wanted}
+    contenders = [choice for choice in running if choice in entrants.contenders]
+    allowed = [c for c in contenders if not objective.violations(finals[c], finals[entrants.anchor])]
+    return {choice: find_first(finals, choice, objective) for choice in allowed or contenders}
 
 
 def _costs(

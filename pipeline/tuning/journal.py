@@ -61,11 +61,11 @@ class Journal:
     def known(self) -> Mapping[PlanChoice, Trial]:
         """Returns an earlier run's trials; one that cannot be read is tried again."""
         found: dict[PlanChoice, Trial] = {}
-        for kept in self._study.get_trials(deepcopy=False):
+        for stored in self._study.get_trials(deepcopy=False):
             try:
-                trial = decode(Trial, kept.user_attrs.get(_RECORD))
+                trial = decode(Trial, stored.user_attrs.get(_RECORD))
             except BundleError as error:
-                log.debug("trial %d of the journal left out: %s", kept.number, error)
+                log.debug("trial %d of the journal left out: %s", stored.number, error)
                 continue
             found[trial.choice] = trial
         return found
@@ -87,9 +87,9 @@ class Journal:
 
     def suggest(self, _: Sequence[Trial]) -> PlanChoice | None:
         """Asks the sampler for a plan, and closes the trial it opens: the search may refuse it."""
-        asked = self._study.ask(self._distributions)
-        values = tuple((knob.name, str(asked.params[knob.name])) for knob in self._space.knobs)
-        self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+        trial = self._study.ask(self._distributions)
+        values = tuple((knob.name, str(trial.params[knob.name])) for knob in self._space.knobs)
+        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return PlanChoice(values)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -46,15 +46,7 @@ class Figures:
     @classmethod
     def of(cls, result: ProbeResult) -> Figures:
         """Returns what a probe measured on one sample."""
-        return cls(
-            result.ready_ms,
-            result.init_ms,
-            result.first_ms,
-            result.steady_ms,
-            result.private_mb,
-            result.peak_mb,
-            result.gpu_mb,
-        )
+        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
 
     @property
     def first_result_ms(self) -> float:
@@ -192,14 +184,9 @@ def objective_of(tune: TuneSpec) -> Objective:
 
 def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:
     """Returns the values of every figure, cost included, by its name."""
+    names = [field.name for field in fields(Figures)]
     return {
-        "ready_ms": [one.ready_ms for one in figures],
-        "init_ms": [one.init_ms for one in figures],
-        "first_ms": [one.first_ms for one in figures],
+        **{name: [value for one in figures if (value := getattr(one, name)) is not None] for name in names},
         "first_result_ms": [one.first_result_ms for one in figures],
-        "steady_ms": [one.steady_ms for one in figures],
-        "private_mb": [one.private_mb for one in figures],
-        "peak_mb": [one.peak_mb for one in figures],
-        "gpu_mb": [one.gpu_mb for one in figures if one.gpu_mb is not None],
         "cost_ms": [objective.cost_ms(one) for one in figures],
     }

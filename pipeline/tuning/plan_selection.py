@@ -76,8 +76,8 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
         cheapest = rank(adopted).leader
         level = [choice for choice in adopted if _is_level(adopted[choice], adopted[cheapest])]
         best = _plainest(space, find_soonest(finals, level), adopted)
-        told = _figures(finals[best], anchor, objective, _name(found.anchor))
-        reason = f"{space.describe(best)}: {told}"
+        words = _figures(finals[best], anchor, objective, _name(found.anchor))
+        reason = f"{space.describe(best)}: {words}"
     else:
         best = _unadopted(space, objective, found, own, costs)
         reason = _nothing_better(space, objective, found, own)
@@ -175,10 +175,10 @@ def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: O
         "ready": ratio(figures, anchor, ready_ms),
         "steady run": ratio(figures, anchor, steady_ms),
     }
-    told = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
+    words = ", ".join(f"{name} {ratio:.3g}×" for name, ratio in ratios.items())
     runs = objective.runs_per_load
     memory = describe_memory(figures, anchor)
-    return f"{told} of {name}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"
+    return f"{words} of {name}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"
 
 
 def _nothing_better(space: Space, objective: Objective, found: PlanSearchResult, own: Finals) -> str:
@@ -190,5 +190,5 @@ def _nothing_better(space: Space, objective: Objective, found: PlanSearchResult,
     best = rank(_find_costs(own, objective)).leader
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
-    told = _figures(own[best], anchor, objective, name)
-    return f"nothing beat {name} beyond the noise: the best, {space.describe(best)}, has {told}{why}"
+    words = _figures(own[best], anchor, objective, name)
+    return f"nothing beat {name} beyond the noise: the best, {space.describe(best)}, has {words}{why}"

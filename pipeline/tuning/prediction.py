@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,16 +143,12 @@ def _log_ratios(trial: Trial) -> list[float]:
 
 
 def _median_figures(figures: Sequence[Figures]) -> Figures:
-    on_gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
-    return Figures(
-        ready_ms=median([one.ready_ms for one in figures]),
-        init_ms=median([one.init_ms for one in figures]),
-        first_ms=median([one.first_ms for one in figures]),
-        steady_ms=median([one.steady_ms for one in figures]),
-        private_mb=median([one.private_mb for one in figures]),
-        peak_mb=median([one.peak_mb for one in figures]),
-        gpu_mb=median(on_gpu) if on_gpu else None,
-    )
+    values = {
+        field.name: [value for one in figures if (value := getattr(one, field.name)) is not None]
+        for field in fields(Figures)
+    }
+    medians: dict[str, Any] = {name: median(found) if found else None for name, found in values.items()}
+    return Figures(**medians)
 
 
 def _hopeless(base: PlanChoice, trials: Sequence[Trial]) -> frozenset[tuple[str, str]]:
@@ -161,17 +158,3 @@ def _hopeless(base: PlanChoice, trials: Sequence[Trial]) -> frozenset[tuple[str,
         for value in set(trial.choice.values) - set(base.values):
             tried.setdefault(value, []).append(trial.failure is None)
     return frozenset(value for value, worked in tried.items() if not any(worked))
-
-
-def descend(space: Space, start: PlanChoice, cost: Callable[[PlanChoice], float]) -> tuple[PlanChoice, ...]:
-    """Returns plans near the predicted optimum: the neighbours of every step of a descent."""
-    found: dict[PlanChoice, None] = {start: None}
-    here = start
-    for _ in range(len(space.knobs)):
-        around = space.neighbours(here)
-        found |= dict.fromkeys(around)
-        best = min((here, *around), key=cost)
-        if best == here:
-            break
-        here = best
-    return tuple(found)

@@ -30,7 +30,7 @@ from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_ent
 from ortprep.tuning.knobs import OFF, PREPACKING, shares_files
 from ortprep.tuning.objective import Figures, Finals, Objective, Trial
 from ortprep.tuning.phases import rank_firsts, until_ready
-from ortprep.tuning.prediction import Predictor, descend, fit
+from ortprep.tuning.prediction import fit
 from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
 
 HOPELESS = 1.1
@@ -54,9 +54,6 @@ PATIENCE = 2
 MIN_DEADLINE_S = 30.0
 PATIENT = 10.0
 """A plan may take this many times what the slower of default and base took."""
-
-MAX_ENUMERATED = 50_000
-"""Largest space whose every plan is predicted; of a larger one, those near the best."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +192,8 @@ class _Search:
 
     def _exhausted(self) -> str | None:
         # Some of the plans that are compared at last may be new.
-        kept = min(FINALISTS, self._limits.max_trials // 8)
-        if len(self._trials) >= self._limits.max_trials - kept:
+        reserved = min(FINALISTS, self._limits.max_trials // 8)
+        if len(self._trials) >= self._limits.max_trials - reserved:
             return f"max_trials, {self._limits.max_trials}, is reached, or kept for the last comparison"
         if not self._works(self._space.base) and self._new(self._space.neighbours(self._space.base)):
             return None  # there may be nothing to prepare yet
@@ -289,7 +286,7 @@ class _Search:
         if predictor is None or not self._allowed():
             return []
         cost = predictor.cost
-        new = (choice for choice in self._reachable(predictor, self._objective) if choice not in self._trials)
+        new = (choice for choice in self._every_plan() if choice not in self._trials)
         nearest = heapq.nsmallest(BATCH - 1, new, key=lambda choice: cost(choice, self._objective))
         seen = min(cost(trial.choice, self._objective) for trial in self._allowed())
         return [choice for choice in nearest if cost(choice, self._objective) < seen * 0.999]
@@ -307,12 +304,9 @@ class _Search:
         }
         return sorted((choice for choice, cost in costs.items() if cost < limit), key=lambda c: costs[c])
 
-    def _reachable(self, predictor: Predictor, objective: Objective) -> Iterable[PlanChoice]:
-        if self._space.combinations <= MAX_ENUMERATED:
-            self._enumerated = self._enumerated or tuple(self._space.choices())
-            return self._enumerated
-        start = min(self._allowed(), key=objective.score).choice
-        return descend(self._space, start, lambda choice: predictor.cost(choice, objective))
+    def _every_plan(self) -> tuple[PlanChoice, ...]:
+        self._enumerated = self._enumerated or tuple(self._space.choices())
+        return self._enumerated
 
     def _sampled(self) -> list[PlanChoice]:
         batch: list[PlanChoice] = []
@@ -358,7 +352,7 @@ class _Search:
         if predictor is None or not self._allowed() or not self._objective.two_phases:
             return []
         sooner = until_ready(self._objective)
-        every = sorted(self._reachable(predictor, sooner), key=lambda choice: predictor.cost(choice, sooner))
+        every = sorted(self._every_plan(), key=lambda choice: predictor.cost(choice, sooner))
         alike = (choice for choice in every if shares_files(choice, second))
         found = (*every[:1], *itertools.islice(alike, 1))
         return [self._without_idle_changes(choice, sooner) for choice in found]

@@ -149,9 +149,10 @@ class Space:
     def choices(self) -> Iterator[PlanChoice]:
         """Yields every choice that differs from the others, once."""
         seen: set[PlanChoice] = set()
-        names = [knob.name for knob in self.knobs]
-        for values in itertools.product(*(knob.values for knob in self.knobs)):
-            choice = self.canonical(PlanChoice(tuple(zip(names, values, strict=True))))
+        # Shared by all choices: there may be 100,000 of them.
+        pairs = [[(knob.name, value) for value in knob.values] for knob in self.knobs]
+        for values in itertools.product(*pairs):
+            choice = self.canonical(PlanChoice(values))
             if choice not in seen:
                 seen.add(choice)
                 yield choice

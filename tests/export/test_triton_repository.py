@@ -114,17 +114,6 @@ def test_what_is_carried_and_left_out_is_recorded_and_listed(bundle: Path, tmp_p
         assert name in listing
 
 
-def test_the_release_that_a_configuration_needs_is_listed(bundle: Path, tmp_path: Path) -> None:
-    kind = find_element_type("bfloat16")
-    assert kind is not None
-    array = np.array([[0x3F80]], np.uint16).view(kind.dtype)
-    bfloat = write_passing_on(tmp_path / "same", "bfloat16", array)
-    plain = write_doubling(tmp_path / "double")
-    for path, release in ((plain, "24.01"), (bundle, "25.02"), (bfloat, "26.03")):
-        (model,) = export_one(path, tmp_path / "repository").models
-        assert model.needs[-1].startswith(f"Triton {release} or later")
-
-
 def test_a_second_model_leaves_the_first_alone(bundle: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     export_one(bundle, repository)

@@ -17,13 +17,12 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.errors import ExportError
-from ortprep.export.requirements import describe_needs
 from ortprep.export.variant_selection import (
     ExportOptions,
     Server,
-    choose_one,
-    choose_per_provider,
+    choose_variants,
     contradictions,
+    describe_needs,
 )
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from tests.export.builders import CPU, CUDA, make_variant
@@ -70,13 +69,13 @@ ALL = bundle(
     ],
 )
 def test_the_first_that_is_known_to_fit_is_taken(wish: ExportOptions, server: Server, expected: str) -> None:
-    assert [one.name for one in choose_one(ALL, wish, server).variants] == [expected]
+    assert [one.name for one in choose_variants(ALL, wish, server).variants] == [expected]
 
 
 @pytest.mark.parametrize("server", [Server(), Server("1.31.1"), Server("1.31.1", HERE), Server("1.20", OLD)])
 def test_nothing_is_taken_against_what_is_known(server: Server) -> None:
     try:
-        choice = choose_one(ALL, ExportOptions(), server)
+        choice = choose_variants(ALL, ExportOptions(), server)
     except ExportError:
         assert server.onnxruntime == "1.20"
         return
@@ -85,39 +84,39 @@ def test_nothing_is_taken_against_what_is_known(server: Server) -> None:
 
 
 def test_a_bucket_is_taken_by_its_name_only() -> None:
-    assert choose_one(ALL, ExportOptions(variants=("cpu-batch4",)), Server()).variants[0].bucket
-    passed = choose_one(ALL, ExportOptions(), Server()).passed_over
+    assert choose_variants(ALL, ExportOptions(variants=("cpu-batch4",)), Server()).variants[0].bucket
+    passed = choose_variants(ALL, ExportOptions(), Server()).passed_over
     assert "cpu-batch4" not in [one.name for one in passed]
 
 
 def test_a_name_takes_what_nothing_is_known_against() -> None:
-    taken = choose_one(ALL, ExportOptions(variants=("cpu", "cuda", "cpu")), Server()).variants
+    taken = choose_variants(ALL, ExportOptions(variants=("cpu", "cuda", "cpu")), Server()).variants
     assert [one.name for one in taken] == ["cpu", "cuda"]
 
 
 def test_a_name_does_not_overrule_what_is_known() -> None:
     with pytest.raises(ExportError, match="avx512f"):
-        choose_one(ALL, ExportOptions(variants=("cpu",)), Server("1.31.1", OLD))
+        choose_variants(ALL, ExportOptions(variants=("cpu",)), Server("1.31.1", OLD))
     with pytest.raises(ExportError, match=r"1\.30\.0"):
-        choose_one(ALL, ExportOptions(variants=("cpu",)), Server("1.30.0"))
+        choose_variants(ALL, ExportOptions(variants=("cpu",)), Server("1.30.0"))
 
 
 def test_an_unknown_name_is_told_with_those_there_are() -> None:
     with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
-        choose_one(ALL, ExportOptions(variants=("gpu",)), Server())
+        choose_variants(ALL, ExportOptions(variants=("gpu",)), Server())
 
 
 def test_a_wish_that_nothing_serves_is_told_with_what_there_is() -> None:
     with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
-        choose_one(ALL, ExportOptions(precision="int4"), Server())
+        choose_variants(ALL, ExportOptions(precision="int4"), Server())
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("ortprep prepare net")
 
 
 def test_a_package_gets_one_variant_per_provider() -> None:
-    choice = choose_per_provider(ALL, ExportOptions(), Server())
+    choice = choose_variants(ALL, ExportOptions(), Server(), per_provider=True)
     assert [one.name for one in choice.variants] == ["cuda", "portable"]
-    choice = choose_per_provider(ALL, ExportOptions(), Server("1.31.1", OLD))
+    choice = choose_variants(ALL, ExportOptions(), Server("1.31.1", OLD), per_provider=True)
     assert [one.name for one in choice.variants] == ["portable"]
 
 

@@ -416,9 +416,9 @@ def test_what_may_explain_a_difference_is_listed() -> None:
         ("git commit", "", "abc (modified)"),
         ("optimisation level", "all", "extended"),
         ("onnxruntime", "1.31.1", "1.32.0"),
-        ("package numpy", "", "2.4"),
-        ("driver", "", "580.1"),
-        ("CUDA of the driver", "", "13.0"),
+        ("packages.numpy", "", "2.4"),
+        ("GPU driver_version", "", "580.1"),
+        ("GPU cuda_version", "", "13.0"),
     }
 
 

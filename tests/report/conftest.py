@@ -18,7 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from ortprep.report.vega_bundle import bundle_vega
+from ortprep.report.vega import bundle_vega
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def test_every_chart_is_drawn_without_a_word_on_the_console(chromium: Page, one:
         " figure.querySelectorAll('.drawing svg path').length,"
         " figure.querySelector('.drawing svg')?.getBoundingClientRect().height ?? 0])"
     )
-    assert len(figures) >= 12
+    assert len(figures) >= 10
     for title, marks, height in figures:
         assert marks >= 2, title
         assert height > 60, title
@@ -65,11 +65,10 @@ def test_every_chart_is_drawn_without_a_word_on_the_console(chromium: Page, one:
 
 def test_charts_are_drawn_only_when_they_come_into_view(chromium: Page, many: Path) -> None:
     page = chromium.show(many)
-    page.wait_for("document.querySelector('figure[data-drawn]') !== null")
-    assert len(page.find_all("figure[data-drawn]")) == 1, "the overview; models are closed"
+    assert page.find_all("figure[data-drawn]") == [], "models are closed"
     page.find(f"a[href='#{page.find('.model').get_attribute('id')}']").click()
     page.wait_for("document.querySelector('.model').open")
-    page.draw(1)
+    page.draw(0)
     assert page.complaints() == []
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
@@ -20,7 +18,6 @@ from ortprep.diagnose.concurrent_models.verdict import (
     PlacedModel,
     Situation,
     find_in,
-    slow_down,
     tabulate,
 )
 from ortprep.diagnose.diagnosis import Diagnosis, diagnose
@@ -69,7 +66,7 @@ def diagnose_concurrent(
         find_in(contention),
         subject=", ".join(dict.fromkeys(subject.name for subject in subjects)),
         tables=[tabulate(contention)] if contention.situations.rounds else [],
-        figures=_figures(contention),
+        figures=encode(contention),
     )
 
 
@@ -150,24 +147,3 @@ def _run(shares: Sequence[Sequence[Load]], window_s: float) -> tuple[str, tuple[
     replies = run_together(_FUNCTION, requests, participants=sum(map(len, shares)))
     models = [model for value in replies.values for model in value["models"]]
     return replies.values[0]["onnxruntime"], decode(tuple[ModelRuns, ...], models)
-
-
-def _figures(contention: Contention) -> dict[str, Any]:
-    runs = contention.situations
-
-    def of_model(index: int) -> dict[str, Any]:
-        return {
-            **asdict(contention.models[index]),
-            "rounds": {
-                situation: encode([models[index] for models in rounds])
-                for situation, rounds in runs.rounds.items()
-            },
-            "slow_down": {way: slow_down(contention, index, way) for way in SITUATIONS if way != "alone"},
-        }
-
-    return {
-        "onnxruntime": contention.onnxruntime,
-        "models": [of_model(index) for index in range(len(contention.models))],
-        "failures": dict(runs.failures),
-        "round_s": runs.round_s,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Literal
 
 from ortprep.diagnose.diagnosis import DiagnosisTable, Finding, TableCell
@@ -94,13 +94,8 @@ def tabulate(contention: Contention) -> DiagnosisTable:
         for situation in SITUATIONS
         if situation in contention.situations.rounds
     )
-    columns = ("model", "device", "threads", "runs", "median ms", "p99 ms", "runs per s", "times alone")
+    columns = ("model", "device", "threads", "runs", "median ms", "runs per s", "times alone")
     return DiagnosisTable(f"{len(contention.models)} models at once", columns, rows)
-
-
-def percentile_99(values: Sequence[float]) -> float:
-    """Returns the 99th percentile, interpolated between neighbours."""
-    return quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
 
 
 def _row(contention: Contention, index: int, situation: Situation) -> tuple[TableCell, ...]:
@@ -112,7 +107,6 @@ def _row(contention: Contention, index: int, situation: Situation) -> tuple[Tabl
         model.threads,
         PHRASES[situation],
         round(median(runs), 2),
-        round(percentile_99(runs), 2),
         round(len(runs) / sum(runs) * 1e3, 1),
         None if situation == "alone" else slow_down(contention, index, situation),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,7 @@ from typing import Any
 from ortprep.bundle.codec import encode
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, TableCell, diagnose
 from ortprep.diagnose.doctor_model import (
     DEFAULT,
     PREPARED,
@@ -31,7 +31,7 @@ from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_pla
 ROUNDS = 5
 _STEADY_S = 0.2
 _TIMEOUT_S = 6 * 3600.0
-_MAX_TRANSFORMERS, _MAX_OPERATORS = 12, 5
+_MAX_TRANSFORMERS = 12
 _PREPACKING = "session.disable_prepacking"
 _MIN_DIFFERENCE = 0.05
 
@@ -70,13 +70,13 @@ def diagnose_initialisation(
     with guard_device(device):
         measured = _measure(plans, subject.sample, rounds)
     starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
-    shown = {name: _middle(one.traced) for name, one in measured.items()}
     first = next(iter(starts))
+    details = _transformers(_middle(measured[first].traced))
     return diagnose(
         "init",
-        [*find_in_start(starts[first]), *_compare(measured)],
+        find_in_start(starts[first]),
         subject=subject.name,
-        tables=[*map(_phases_table, starts, starts.values()), *_details(shown[first])],
+        tables=[*map(_phases_table, starts, starts.values()), *details],
         figures={"device": device, **{name: _figures(starts[name], measured[name]) for name in starts}},
     )
 
@@ -104,10 +104,10 @@ def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict
 def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[], None]]:
     steps: list[Callable[[], None]] = [
         lambda: into.plain.append(_probe(plan, sample)),
-        lambda: into.traced.append(trace_plan(plan, sample)),
+        lambda: into.traced.append(trace_plan(plan)),
     ]
     if plan.session_options.config_entries.get(_PREPACKING) != "1":
-        steps.append(lambda: into.unpacked.append(trace_plan(_unpacked(plan), sample)))
+        steps.append(lambda: into.unpacked.append(trace_plan(_unpacked(plan))))
     return steps
 
 
@@ -162,23 +162,6 @@ def _middle(traces: Sequence[Trace]) -> Trace:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _compare(measured: Mapping[str, _Measured]) -> tuple[Finding, ...]:
-    if not {DEFAULT, PREPARED} <= measured.keys():
-        return ()
-    default, prepared = (_first_results(measured[name].plain) for name in (DEFAULT, PREPARED))
-    text = (
-        f"session and first run take {median(prepared):.0f} ms prepared, {median(default):.0f} ms by default"
-    )
-    if beats(prepared, default, least=_MIN_DIFFERENCE):
-        return (Finding("prepared-is-sooner", "good", text),)
-    hint = "ortprep tune   (searches for a better plan; docs/tuning.md)"
-    return (Finding("prepared-is-not-sooner", "note", f"{text}: no gain beyond the noise", hint),)
-
-
-def _first_results(results: Sequence[ProbeResult]) -> list[float]:
-    return [result.init_ms + result.first_ms for result in results]
-
-
 def _phases_table(name: str, start: Start) -> DiagnosisTable:
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
@@ -192,27 +175,18 @@ def _phases_table(name: str, start: Start) -> DiagnosisTable:
     return DiagnosisTable(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
 
 
-def _details(trace: Trace) -> list[DiagnosisTable]:
-    tables = [_transformers(trace)] if trace.initialisation.transformers else []
-    slowest = sorted(trace.first_operators.items(), key=lambda item: -item[1])[:_MAX_OPERATORS]
-    if slowest:
-        columns = ("operator", "ms longer than in later runs, with the profiler on")
-        tables.append(DiagnosisTable("first run", columns, tuple(slowest)))
-    return tables
-
-
-def _transformers(trace: Trace) -> DiagnosisTable:
+def _transformers(trace: Trace) -> Iterator[DiagnosisTable]:
     rows = trace.initialisation.transformers
-    shown: list[tuple[TableCell, ...]] = [
+    cells: list[tuple[TableCell, ...]] = [
         (row.name, row.ms, row.passes, "yes" if row.modified else "no") for row in rows[:_MAX_TRANSFORMERS]
     ]
     rest = rows[_MAX_TRANSFORMERS:]
     if rest:
         ms, passes = sum(row.ms for row in rest), sum(row.passes for row in rest)
-        shown.append((f"{len(rest)} others", ms, passes, ""))
-    return DiagnosisTable(
-        "graph transformers", ("transformer", "ms", "passes", "changed the graph"), tuple(shown)
-    )
+        cells.append((f"{len(rest)} others", ms, passes, ""))
+    if cells:
+        columns = ("transformer", "ms", "passes", "changed the graph")
+        yield DiagnosisTable("graph transformers", columns, tuple(cells))
 
 
 def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
@@ -221,7 +195,6 @@ def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
         "init_ms": start.initialisation.total_ms,
         "total_ms": start.total_ms,
         "saved_by_ms": saved_by(start),
-        "first_run_operators_ms": dict(_middle(measured.traced).first_operators),
         "onnxruntime": measured.traced[0].onnxruntime,
         "processes": {
             "plain": encode(tuple(measured.plain)),

@@ -3,7 +3,7 @@
 Every line that is understood closes the time since the one before it, and says what that time was spent on;
 time before lines that are not understood goes to the next that is. So the phases add up to the whole,
 whatever a version logs. The messages relied on are in 1.23 to 1.31 (recorded logs are among the tests);
-versions up to 1.27 do not announce a transformer, only tell when it is done.
+versions up to 1.27 do not announce a transformer, only log when it is done.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:
     """Returns the lines of a log, its clock set right; what is no line of ONNX Runtime's is left out.
 
     ONNX Runtime writes the local time without saying which it is. Zones differ by quarters of an hour, so the
-    first line, which is written within minutes of `begin_ns`, tells the zone.
+    first line, which is written within minutes of `begin_ns`, shows the zone.
 
     Args:
         text: As ONNX Runtime writes it to stderr, colours and all.
@@ -186,7 +186,10 @@ def _read_time(line: re.Match[str]) -> int:
 def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
     """Returns the phases of an initialisation; they add up to its whole time."""
     intervals = tuple(_intervals(lines, timeline))
-    totals = {name: sum(one.ns for one in intervals if one.name == name) for name in get_args(PhaseName)}
+    totals = {
+        name: sum(interval.ns for interval in intervals if interval.name == name)
+        for name in get_args(PhaseName)
+    }
     phases = tuple(Phase(name, ns / 1e6) for name, ns in totals.items() if ns > 0)
     return Initialisation(phases, _transformers(intervals))
 
@@ -260,12 +263,12 @@ def _takes_weights_early(version: str) -> bool:
 
 
 def _transformers(intervals: Sequence[_Interval]) -> tuple[Transformer, ...]:
-    own = [one for one in intervals if one.name == "optimise"]
-    names = dict.fromkeys(one.transformer for one in own)
+    optimising = [interval for interval in intervals if interval.name == "optimise"]
+    names = dict.fromkeys(interval.transformer for interval in optimising)
     rows = []
     for name in names:
-        passes = [one for one in own if one.transformer == name]
-        ms = sum(one.ns for one in passes) / 1e6
-        modified = any(one.modified for one in passes)
+        passes = [interval for interval in optimising if interval.transformer == name]
+        ms = sum(interval.ns for interval in passes) / 1e6
+        modified = any(interval.modified for interval in passes)
         rows.append(Transformer(name or "(between them)", ms, len(passes), modified))
     return tuple(sorted(rows, key=lambda row: -row.ms))

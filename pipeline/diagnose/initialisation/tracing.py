@@ -1,4 +1,4 @@
-"""Makes and runs a session in a fresh process with everything logged, and splits its time into phases."""
+"""Makes a session in a fresh process with everything logged, and splits its time into phases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 _TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
-_LATER_RUNS = 5
 _LOADED = "model_loading"
 
 
@@ -31,14 +30,12 @@ class Trace:
         numpy_ms: Importing numpy.
         onnxruntime_ms: Importing ONNX Runtime.
         initialisation: Making the session.
-        first_operators: By operator, how much longer it took in the first run than in later ones.
         onnxruntime: Version.
     """
 
     numpy_ms: float
     onnxruntime_ms: float
     initialisation: Initialisation
-    first_operators: Mapping[str, float]
     onnxruntime: str
 
     @property
@@ -47,7 +44,7 @@ class Trace:
         return self.initialisation.total_ms
 
 
-def trace_plan(plan: SessionPlan, sample: str) -> Trace:
+def trace_plan(plan: SessionPlan) -> Trace:
     """Traces one plan in one fresh process; the caller holds the device's lock.
 
     Raises:
@@ -56,16 +53,16 @@ def trace_plan(plan: SessionPlan, sample: str) -> Trace:
         OSError: There is no room for the log.
     """
     with scratch_folder("ortprep-trace-") as folder:
-        request = {"plan": encode(plan), "sample": sample, "folder": str(folder)}
-        noted = run_child(f"{__name__}:trace", request, timeout_s=_TIMEOUT_S).value
+        request = {"plan": encode(plan), "folder": str(folder)}
+        notes = run_child(f"{__name__}:trace", request, timeout_s=_TIMEOUT_S).value
         text = _read_start(folder / "log")
-        timeline = decode(Timeline, noted.pop("timeline"))
+        timeline = decode(Timeline, notes.pop("timeline"))
     lines = parse_log(text, begin_ns=timeline.begin_ns)
-    return Trace(initialisation=split_phases(lines, timeline), onnxruntime=timeline.onnxruntime, **noted)
+    return Trace(initialisation=split_phases(lines, timeline), onnxruntime=timeline.onnxruntime, **notes)
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the session, logs what it does to `log` in `folder`, and runs it; runs in a child.
+    """Makes the session, and logs what it does to `log` in `folder`; runs in a child.
 
     Raises:
         LoadError: The session could not be made.
@@ -78,8 +75,6 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
     times.append(time.perf_counter())
     from ortprep.runtime.loading.session import build_session
-    from ortprep.runtime.session.binding import run_first
-    from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
     folder = Path(request["folder"])
     plan = _logged(decode(SessionPlan, request["plan"]), folder)
@@ -87,9 +82,6 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         begin_ns = time.time_ns()
         session = build_session(plan)
         end_ns = time.time_ns()
-        feeds = read_tensors(Path(request["sample"]))
-        for _ in range(1 + _LATER_RUNS):
-            run_first(lambda: run_session(session, feeds), feeds, plan.model)
         profile = session.end_profiling()
     events = read_events(Path(profile))
     start_ns = session.get_profiling_start_time_ns()
@@ -99,7 +91,6 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         "numpy_ms": (times[1] - times[0]) * 1e3,
         "onnxruntime_ms": (times[2] - times[1]) * 1e3,
         "timeline": encode(Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)),
-        "first_operators": events.first_run_excess(),
     }
 
 
@@ -116,14 +107,14 @@ def _logged(plan: SessionPlan, folder: Path) -> SessionPlan:
 @contextmanager
 def _errors_to(path: Path) -> Iterator[None]:
     """Sends what is written to stderr, by ONNX Runtime too, to a file."""
-    kept = os.dup(2)
+    stderr = os.dup(2)
     with path.open("wb") as file:
         os.dup2(file.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _read_start(path: Path) -> str:

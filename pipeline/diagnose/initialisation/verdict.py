@@ -114,7 +114,7 @@ def measures_for(start: Start) -> tuple[_Measure, ...]:
 
 def find_in_start(start: Start) -> tuple[Finding, ...]:
     """Returns what a start shows, and which measure would remove which part of it."""
-    return (*_accounts(start), *_measures(start), *_imports(start), *_first_run(start))
+    return (*_accounts(start), *_measures(start), *_first_run(start))
 
 
 def saved_by(start: Start) -> dict[str, float]:
@@ -135,7 +135,7 @@ def _accounts(start: Start) -> Iterator[Finding]:
     elif start.is_apart:
         yield Finding("phases-do-not-add-up", "note", text, hint)
     else:
-        yield Finding("phases-add-up-roughly", "note", f"{text}, within the noise of these processes", hint)
+        yield Finding("phases-add-up", "good", f"{text}, within the noise of these processes")
 
 
 def _measures(start: Start) -> Iterator[Finding]:
@@ -148,25 +148,15 @@ def _measures(start: Start) -> Iterator[Finding]:
             yield Finding(measure.code, "advice", text, measure.hint, saves_ms=ms)
 
 
-def _imports(start: Start) -> Iterator[Finding]:
-    ms = start.numpy_ms + start.onnxruntime_ms
-    if ms >= WORTH_TELLING * start.total_ms:
-        text = (
-            f"importing numpy and ONNX Runtime: {ms:.0f} ms of {start.total_ms:.0f} ms to the first result; "
-            "`ortprep.runtime.load` opens the bundle meanwhile"
-        )
-        yield Finding("imports-take-long", "note", text)
-
-
 def _first_run(start: Start) -> Iterator[Finding]:
     ms = start.first_extra_ms
     if ms < WORTH_TELLING * start.total_ms:
         return
-    said = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
+    text = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
     if start.on_gpu:
-        text = f"{said}: kernels are loaded, convolutions planned, memory pools grown"
+        text = f"{text}: kernels are loaded, convolutions planned, memory pools grown"
         yield Finding("first-run-takes-long", "advice", text, _TUNE, saves_ms=ms)
     else:
-        text = f"{said}: memory is touched for the first time"
+        text = f"{text}: memory is touched for the first time"
         hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
         yield Finding("first-run-takes-long", "advice", text, hint)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
@@ -17,9 +15,7 @@ from ortprep.diagnose.parallel.verdict import (
     CreationResult,
     ParallelRun,
     Way,
-    efficiency,
     find_in,
-    speed_up,
     tabulate,
 )
 from ortprep.diagnose.process_group import run_together
@@ -60,7 +56,7 @@ def diagnose_parallel(
     with guard_device(devices[0]):
         run = _measure(plans, devices, lanes=count_lanes(devices, cores))
     tables = [tabulate(run)] if run.ways.rounds else []
-    return diagnose("parallel", find_in(run), subject=subject.name, tables=tables, figures=_figures(run))
+    return diagnose("parallel", find_in(run), subject=subject.name, tables=tables, figures=encode(run))
 
 
 def count_sessions(devices: Sequence[str], cores: int) -> int:
@@ -78,11 +74,11 @@ def count_lanes(devices: Sequence[str], cores: int) -> int:
 def _measure(plans: Sequence[SessionPlan], devices: Sequence[str], *, lanes: int) -> ParallelRun:
     # This one does not count: it brings the file into memory, says soon whether the model can be loaded at
     # all, and shows how long it would take to load it so many times.
-    version, one = _make("sequential", plans[:1])
+    version, first = _make("sequential", plans[:1])
     ways = run_interleaved(
         WAYS,
-        functools.partial(_measure_way, plans=plans),
-        estimate_s=len(WAYS) * len(plans) * one.ready_ms / 1e3,
+        lambda way: _make(way, plans)[1],
+        estimate_s=len(WAYS) * len(plans) * first.ready_ms / 1e3,
         max_rounds=_MAX_ROUNDS,
         max_comparison_s=MAX_COMPARISON_S,
         budget_s=_BUDGET_S,
@@ -94,10 +90,6 @@ def _measure(plans: Sequence[SessionPlan], devices: Sequence[str], *, lanes: int
         onnxruntime=version,
         ways=ways,
     )
-
-
-def _measure_way(way: Way, plans: Sequence[SessionPlan]) -> CreationResult:
-    return _make(way, plans)[1]
 
 
 def _make(way: Way, plans: Sequence[SessionPlan]) -> tuple[str, CreationResult]:
@@ -120,22 +112,3 @@ def combine_times(started_s: float, times: Sequence[CreationTimes]) -> CreationR
         session_ms=tuple((ready - begun) * 1e3 for begun, ready in zip(begun_s, ready_s, strict=True)),
         private_mb=sum(each.private_mb for each in times),
     )
-
-
-def _figures(run: ParallelRun) -> dict[str, Any]:
-    return {
-        "onnxruntime": run.onnxruntime,
-        "sessions": run.sessions,
-        "devices": list(run.devices),
-        "lanes": run.lanes,
-        "round_s": run.ways.round_s,
-        "ways": {
-            way: {
-                "rounds": encode(rounds),
-                "speed_up": speed_up(run, way),
-                "efficiency": efficiency(run, way),
-            }
-            for way, rounds in run.ways.rounds.items()
-        },
-        "failures": dict(run.ways.failures),
-    }

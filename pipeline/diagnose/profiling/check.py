@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
 from ortprep.diagnose.doctor_model import DoctorModel, guard_device, plan_of
 from ortprep.diagnose.profiling.recording import profile_plan
-from ortprep.diagnose.profiling.verdict import NodeTime, Profile, family_of, find_in_profile
+from ortprep.diagnose.profiling.verdict import Profile, family_of, find_in_profile
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
 
-_SHOWN = 12
+_MAX_ROWS = 12
 _STEADY_S = 0.2
 _TIMEOUT_S = 6 * 3600.0
 
@@ -62,7 +61,7 @@ def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[DiagnosisT
     total = profile.nodes_ms or 1.0
     operators: tuple[tuple[TableCell, ...], ...] = tuple(
         (row.operator, row.provider, family_of(row.operator), row.nodes, row.ms, row.ms / total * 100)
-        for row in profile.operators[:_SHOWN]
+        for row in profile.operators[:_MAX_ROWS]
     )
     families: tuple[tuple[TableCell, ...], ...] = tuple(
         (name, x * 100) for name, x in profile.families().items()
@@ -74,10 +73,11 @@ def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[DiagnosisT
         DiagnosisTable(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
         DiagnosisTable("families of operators", ("family", "%"), families),
         _placement_table(profile),
-        _nodes_table("slowest nodes", profile.nodes),
     ]
     if profile.kernels:
-        tables.append(_nodes_table("slowest GPU kernels", profile.kernels))
+        rows = tuple((row.name, row.operator, row.provider, row.ms) for row in profile.kernels[:_MAX_ROWS])
+        columns = ("name", "operator", "execution provider", "ms")
+        tables.append(DiagnosisTable("slowest GPU kernels", columns, rows))
     return tuple(tables)
 
 
@@ -88,10 +88,3 @@ def _placement_table(profile: Profile) -> DiagnosisTable:
     )
     columns = ("execution provider", "nodes of the model given to it", "nodes that ran on it, after fusion")
     return DiagnosisTable("placement", columns, rows)
-
-
-def _nodes_table(title: str, nodes: Sequence[NodeTime]) -> DiagnosisTable:
-    rows: tuple[tuple[TableCell, ...], ...] = tuple(
-        (row.name, row.operator, row.provider, row.ms) for row in nodes[:_SHOWN]
-    )
-    return DiagnosisTable(title, ("name", "operator", "execution provider", "ms"), rows)

@@ -80,14 +80,14 @@ def _profiled(plan: SessionPlan, folder: Path) -> SessionPlan:
         "enable_profiling": True,
         "profile_file_prefix": str(folder / "profile"),
     }
-    # Versions before 1.25 do not know the entry, and take it without a word.
+    # Versions before 1.25 do not know the entry, and ignore it.
     entries = {**record.config_entries, **_ASSIGNMENT}
     changed = record._replace(attributes=attributes, config_entries=entries)
     return plan._replace(session_options=changed)
 
 
 def _assigned(session: onnxruntime.InferenceSession) -> dict[str, int]:
-    """Returns how many nodes each provider was given, where ONNX Runtime tells (1.25 and later)."""
+    """Returns how many nodes each provider was given, where ONNX Runtime lists it (1.25 and later)."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return {}
     counts: dict[str, int] = {}

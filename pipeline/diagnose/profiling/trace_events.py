@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ortprep.errors import LoadError
@@ -57,41 +56,20 @@ class ProfileEvents:
             tuple(node for node in self.nodes if begin <= node.start_us <= end) for begin, end in spans
         )
 
-    def first_run_excess(self) -> dict[str, float]:
-        """Returns by operator how much longer, in ms, it took in the first run than in the median later one.
-
-        That is what kernels loaded when first used, convolution plans and memory touched for the first time
-        cost. Nothing where there were fewer than two runs.
-        """
-        totals = [total_us(run) for run in self.runs()]
-        if len(totals) < 2:
-            return {}
-        usual = {name: median([one.get(name, 0.0) for one in totals[1:]]) for name in totals[0]}
-        return {name: (us - usual[name]) / 1e3 for name, us in totals[0].items() if us > usual[name]}
-
-
-def total_us(events: Sequence[TraceEvent]) -> dict[str, float]:
-    """Returns the time of events by operator, µs."""
-    totals: dict[str, float] = {}
-    for event in events:
-        totals[event.operator] = totals.get(event.operator, 0.0) + event.us
-    return totals
-
 
 def parse_events(document: object) -> ProfileEvents:
     """Returns the events of a profile.
 
     Raises:
-        LoadError: It is neither.
+        LoadError: It is none.
     """
-    rows = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(rows, list):
+    if not isinstance(document, list):
         raise LoadError("not a profile of ONNX Runtime\n  expected an array of trace events, got none")
-    found = [(str(row.get("cat")), _event(row)) for row in _complete(rows)]
+    events = [(row["cat"], _event(row)) for row in document if row.get("ph") == "X"]
     return ProfileEvents(
-        session=tuple(event for category, event in found if category == "Session"),
-        nodes=own_times([event for category, event in found if category == "Node" and event.operator]),
-        kernels=tuple(event for category, event in found if category == "Kernel"),
+        session=tuple(event for category, event in events if category == "Session"),
+        nodes=own_times([event for category, event in events if category == "Node" and event.operator]),
+        kernels=tuple(event for category, event in events if category == "Kernel"),
     )
 
 
@@ -107,16 +85,6 @@ def read_events(path: Path) -> ProfileEvents:
     except ValueError as error:
         raise LoadError(f"not a profile of ONNX Runtime: {path.name}\n  {error}") from error
     return parse_events(document)
-
-
-def _complete(rows: Sequence[object]) -> Iterator[Mapping[str, Any]]:
-    for row in rows:
-        if isinstance(row, dict) and row.get("ph") == "X" and _is_number(row.get("ts"), row.get("dur")):
-            yield row
-
-
-def _is_number(*values: object) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def own_times(events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
@@ -138,16 +106,15 @@ def own_times(events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
 
 
 def _event(row: Mapping[str, Any]) -> TraceEvent:
-    own = row.get("args")
-    arguments: Mapping[str, Any] = own if isinstance(own, dict) else {}
-    name = str(row.get("name"))
+    arguments = row.get("args", {})
+    name = str(row["name"])
     is_kernel_time = name.endswith(_KERNEL)
     return TraceEvent(
         name=name.removesuffix(_KERNEL),
         start_us=float(row["ts"]),
         us=float(row["dur"]),
         # ONNX Runtime also notes fences and the like of a node; its run is what counts.
-        operator=str(arguments.get("op_name", "")) if is_kernel_time or row.get("cat") == "Kernel" else "",
+        operator=str(arguments.get("op_name", "")) if is_kernel_time or row["cat"] == "Kernel" else "",
         provider=str(arguments.get("provider", "")),
-        thread=row["tid"] if isinstance(row.get("tid"), int) else 0,
+        thread=int(row.get("tid", 0)),
     )

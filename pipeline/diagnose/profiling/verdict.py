@@ -58,8 +58,8 @@ class OperatorTime:
 
 
 @dataclass(frozen=True)
-class NodeTime:
-    """A node, or a GPU kernel."""
+class KernelTime:
+    """A GPU kernel."""
 
     name: str
     operator: str
@@ -76,7 +76,6 @@ class Profile:
         run_ms: A run, median; longer than without the profiler. On a GPU whose kernels are not recorded,
             times of nodes are those of launching them.
         operators: The slowest first.
-        nodes: Time of each node in a run, the slowest first.
         kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
         ran: Nodes by execution provider that ran them.
         assigned: Nodes of the model by the provider they were given to; empty before ONNX Runtime 1.25.
@@ -85,8 +84,7 @@ class Profile:
     runs: int
     run_ms: float
     operators: tuple[OperatorTime, ...]
-    nodes: tuple[NodeTime, ...]
-    kernels: tuple[NodeTime, ...]
+    kernels: tuple[KernelTime, ...]
     ran: Mapping[str, int]
     assigned: Mapping[str, int] = field(default_factory=dict)
 
@@ -102,9 +100,9 @@ class Profile:
     def families(self) -> dict[str, float]:
         """Returns the share of the nodes' time by family of operators, the largest first."""
         shares: dict[str, float] = {}
-        for one in self.operators:
-            name = family_of(one.operator)
-            shares[name] = shares.get(name, 0.0) + one.ms / (self.nodes_ms or 1.0)
+        for row in self.operators:
+            name = family_of(row.operator)
+            shares[name] = shares.get(name, 0.0) + row.ms / (self.nodes_ms or 1.0)
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
@@ -135,7 +133,6 @@ def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> 
         runs=len(runs),
         run_ms=median(us for _, us in spans) / 1e3,
         operators=_operators(runs),
-        nodes=_nodes(runs),
         kernels=_kernels(events.kernels, after_us=spans[0][0], runs=len(runs)),
         ran=ran,
         assigned=dict(assigned),
@@ -145,9 +142,9 @@ def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> 
 def _operators(runs: Sequence[Sequence[TraceEvent]]) -> tuple[OperatorTime, ...]:
     rows = []
     for kind in dict.fromkeys(_kind(node) for run in runs for node in run):
-        own = [[node for node in run if _kind(node) == kind] for run in runs]
-        nodes = max(len({node.name for node in run}) for run in own)
-        ms = median(sum(node.us for node in run) for run in own) / 1e3
+        of_runs = [[node for node in run if _kind(node) == kind] for run in runs]
+        nodes = max(len({node.name for node in run}) for run in of_runs)
+        ms = median(sum(node.us for node in run) for run in of_runs) / 1e3
         rows.append(OperatorTime(*kind, ms, nodes))
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS])
 
@@ -156,26 +153,13 @@ def _kind(node: TraceEvent) -> tuple[str, str]:
     return node.operator, node.provider
 
 
-def _nodes(runs: Sequence[Sequence[TraceEvent]]) -> tuple[NodeTime, ...]:
-    times: dict[tuple[str, str, str], list[float]] = {}
-    for run in runs:
-        totals: dict[tuple[str, str, str], float] = {}
-        for node in run:
-            key = (node.name, node.operator, node.provider)
-            totals[key] = totals.get(key, 0.0) + node.us
-        for key, us in totals.items():
-            times.setdefault(key, []).append(us)
-    rows = [NodeTime(*key, median(us) / 1e3) for key, us in times.items()]
-    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS])
-
-
-def _kernels(events: Sequence[TraceEvent], *, after_us: float, runs: int) -> tuple[NodeTime, ...]:
+def _kernels(events: Sequence[TraceEvent], *, after_us: float, runs: int) -> tuple[KernelTime, ...]:
     times: dict[tuple[str, str, str], float] = {}
     for event in events:
         if event.start_us >= after_us:
             key = (event.name, event.operator, event.provider)
             times[key] = times.get(key, 0.0) + event.us
-    rows = [NodeTime(*key, us / runs / 1e3) for key, us in times.items()]
+    rows = [KernelTime(*key, us / runs / 1e3) for key, us in times.items()]
     return tuple(sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS])
 
 
@@ -183,8 +167,8 @@ def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> tupl
     """Returns what a profile shows."""
     if not on_gpu:
         return (*_family(profile), *_overhead(profile, steady_ms))
-    told = _family(profile) if profile.kernels else _launches()
-    return (*told, *_placement(profile))
+    findings = _family(profile) if profile.kernels else _launches()
+    return (*findings, *_placement(profile))
 
 
 def _launches() -> Iterator[Finding]:
@@ -210,16 +194,16 @@ def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
     between = 1 - profile.nodes_ms / steady_ms if steady_ms else 0.0
     if between >= _OVERHEAD and sum(profile.ran.values()) >= _MANY_NODES:
         text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) is between its nodes: they are small"
-        hint = "send larger batches; --shape 'INPUT=8,…' tells what that gains"
+        hint = "send larger batches; --shape 'INPUT=8,…' measures what that gains"
         yield Finding("time-between-nodes", "advice", text, hint)
 
 
 def _placement(profile: Profile) -> Iterator[Finding]:
     total, fallen, copies = sum(profile.ran.values()), profile.ran.get(CPU, 0), profile.copies()
-    on_cpu = [one for one in profile.operators if one.provider == CPU]
+    on_cpu = [row for row in profile.operators if row.provider == CPU]
     if fallen:
-        kinds = tuple(dict.fromkeys(one.operator for one in on_cpu))
-        ms = sum(one.ms for one in on_cpu)
+        kinds = tuple(dict.fromkeys(row.operator for row in on_cpu))
+        ms = sum(row.ms for row in on_cpu)
         text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {', '.join(kinds)[:300]}"
         yield _fallen(text, only_shapes=_SHAPES.issuperset(kinds), copies=copies)
     if copies:

@@ -139,8 +139,8 @@ class _UpgradeSession:
         # A first round brings every file into the page cache, and does not count.
         warm = run_interleaved(tuple(checked), measure, max_rounds=1)
         runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
-        found: dict[str, Sequence[ProbeResult] | str] = {**warm.failures, **runs.failures, **runs.rounds}
-        return {self._cases[name]: result for name, result in found.items()}
+        results: dict[str, Sequence[ProbeResult] | str] = {**warm.failures, **runs.failures, **runs.rounds}
+        return {self._cases[name]: result for name, result in results.items()}
 
     def _measure(self, case: UpgradeCase, *, io_binding: bool) -> ProbeResult:
         request = ProbeRequest(self._plan, self._sample, _STEADY_S)

@@ -35,12 +35,12 @@ def parse_versions(text: str) -> tuple[str, ...]:
     Raises:
         SpecError: One is no version.
     """
-    versions = tuple(dict.fromkeys(one.strip() for one in text.split(",")))
-    for one in versions:
+    versions = tuple(dict.fromkeys(version.strip() for version in text.split(",")))
+    for version in versions:
         # It becomes part of a command line and of a path.
-        if not _VERSION.fullmatch(one):
+        if not _VERSION.fullmatch(version):
             raise SpecError(
-                f"not a version of ONNX Runtime: {one[:80]!r}\n  expected versions as in 1.31.1,1.32.0",
+                f"not a version of ONNX Runtime: {version[:80]!r}\n  expected versions as in 1.31.1,1.32.0",
                 hint="ortprep upgrade-check NAME --onnxruntime 1.31.1,1.32.0",
             )
     return versions
@@ -77,8 +77,9 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
     packages = folder / "packages"
     packages.mkdir(parents=True)
     (packages / ortprep.__name__).symlink_to(Path(ortprep.__file__).resolve().parent)
-    own = _find_environment(requirements)
-    return Interpreter(own.executable, (str(packages), *own.path), {CACHE_VARIABLE: str(folder / "cache")})
+    environment = _find_environment(requirements)
+    path = (str(packages), *environment.path)
+    return Interpreter(environment.executable, path, {CACHE_VARIABLE: str(folder / "cache")})
 
 
 def _find_environment(requirements: Sequence[str]) -> Interpreter:
@@ -145,5 +146,5 @@ def _run(command: Sequence[str], *, what: str, folder: Path) -> None:
         raise InstallationError(f"{what}\n  expected an end within {_TIMEOUT_S:g} s: {folder}") from error
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-_MAX_ERROR_LINES:]
-        said = "".join(f"\n  {line}" for line in lines)
-        raise InstallationError(f"{what}{said}", hint="pip index versions onnxruntime")
+        output = "".join(f"\n  {line}" for line in lines)
+        raise InstallationError(f"{what}{output}", hint="pip index versions onnxruntime")

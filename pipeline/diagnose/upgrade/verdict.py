@@ -144,8 +144,8 @@ def find_remarks(checks: Mapping[UpgradeCase, SessionCheck | str]) -> tuple[str,
 
 def _values_of(results: Sequence[ProbeResult]) -> _Values:
     """Returns the figures of every round, by name; those that were not measured are left out."""
-    found = {name: [getattr(one, attribute) for one in results] for name, attribute in FIGURES.items()}
-    return {name: values for name, values in found.items() if values and None not in values}
+    figures = {name: [getattr(result, field) for result in results] for name, field in FIGURES.items()}
+    return {name: values for name, values in figures.items() if values and None not in values}
 
 
 def _compare(old: _Values, new: _Values, limits: RegressionLimits) -> tuple[Change, ...]:

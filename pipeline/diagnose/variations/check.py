@@ -10,7 +10,6 @@ from ortprep.diagnose.doctor_model import DEFAULT, PREPARED, DoctorModel, guard_
 from ortprep.diagnose.variations.load_variations import LoadVariation, build_variations
 from ortprep.diagnose.variations.verdict import (
     MEASURES,
-    TITLES,
     Results,
     VariationComparison,
     compare,
@@ -83,7 +82,7 @@ def _table(
     device: str,
 ) -> DiagnosisTable:
     rounds = max((len(own) for own in results.values()), default=0)
-    columns = ("way", *TITLES.values(), "first result, of default's", "larger than noise", "what")
+    columns = ("way", *MEASURES, "first result, of default's", "larger than noise", "what")
     rows = tuple(
         _row(variation, results[variation.name], comparisons.get(variation.name, {}))
         for variation in variations
@@ -93,13 +92,13 @@ def _table(
 
 
 def _row(
-    variation: LoadVariation, own: Sequence[ProbeResult], compared: Mapping[str, VariationComparison]
+    variation: LoadVariation, results: Sequence[ProbeResult], compared: Mapping[str, VariationComparison]
 ) -> tuple[TableCell, ...]:
     spreads = []
     for value in MEASURES.values():
-        summary = summarise([value(one) for one in own])
+        summary = summarise([value(result) for result in results])
         spreads.append(f"{summary.median:.4g} ± {(summary.p75 - summary.p25) / 2:.2g}")
-    first = compared.get("first_result_ms")
+    first = compared.get("first result ms")
     ratio = "–" if first is None else f"{first.ratio:.2f}×"
     verdict = "–" if first is None else {"less": "yes", "more": "yes"}.get(first.verdict, first.verdict)
     return (variation.name, *spreads, ratio, verdict, variation.what)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.diagnose.doctor_model import (
     DEFAULT,
@@ -21,7 +19,7 @@ from ortprep.diagnose.doctor_model import (
     plan_on,
     variant_for,
 )
-from ortprep.errors import LoadError, PipelineError
+from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.options import with_external_data
 from ortprep.runtime.loading.session import build_session
@@ -32,7 +30,6 @@ STEADY_S = 0.2
 
 _TIMEOUT_S = 6 * 3600.0
 _FIRST_GPU = "cuda:0"
-_MAX_INLINE_BYTES = 2**31 - 2**20
 _NO_PREPACKING = {"session.disable_prepacking": "1"}
 _HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
 
@@ -66,13 +63,10 @@ def build_variations(
     skipped: dict[str, str] = {}
     if subject.source is not None:
         ways = list(_of_source(subject.source, device))
-        for name, external in (("optimised", False), ("mapped", True)):
-            try:
-                written = _write(subject.source, device, folder / f"{name}.onnx", external=external)
-            except PipelineError as error:
-                skipped[name] = error.message
-            else:
-                ways += _of_optimised(written, device, mapped=external)
+        try:
+            ways += _of_optimised(_write(subject.source, device, folder / "mapped.onnx"), device)
+        except PipelineError as error:
+            skipped["mapped"] = error.message
         variations += [
             LoadVariation(name, what, ProbeRequest(plan, subject.sample, STEADY_S))
             for name, what, plan in ways
@@ -102,59 +96,21 @@ def _of_source(source: str, device: str) -> Iterator[tuple[str, str, SessionPlan
         yield "heuristic", "cudnn_conv_algo_search=HEURISTIC", plan
 
 
-def _of_optimised(model: Path, device: str, *, mapped: bool) -> Iterator[tuple[str, str, SessionPlan]]:
+def _of_optimised(model: Path, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
     plan = plan_on(str(model), device, level="ORT_DISABLE_ALL")
-    if not mapped:
-        yield "optimised", "optimised graph, weights inside, ORT_DISABLE_ALL", plan
-        return
     yield "mapped", "optimised graph, weights in a mapped file, ORT_DISABLE_ALL", plan
     unpacked = plan_on(str(model), device, level="ORT_DISABLE_ALL", config_entries=_NO_PREPACKING)
     yield "mapped, no prepacking", "the same with session.disable_prepacking=1", unpacked
 
 
-def _write(source: str, device: str, model: Path, *, external: bool) -> Path:
-    if not external:
-        _check_fits_inline(Path(source))
-    _check_room(Path(source), model.parent)
-    request = {"plan": encode(_writing_plan(source, device, model, external=external))}
+def _write(source: str, device: str, model: Path) -> Path:
+    request = {"plan": encode(_writing_plan(source, device, model))}
     run_child(f"{__name__}:write_optimised", request, timeout_s=_TIMEOUT_S)
     return model
 
 
-def _check_room(source: Path, folder: Path) -> None:
-    """Raises unless a copy of a model, which optimising may enlarge a little, fits into a folder."""
-    needed, free = model_bytes(source) * 5 // 4, shutil.disk_usage(folder).free
-    if free < needed:
-        raise LoadError(
-            f"no room for an optimised copy of {source}\n"
-            f"  expected {needed / 2**20:.0f} MB free in {folder.parent}, got {free / 2**20:.0f} MB",
-            hint="TMPDIR=/a/larger/disk ortprep doctor options …",
-        )
-
-
-def _check_fits_inline(source: Path) -> None:
-    """Raises unless a model's weights may be within the file that ONNX Runtime writes."""
-    if _external(source):
-        raise LoadError(f"the weights of {source.name} are in files of their own, and would not come inside")
-    if source.stat().st_size > _MAX_INLINE_BYTES:
-        raise LoadError(f"the weights of {source.name} do not fit into one protobuf file")
-
-
-def _external(model: Path) -> tuple[str, ...]:
-    try:
-        return external_locations(read_skeleton(model))
-    except WireError:
-        return ()  # ONNX Runtime's own format, which is no protobuf
-
-
-def model_bytes(model: Path) -> int:
-    """Returns the size of a model file and its external data."""
-    files = [model, *(model.parent / location for location in _external(model))]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _writing_plan(source: str, device: str, model: Path, *, external: bool) -> SessionPlan:
-    entries = {**_NO_PREPACKING, **(with_external_data(model) if external else {})}
+def _writing_plan(source: str, device: str, model: Path) -> SessionPlan:
+    entries = {**_NO_PREPACKING, **with_external_data(model)}
     plan = plan_on(source, device, config_entries=entries)
     options = plan.session_options._replace(attributes={"optimized_model_filepath": str(model)})
     return plan._replace(session_options=options)

@@ -17,19 +17,12 @@ Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
 """By way, one result a round, the k-th of all from the same round."""
 
 MEASURES: dict[str, Callable[[ProbeResult], float]] = {
-    "init_ms": lambda result: result.init_ms,
-    "first_result_ms": lambda result: result.init_ms + result.first_ms,
-    "steady_ms": lambda result: result.steady_ms,
-    "private_mb": lambda result: result.private_mb,
+    "init ms": lambda result: result.init_ms,
+    "first result ms": lambda result: result.init_ms + result.first_ms,
+    "steady ms": lambda result: result.steady_ms,
+    "private MB": lambda result: result.private_mb,
 }
 """Figures that are compared, by name."""
-
-TITLES = {
-    "init_ms": "init ms",
-    "first_result_ms": "first result ms",
-    "steady_ms": "steady ms",
-    "private_mb": "private MB",
-}
 
 _WORTH = 0.95
 _STEADY_ALLOWANCE = 1.03
@@ -63,21 +56,23 @@ def compare(results: Results) -> dict[str, dict[str, VariationComparison]]:
 def _compare(
     value: Callable[[ProbeResult], float], own: Sequence[ProbeResult], default: Sequence[ProbeResult]
 ) -> VariationComparison:
-    mine, theirs = [value(one) for one in own], [value(one) for one in default]
-    ratio = paired_ratio(mine, theirs)
-    if len(mine) < MIN_ROUNDS:
+    figures, default_figures = [value(result) for result in own], [value(result) for result in default]
+    ratio = paired_ratio(figures, default_figures)
+    if len(figures) < MIN_ROUNDS:
         return VariationComparison(ratio, "too few rounds")
-    if beats(mine, theirs, least=0.0):
+    if beats(figures, default_figures, least=0.0):
         return VariationComparison(ratio, "less")
-    return VariationComparison(ratio, "more" if beats(theirs, mine, least=0.0) else "within the noise")
+    return VariationComparison(
+        ratio, "more" if beats(default_figures, figures, least=0.0) else "within the noise"
+    )
 
 
 def find_in_comparison(
     comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
 ) -> tuple[Finding, ...]:
     """Returns what the comparison shows."""
-    verdicts = {one.verdict for own in comparisons.values() for one in own.values()}
-    if verdicts == {"too few rounds"}:
+    found = {comparison.verdict for way in comparisons.values() for comparison in way.values()}
+    if found == {"too few rounds"}:
         text = f"too few rounds to tell a difference from noise; {MIN_ROUNDS} are the least"
         return (Finding("too-few-rounds", "note", text, "ortprep doctor options … --rounds 5"),)
     if not comparisons:
@@ -91,11 +86,11 @@ def _soonest(
     comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
 ) -> Iterator[Finding]:
     sooner = {
-        name: own["first_result_ms"].ratio
-        for name, own in comparisons.items()
-        if own["first_result_ms"].verdict == "less"
-        and own["first_result_ms"].ratio < _WORTH
-        and not (own["steady_ms"].verdict == "more" and own["steady_ms"].ratio > _STEADY_ALLOWANCE)
+        name: verdicts["first result ms"].ratio
+        for name, verdicts in comparisons.items()
+        if verdicts["first result ms"].verdict == "less"
+        and verdicts["first result ms"].ratio < _WORTH
+        and not (verdicts["steady ms"].verdict == "more" and verdicts["steady ms"].ratio > _STEADY_ALLOWANCE)
     }
     if not sooner:
         text = "no other way gives its first result sooner beyond the noise without slower runs"
@@ -104,7 +99,7 @@ def _soonest(
     best = min(sooner, key=lambda name: sooner[name])
     text = (
         f"{best}: first result {1 / sooner[best]:.1f}× sooner than the default, "
-        f"runs {comparisons[best]['steady_ms'].ratio:.2f}× as long ({comparisons[best]['steady_ms'].verdict})"
+        f"runs {comparisons[best]['steady ms'].ratio:.2f}× as long ({comparisons[best]['steady ms'].verdict})"
     )
     if best == PREPARED:
         yield Finding("prepared-is-soonest", "good", text)
@@ -114,8 +109,8 @@ def _soonest(
 
 
 def _slower_runs(comparisons: Mapping[str, Mapping[str, VariationComparison]]) -> Iterator[Finding]:
-    for name, own in comparisons.items():
-        steady = own["steady_ms"]
+    for name, verdicts in comparisons.items():
+        steady = verdicts["steady ms"]
         if steady.verdict == "more" and steady.ratio > _STEADY_ALLOWANCE:
             text = f"{name}: runs take {steady.ratio:.2f}× the default's time, beyond the noise"
             yield Finding("slower-runs", "note", text)

@@ -14,14 +14,18 @@ from ortprep.bundle.atomic import new_folder, write_json_atomic
 from ortprep.bundle.loader_config import Requirements, Variant
 from ortprep.errors import ExportError
 from ortprep.export.export_result import ExportedModel, ExportResult
-from ortprep.export.files import place_files, plan_files
+from ortprep.export.files import SourceBundle, place_files, plan_files, read_source
 from ortprep.export.option_mapping import UnmappedOption
 from ortprep.export.ort_package.settings import PackageSettings, plan_settings
 from ortprep.export.record import check_replaceable, resolve_destination, write_export_record
-from ortprep.export.requirements import describe_needs
-from ortprep.export.source_bundle import SourceBundle, read_source
 from ortprep.export.trial import try_model
-from ortprep.export.variant_selection import ExportOptions, Server, VariantChoice, choose_per_provider
+from ortprep.export.variant_selection import (
+    ExportOptions,
+    Server,
+    VariantChoice,
+    choose_variants,
+    describe_needs,
+)
 from ortprep.runtime.loading.session import import_onnxruntime, onnxruntime_errors
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.loading.variant_selection import needs_gpu
@@ -40,14 +44,11 @@ class PackageRequest:
         options: Which variants of every bundle.
         server: What is known of where it is read.
         name: Name of the package; None for the first bundle's.
-        constrain_device: Whether variants say their `device`. Their execution provider says it already, and
-            ONNX Runtime 1.31.1 gives nobody a variant of the CPU provider that does.
     """
 
     options: ExportOptions = field(default_factory=ExportOptions)
     server: Server = field(default_factory=Server)
     name: str | None = None
-    constrain_device: bool = False
 
 
 def export_package(
@@ -67,21 +68,24 @@ def export_package(
         BundleError: A bundle cannot be read, or is not what was written.
         OSError: The disk is full or read-only.
     """
-    wanted = request or PackageRequest()
+    request = request or PackageRequest()
     onnxruntime = _import_package_interface()
     package = resolve_destination(package, bundles)
     check_replaceable(package, layout=LAYOUT)
     sources = [read_source(bundle) for bundle in bundles]
     _require_names(sources)
-    choices = [choose_per_provider(one.config, wanted.options, wanted.server) for one in sources]
+    choices = [
+        choose_variants(source.config, request.options, request.server, per_provider=True)
+        for source in sources
+    ]
     with new_folder(package) as folder:
         models: list[ExportedModel] = []
         components: dict[str, dict[str, Any]] = {}
         for source, choice in zip(sources, choices, strict=True):
-            exported, described = _place_component(folder, source, choice, wanted)
+            exported, described = _place_component(folder, source, choice)
             models += exported
             components[source.config.name] = described
-        _write_documents(onnxruntime, folder, wanted.name or sources[0].config.name, components)
+        _write_documents(onnxruntime, folder, request.name or sources[0].config.name, components)
         write_export_record(folder, LAYOUT, tuple(models))
     return ExportResult(
         package, tuple(models), tuple(one for choice in choices for one in choice.passed_over)
@@ -129,7 +133,7 @@ def _write_documents(
 
 
 def _place_component(
-    folder: Path, source: SourceBundle, choice: VariantChoice, request: PackageRequest
+    folder: Path, source: SourceBundle, choice: VariantChoice
 ) -> tuple[tuple[ExportedModel, ...], dict[str, Any]]:
     """Places a component's files; returns its models, and its variants as a package describes them.
 
@@ -144,24 +148,13 @@ def _place_component(
         model_file = f"model{PurePosixPath(variant.model).suffix}"
         model = _place_variant(folder, source, variant, settings, model_file)
         left_out = list(model.left_out)
-        if not request.constrain_device:
-            left_out.append(
-                UnmappedOption(
-                    f"device {_device_of(variant)}",
-                    "not a condition, the execution provider says it; ONNX Runtime 1.31.1 finds no variant "
-                    "of the CPU provider that has it (--constrain-device writes it)",
-                )
-            )
         if provider in chosen:
             reason = f"ONNX Runtime takes the first of {provider}, {chosen[provider]}"
             left_out.append(UnmappedOption("being chosen", reason))
         chosen.setdefault(provider, variant.name)
         model = replace(model, left_out=tuple(left_out))
         models.append(model)
-        entry = _describe(variant, settings, model, model_file)
-        if request.constrain_device:
-            entry["device"] = _device_of(variant)
-        described[variant.name] = entry
+        described[variant.name] = _describe(variant, settings, model, model_file)
     return tuple(models), described
 
 
@@ -216,11 +209,7 @@ def _describe(
             _NAMESPACE: {
                 "device": _device_of(variant),
                 "precision": variant.precision,
-                "prepared_with": model.prepared_with,
                 "source_sha256": model.source_sha256,
-                "needs": list(model.needs),
-                "left_out": [str(left) for left in model.left_out],
-                "files": {entry.path.split("/", 3)[-1]: entry.sha256 for entry in model.files},
             }
         },
     }

@@ -112,11 +112,11 @@ def _other_facts(variant: Variant) -> Iterator[UnmappedOption]:
 
 def _kept_options(variant: Variant, taken: list[RecordedOption]) -> SessionOptionsRecord:
     recorded = variant.session_options
-    kept = {(one.kind, one.name) for one in taken}
+    names = {(one.kind, one.name) for one in taken}
     return SessionOptionsRecord(
         recorded.graph_optimization_level,
-        {name: one for name, one in recorded.attributes.items() if ("session option", name) in kept},
-        {key: one for key, one in recorded.config_entries.items() if ("session entry", key) in kept},
+        {name: one for name, one in recorded.attributes.items() if ("session option", name) in names},
+        {key: one for key, one in recorded.config_entries.items() if ("session entry", key) in names},
     )
 
 

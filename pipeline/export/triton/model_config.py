@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,6 @@ from ortprep.export.triton.tensors import TritonTensor, WarmUp
 from ortprep.versions import install_command
 
 BACKEND = "onnxruntime"
-_DISABLED = 2
-_INITIALIZERS = "session.use_device_allocator_for_initializers"
 
 
 @dataclass(frozen=True)
@@ -112,25 +110,3 @@ def _warm_up(message: Any, warm_up: WarmUp, messages: Any) -> None:
         entry.data_type = messages.DataType.Value(one.data_type)
         entry.dims.extend(one.dims)
         entry.input_data_file = one.file
-
-
-def describe_release(model: TritonModel) -> str:
-    """Returns the oldest release of Triton whose backend takes all of a configuration, and why, as a need.
-
-    Read from the branches r23.10 to r26.06 of triton-inference-server/onnxruntime_backend. Earlier releases
-    silently take an unknown level for all optimisations, and ignore an unknown parameter.
-    """
-    needed = max(_needed_releases(model), default=("23.10", "the oldest that was looked at"))
-    return f"Triton {needed[0]} or later: {needed[1]}"
-
-
-def _needed_releases(model: TritonModel) -> Iterator[tuple[str, str]]:
-    settings = model.settings
-    if settings.level == _DISABLED:
-        yield "24.01", "its backend knows level 2, no optimisation"
-    if settings.cuda:
-        yield "24.06", "its backend knows the accelerator cuda"
-    if _INITIALIZERS in settings.parameters:
-        yield "25.02", f"its backend knows {_INITIALIZERS}"
-    if any(tensor.data_type == "TYPE_BF16" for tensor in (*model.inputs, *model.outputs)):
-        yield "26.03", "its backend knows bfloat16"

@@ -13,22 +13,25 @@ from ortprep.bundle.loader_config import Variant, golden_of
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import ExportError
 from ortprep.export.export_result import ExportedModel, ExportResult
-from ortprep.export.files import PlannedFile, place_files, plan_files
+from ortprep.export.files import PlannedFile, SourceBundle, place_files, plan_files, read_source
 from ortprep.export.interface import resolve_interface
 from ortprep.export.option_mapping import UnmappedOption
 from ortprep.export.record import check_replaceable, resolve_destination, write_export_record
-from ortprep.export.requirements import describe_needs
-from ortprep.export.source_bundle import SourceBundle, read_source
 from ortprep.export.trial import TrialRun, try_model
 from ortprep.export.triton.model_config import (
     TritonModel,
-    describe_release,
     format_config,
     require_messages,
 )
 from ortprep.export.triton.settings import TritonSettings, plan_settings
 from ortprep.export.triton.tensors import WarmUp, describe_tensor, plan_warm_up
-from ortprep.export.variant_selection import ExportOptions, Server, VariantChoice, choose_one
+from ortprep.export.variant_selection import (
+    ExportOptions,
+    Server,
+    VariantChoice,
+    choose_variants,
+    describe_needs,
+)
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.tensors.arrays import fit_feeds
 from ortprep.runtime.verification.golden import read_golden
@@ -113,7 +116,7 @@ def export_triton(
 
 def _plan(bundle: Path, request: TritonRequest) -> _Planned:
     source = read_source(bundle)
-    choice = choose_one(source.config, request.options, request.server)
+    choice = choose_variants(source.config, request.options, request.server)
     variants = choice.variants
     named = {_name_model(source, variant, request, len(variants)): variant for variant in variants}
     return _Planned(source, choice, named)
@@ -150,7 +153,7 @@ def _export_variant(
             files=tuple(one.entry for one in placed),
             carried=settings.carried,
             left_out=left_out,
-            needs=(*describe_needs(variant), describe_release(model)),
+            needs=tuple(describe_needs(variant)),
             trial=str(trial),
         )
         write_export_record(folder, LAYOUT, (exported,))

@@ -62,8 +62,8 @@ class ConfigEntry:
     value: str
 
     def __str__(self) -> str:
-        shown = {"level": "optimization.graph.level", "gpus": "instance_group.gpus"}.get(self.section)
-        return f"{shown}={self.value}" if shown else f"{self.section}.{self.key}={self.value}"
+        field = {"level": "optimization.graph.level", "gpus": "instance_group.gpus"}.get(self.section)
+        return f"{field}={self.value}" if field else f"{self.section}.{self.key}={self.value}"
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,20 @@ def _other_facts(variant: Variant) -> Iterable[UnmappedOption]:
 def _kept_session_options(
     placed: Iterable[tuple[RecordedOption, ConfigEntry]], level: str
 ) -> SessionOptionsRecord:
-    kept = [one for one, _ in placed]
-    attributes = {one.name: one.value for one in kept if one.kind == "session option" and one.name != LEVEL}
-    entries = {one.name: str(one.value) for one in kept if one.kind == "session entry"}
+    options = [option for option, _ in placed if option.name != LEVEL]
+    attributes = {option.name: option.value for option in options if option.kind == "session option"}
+    entries = {option.name: str(option.value) for option in options if option.kind == "session entry"}
     return SessionOptionsRecord(level, attributes, entries)
 
 
 def _kept_providers(
     variant: Variant, placed: Iterable[tuple[RecordedOption, ConfigEntry]]
 ) -> tuple[ProviderRecord, ...]:
-    kept = {(one.kind, one.name) for one, _ in placed}
+    names = {(one.kind, one.name) for one, _ in placed}
     return tuple(
         ProviderRecord(
             provider.name,
-            {name: text for name, text in provider.options.items() if (provider.name, name) in kept},
+            {name: text for name, text in provider.options.items() if (provider.name, name) in names},
         )
         for provider in variant.providers
     )

@@ -66,17 +66,17 @@ def parse_limits(texts: Sequence[str]) -> RegressionLimits:
 
 
 def _parse_limit(text: str) -> tuple[str | None, float]:
-    found = _LIMIT.fullmatch(text.strip())
+    match = _LIMIT.fullmatch(text.strip())
     # A bare 10 is refused: who writes it means 10 %, and would get 1,000 %.
-    if found is None or len(text) > 100 or (not found["percent"] and float(found["number"]) >= 1):
+    if match is None or len(text) > 100 or (not match["percent"] and float(match["number"]) >= 1):
         raise SpecError(
             f"not a limit: {text[:100]!r}\n  expected a percentage or a share below 1: 10%, 0.1, init=20%",
             hint="ortprep compare OLD NEW --fail-over 10%",
         )
-    figure: str | None = found["figure"]
+    figure: str | None = match["figure"]
     if figure is not None and figure not in FIGURES:
         raise SpecError(
             f"no such figure: {figure!r}\n  expected one of {', '.join(FIGURES)}",
             hint="ortprep compare OLD NEW --fail-over 10% --fail-over init=20%",
         )
-    return figure, float(found["number"]) / (100 if found["percent"] else 1)
+    return figure, float(match["number"]) / (100 if match["percent"] else 1)

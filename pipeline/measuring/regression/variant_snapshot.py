@@ -88,17 +88,18 @@ def pair_snapshots(
     """
     partners: dict[int, int] = {}
     for fits in (_is_same_on_same_hardware, _is_same):
-        for index, one in enumerate(old):
+        for index, before in enumerate(old):
             if index not in partners:
-                taken = partners.values()
-                match = next((i for i, other in enumerate(new) if i not in taken and fits(one, other)), None)
+                matched = partners.values()
+                free = ((i, after) for i, after in enumerate(new) if i not in matched)
+                match = next((i for i, after in free if fits(before, after)), None)
                 if match is not None:
                     partners[index] = match
-    for index, one in enumerate(old):
-        yield one, new[partners[index]] if index in partners else None
-    for index, other in enumerate(new):
+    for index, before in enumerate(old):
+        yield before, new[partners[index]] if index in partners else None
+    for index, after in enumerate(new):
         if index not in partners.values():
-            yield None, other
+            yield None, after
 
 
 def _is_same(one: VariantSnapshot, other: VariantSnapshot) -> bool:
@@ -107,9 +108,6 @@ def _is_same(one: VariantSnapshot, other: VariantSnapshot) -> bool:
 
 def _is_same_on_same_hardware(one: VariantSnapshot, other: VariantSnapshot) -> bool:
     return _is_same(one, other) and read_hardware_facts(one) == read_hardware_facts(other)
-
-
-_VERSIONS = ("onnxruntime", "onnxruntime_build", "onnxruntime_cuda", "python", "system")
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def compare_snapshots(old: VariantSnapshot, new: VariantSnapshot) -> tuple[Diffe
 
 def _describe_snapshot(snapshot: VariantSnapshot) -> dict[str, str]:
     record, environment = snapshot.record, snapshot.environment
-    verification = record.verification
+    verification, gpu = record.verification, first_gpu(environment)
     return {
         "name": record.name,
         "optimisation level": record.level,
@@ -166,9 +164,8 @@ def _describe_snapshot(snapshot: VariantSnapshot) -> dict[str, str]:
         **_describe_choice(snapshot),
         "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
         "verified on": f"{verification.samples} {verification.inputs} inputs",
-        **{what: str(environment[what] or "") for what in _VERSIONS if what in environment},
-        **_describe_gpu_software(environment),
-        **_describe_packages(environment),
+        **dict(_flatten({name: value for name, value in environment.items() if name != "hardware"})),
+        **{f"GPU {name}": text for name, text in _flatten(gpu) if name in ("driver_version", "cuda_version")},
     }
 
 
@@ -182,14 +179,10 @@ def _describe_choice(snapshot: VariantSnapshot) -> dict[str, str]:
     return {f"option {knob}": choice[knob] for knob in sorted(choice)}
 
 
-def _describe_gpu_software(environment: Mapping[str, Any]) -> dict[str, str]:
-    gpu = first_gpu(environment)
-    names = {"driver": "driver_version", "CUDA of the driver": "cuda_version"}
-    return {what: str(gpu[name]) for what, name in names.items() if name in gpu}
-
-
-def _describe_packages(environment: Mapping[str, Any]) -> dict[str, str]:
-    packages = environment.get("packages")
-    if not isinstance(packages, Mapping):
-        return {}
-    return {f"package {name}": str(packages[name]) for name in sorted(map(str, packages))}
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the leaves of nested mappings by their dotted names."""
+    if isinstance(value, Mapping):
+        for key in sorted(map(str, value)):
+            yield from _flatten(value[key], f"{name}.{key}" if name else key)
+    elif value is not None:
+        yield name, str(value)

@@ -37,14 +37,16 @@ def linear(tmp_path: Path) -> DoctorModel:
 def test_every_model_runs_in_every_situation_of_every_round(add: DoctorModel, linear: DoctorModel) -> None:
     found = diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
     assert (found.check, found.subject) == ("concurrent", "add, linear")
-    assert found.figures["failures"] == {}
+    situations = found.figures["situations"]
+    assert situations["failures"] == {}
     assert [model["name"] for model in found.figures["models"]] == ["add", "linear"]
-    for model in found.figures["models"]:
-        assert set(model["rounds"]) == set(SITUATIONS)
-        for rounds in model["rounds"].values():
-            assert len(rounds) == 3
-            assert all(len(ran["run_ms"]) >= 3 and min(ran["run_ms"]) > 0 for ran in rounds)
-        assert model["threads"] >= 1
+    assert all(model["threads"] >= 1 for model in found.figures["models"])
+    assert set(situations["rounds"]) == set(SITUATIONS)
+    for rounds in situations["rounds"].values():
+        assert len(rounds) == 3
+        assert all(
+            len(runs["run_ms"]) >= 3 and min(runs["run_ms"]) > 0 for models in rounds for runs in models
+        )
     assert json.loads(json.dumps(found.figures)) == found.figures
     assert len(found.tables[0].rows) == 6
 
@@ -53,8 +55,8 @@ def test_a_model_alone_is_run_beside_a_copy_of_itself(add: DoctorModel) -> None:
     found = diagnose_concurrent([add], devices=["cpu"], seconds=SECONDS)
     assert [model["name"] for model in found.figures["models"]] == ["add #1", "add #2"]
     assert found.subject == "add"
-    one, other = (model["rounds"]["alone"] for model in found.figures["models"])
-    assert one == other  # they are the same when alone, and measured once
+    for one, other in found.figures["situations"]["rounds"]["alone"]:
+        assert one == other  # they are the same when alone, and measured once
 
 
 def test_a_model_that_cannot_be_run_is_an_error_that_names_it(add: DoctorModel, linear: DoctorModel) -> None:
@@ -71,7 +73,7 @@ def test_a_bundle_alone_is_run_as_jobs_run_it(add: DoctorModel, tmp_path: Path) 
     write_tensors(tmp_path / "b.npz", {"x": sample()})
     prepared = DoctorModel("b", str(tmp_path / "b.npz"), bundle=str(bundle))
     found = diagnose_concurrent([add, prepared], devices=["cpu"], seconds=SECONDS)
-    assert [set(model["rounds"]) for model in found.figures["models"]] == [set(SITUATIONS)] * 2
+    assert set(found.figures["situations"]["rounds"]) == set(SITUATIONS)
 
 
 def test_neither_source_nor_bundle_is_an_error(add: DoctorModel) -> None:

@@ -34,8 +34,7 @@ def record() -> str:
 
 
 def _attempt(provider: str) -> dict[str, Any]:
-    reply = run_child(f"{ort_probe.__name__}:try_provider", {"provider": provider}).value
-    return {**reply, "maps": [file for file in reply["maps"] if "onnxruntime" in file or "cuda" in file]}
+    return run_child(f"{ort_probe.__name__}:try_provider", {"provider": provider}).value
 
 
 if __name__ == "__main__":

@@ -1,101 +1,40 @@
 from __future__ import annotations
 
-import ctypes
-import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ortprep.diagnose.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from ortprep.diagnose.environment.facts.records import PcieLink
+from ortprep.diagnose.environment.facts.records import GpuState, PcieLink
 from tests.diagnose.environment.builders import HOPPER
 
-UNSUPPORTED = 3
-WHOLE, SLICE = 7, 8
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes an `nvidia-smi` that prints a text."""
+
+    def write(text: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho '{text}'\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return write
 
 
-class ManagementLibrary:
-    """NVML with one GPU, known by one identifier; each of its functions answers 0 or says why not."""
-
-    def __init__(self, uuid: str, *, answers: dict[str, int], starts: bool = True) -> None:
-        self.uuid, self.answers, self.starts, self.open = uuid, answers, starts, False
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        functions: dict[str, Callable[..., int]] = {
-            "nvmlInit_v2": self._init,
-            "nvmlShutdown": self._shutdown,
-            "nvmlDeviceGetHandleByUUID": self._find,
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self._whole,
-            "nvmlDeviceGetMemoryInfo": self._memory,
-        }
-        return functions.get(name, functools.partial(self._number, name))
-
-    def _init(self) -> int:
-        self.open = self.starts
-        return 0 if self.starts else 9
-
-    def _shutdown(self) -> int:
-        self.open = False
-        return 0
-
-    def _find(self, uuid: bytes, device: Any) -> int:
-        if uuid.decode() != self.uuid:
-            return 6
-        device._obj.value = SLICE if self.uuid.startswith("MIG-") else WHOLE
-        return 0
-
-    def _whole(self, device: ctypes.c_void_p, whole: Any) -> int:
-        if device.value != SLICE:
-            return 2
-        whole._obj.value = WHOLE
-        return 0
-
-    def _memory(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.free = 5
-        return 0
-
-    def _number(self, name: str, device: ctypes.c_void_p, number: Any) -> int:
-        if device.value != WHOLE or name not in self.answers:
-            return UNSUPPORTED
-        number._obj.value = self.answers[name]
-        return 0
+def test_a_gpu_s_memory_persistence_and_link_are_read(plant: Callable[[str], None]) -> None:
+    plant("GPU-1, 7, Enabled, 4, 16, 4, 16\nGPU-0, 5, Disabled, 1, 8, 5, 16")
+    (state,) = read_gpu_states([HOPPER])
+    assert (state.free_bytes, state.persistence, state.link) == (5 * 2**20, False, PcieLink(1, 8, 5, 16))
 
 
-ANSWERS = {
-    "nvmlDeviceGetPersistenceMode": 0,
-    "nvmlDeviceGetCurrPcieLinkGeneration": 1,
-    "nvmlDeviceGetCurrPcieLinkWidth": 8,
-    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-    "nvmlDeviceGetMaxPcieLinkWidth": 16,
-}
-
-
-@pytest.mark.parametrize("uuid", ["GPU-0", "MIG-0"])
-def test_a_gpu_and_a_slice_of_it_are_connected_alike(uuid: str) -> None:
-    library = ManagementLibrary(uuid, answers=ANSWERS)
-    (state,) = read_gpu_states([HOPPER], library)
-    assert (state.free_bytes, state.persistence, state.link) == (5, False, PcieLink(1, 8, 5, 16))
-    assert not library.open
-
-
-def test_what_is_not_told_is_none_and_no_failure() -> None:
-    (state,) = read_gpu_states([HOPPER], ManagementLibrary("GPU-0", answers={}))
-    assert (state.persistence, state.link) == (None, None)
-
-
-@pytest.mark.parametrize(
-    "library",
-    [
-        ManagementLibrary("GPU-other", answers=ANSWERS),
-        ManagementLibrary("GPU-0", answers=ANSWERS, starts=False),
-    ],
-)
-def test_a_gpu_it_does_not_know_is_listed_all_the_same(library: ManagementLibrary) -> None:
-    (state,) = read_gpu_states([HOPPER], library)
-    assert state.device == HOPPER
-    assert state.free_bytes is None
+def test_what_is_not_told_is_none_and_no_failure(plant: Callable[[str], None]) -> None:
+    plant("GPU-0, [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]")
+    assert read_gpu_states([HOPPER]) == (GpuState(HOPPER),)
+    plant("GPU-other, 5, Disabled, 1, 8, 5, 16\nNo devices were found")
+    assert read_gpu_states([HOPPER]) == (GpuState(HOPPER),)
 
 
 def _plant_device(sys: Path, name: str, vendor: str, kind: str) -> None:

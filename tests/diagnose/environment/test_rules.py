@@ -16,7 +16,6 @@ from ortprep.diagnose.environment.facts.records import (
     GpuState,
     InstalledRuntime,
     Library,
-    PcieLink,
     Provider,
     Wheel,
 )
@@ -120,8 +119,6 @@ CASES = (
     FactsCase("no-code-for-gpu", "advice", replace(HEALTHY, gpus=_capability(10, 0))),
     FactsCase("eager-module-loading", "advice", replace(HEALTHY, variables={"CUDA_MODULE_LOADING": "eager"})),
     FactsCase("gpu-persistence-off", "advice", _gpu(persistence=False)),
-    FactsCase("pcie-link-degraded", "advice", _gpu(link=PcieLink(5, 8, 5, 16))),
-    FactsCase("pcie-link-degraded", "note", _gpu(link=PcieLink(1, 16, 5, 16))),
     FactsCase(
         "no-avx2", "advice", replace(HEALTHY, hardware=replace(HEALTHY.hardware, cpu_features=("avx",)))
     ),

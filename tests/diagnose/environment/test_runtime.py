@@ -50,7 +50,6 @@ def test_the_installed_version_and_its_providers_are_read() -> None:
 def test_a_provider_is_usable_only_if_a_session_ran() -> None:
     (provider,) = try_providers([CPU])
     assert provider.usable
-    assert any("libonnxruntime" in file for file in provider.libraries) or provider.libraries == ()
 
 
 def test_a_provider_nobody_knows_is_unusable_and_says_why() -> None:
@@ -126,7 +125,7 @@ def test_a_library_that_is_found_says_from_which_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "failure", "reason"),
+    ("output", "failure", "reason"),
     [
         ("", "first line\n  expected CUDA,\n  got CPU", "expected CUDA, got CPU"),
         (
@@ -138,5 +137,5 @@ def test_a_library_that_is_found_says_from_which_file() -> None:
         ("", "RuntimeError: Please install TensorRT libraries", "Please install TensorRT"),
     ],
 )
-def test_the_cause_is_taken_from_where_it_is_said(said: str, failure: str, reason: str) -> None:
-    assert parse_reason(said, failure).startswith(reason)
+def test_the_cause_is_taken_from_where_it_is_said(output: str, failure: str, reason: str) -> None:
+    assert parse_reason(output, failure).startswith(reason)

@@ -61,11 +61,6 @@ def test_what_cannot_apply_is_not_advised() -> None:
     assert not saved_by(start_of(*phases, is_prepared=True)).keys() & advised
 
 
-def test_imports_that_take_long_are_found() -> None:
-    assert "imports-take-long" in codes(start_of(("finish", 10.0), numpy_ms=50.0, onnxruntime_ms=30.0))
-    assert "imports-take-long" not in codes(start_of(("finish", 1000.0), numpy_ms=50.0, onnxruntime_ms=30.0))
-
-
 def test_a_first_run_that_takes_long_is_explained_by_the_device() -> None:
     on_cpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0))["first-run-takes-long"]
     on_gpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0, on_gpu=True))["first-run-takes-long"]
@@ -81,7 +76,7 @@ def test_whether_the_phases_add_up_is_said(measured_ms: float, share: float) -> 
     assert ("phases-add-up" in found) != ("phases-do-not-add-up" in found)
     roughly = codes(start_of(("finish", measured_ms * share), measured_init_ms=measured_ms, is_apart=False))
     assert "phases-do-not-add-up" not in roughly
-    assert ("phases-add-up" in roughly) != ("phases-add-up-roughly" in roughly)
+    assert "phases-add-up" in roughly
 
 
 def test_what_measures_save_is_what_their_phases_take() -> None:

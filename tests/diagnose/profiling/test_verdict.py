@@ -56,13 +56,11 @@ def test_the_first_run_does_not_count() -> None:
     slow, fast = (("n", "Conv", CPU, 9000.0),), (("n", "Conv", CPU, 10.0),)
     profile = summarise_profile(events_of(slow, fast, fast), assigned={})
     assert profile.operators[0].ms == pytest.approx(0.01)
-    assert events_of(slow, fast, fast).first_run_excess() == {"Conv": pytest.approx(8.99)}
 
 
 def test_one_run_is_too_few() -> None:
     with pytest.raises(LoadError, match="two runs"):
         summarise_profile(events_of((("n", "Conv", CPU, 1.0),)), assigned={})
-    assert events_of((("n", "Conv", CPU, 1.0),)).first_run_excess() == {}
 
 
 def codes(profile: Profile, *, on_gpu: bool, steady_ms: float = 0.001) -> set[str]:
@@ -99,7 +97,6 @@ def test_a_loop_takes_what_its_body_does_not() -> None:
     later = [replace(one, start_us=one.start_us + 200) for one in nodes]
     profile = summarise_profile(ProfileEvents(session, own_times([*nodes, *later]), ()), assigned={})
     assert [(one.operator, one.nodes) for one in profile.operators] == [("MatMul", 1), ("Loop", 1)]
-    assert profile.nodes[0].ms == pytest.approx(0.08)
     assert next(iter(profile.families())) == "matrix product"
 
 
@@ -180,14 +177,3 @@ def test_operators_have_families(operator: str, family: str) -> None:
 def test_what_is_no_profile_is_refused(document: object) -> None:
     with pytest.raises(LoadError, match="not a profile"):
         parse_events(document)
-
-
-def test_events_of_other_forms_are_left_out() -> None:
-    rows = [
-        1,
-        {},
-        {"ph": "X", "ts": "1", "dur": 2},
-        {"ph": "B", "ts": 1, "dur": 2},
-        {"ph": "X", "ts": True, "dur": 1},
-    ]
-    assert parse_events(rows) == ProfileEvents((), (), ())

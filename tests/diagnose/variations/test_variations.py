@@ -14,7 +14,7 @@ from ortprep.diagnose.sampling import examine_bundle, examine_source
 from ortprep.diagnose.variations.check import diagnose_options
 from ortprep.diagnose.variations.verdict import MEASURES, compare, find_in_comparison
 from ortprep.runtime.probing.probe import ProbeResult
-from tests.builders import conv_net, write_external_model, write_model
+from tests.builders import conv_net, write_model
 from tests.runtime.builders import write_bundle
 
 NOISE = (1.0, 0.99, 1.01, 1.005, 0.995)
@@ -94,24 +94,13 @@ def test_every_way_is_measured_on_a_real_model(subject: DoctorModel) -> None:
     assert set(found.figures["results"]) == {
         "default",
         "no optimisation",
-        "optimised",
         "mapped",
         "mapped, no prepacking",
     }
     (table,) = found.tables
-    assert len(table.rows) == 5
+    assert len(table.rows) == 4
     assert not found.figures["failures"]
     assert not any(one.severity == "problem" for one in found.findings)
-
-
-@pytest.mark.slow
-def test_weights_that_would_stay_outside_are_not_called_inside(tmp_path: Path) -> None:
-    model = write_external_model(conv_net(), tmp_path / "outside.onnx")
-    found = diagnose_options(examine_source(model, tmp_path), rounds=1)
-    assert "in files of their own" in found.figures["failures"]["optimised"]
-    assert {"default", "mapped"} <= set(found.figures["results"])
-    noted = [one for one in found.findings if one.code == "cannot-be-loaded"]
-    assert [one.severity for one in noted] == ["note"]
 
 
 @pytest.mark.slow

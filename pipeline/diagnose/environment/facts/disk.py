@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,14 +37,16 @@ def measure_reading(folder: Path) -> ReadSpeed | None:
     """Measures how fast a folder's files are read.
 
     The beginning of the largest file below it is dropped from the page cache and read twice, so that it ends
-    in the cache. If none is large enough, a file is written for it and deleted.
+    in the cache.
 
     Returns:
-        None if there is nothing to read and nothing can be written.
+        None if there is no file that is large enough.
     """
     try:
         existing = _largest_file(folder)
-        with _scratch_file(folder) if existing is None else open_regular(existing) as file:
+        if existing is None:
+            return None
+        with open_regular(existing) as file:
             return _measure(file)
     except OSError:
         return None
@@ -91,15 +90,3 @@ def _largest_file(folder: Path) -> Path | None:
 
 def _existing_level(folder: Path) -> Path:
     return next(level for level in (folder, *folder.parents) if level.is_dir())
-
-
-@contextmanager
-def _scratch_file(folder: Path) -> Iterator[BinaryIO]:
-    with tempfile.TemporaryFile(dir=_existing_level(folder), prefix=".ortprep-doctor-") as file:
-        # Random bytes, which a compressed disk has to read in full.
-        block = os.urandom(_BLOCK_BYTES)
-        for _ in range(_MIN_BYTES // _BLOCK_BYTES):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        yield file

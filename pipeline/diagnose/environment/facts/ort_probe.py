@@ -31,13 +31,11 @@ class ProviderAttempt:
 
     Attributes:
         failure: Message of the error; None if there was none.
-        said: Text that ONNX Runtime and the libraries printed.
-        maps: Shared libraries that the process had mapped in the end.
+        output: Text that ONNX Runtime and the libraries printed.
     """
 
     failure: str | None
-    said: str
-    maps: tuple[str, ...]
+    output: str
 
 
 def describe_runtime(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - child functions take one
@@ -68,8 +66,8 @@ def try_provider(request: Mapping[str, Any]) -> dict[str, Any]:
             run_tiny_model(request)
         except PipelineError as error:
             failure = error.message
-        said = read_output()
-    return dict(encode(ProviderAttempt(failure, said, _mapped_files())))
+        output = read_output()
+    return dict(encode(ProviderAttempt(failure, output)))
 
 
 def _describe_import() -> InstalledRuntime:

@@ -55,13 +55,11 @@ class Provider:
         name: `CUDAExecutionProvider`.
         usable: Whether a session on it was made and run.
         reason: Why not, "" if it was.
-        libraries: Files of libraries its process had mapped in the end, those it computes with only.
     """
 
     name: str
     usable: bool
     reason: str = ""
-    libraries: tuple[str, ...] = ()
 
 
 def short_name(provider: str) -> str:

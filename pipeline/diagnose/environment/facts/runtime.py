@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.diagnose.environment.facts import ort_probe
-from ortprep.diagnose.environment.facts.packages import is_known, requirement_for
+from ortprep.diagnose.environment.facts.packages import requirement_for
 from ortprep.diagnose.environment.facts.records import InstalledRuntime, Library, Provider
 from ortprep.errors import ChildError
 from ortprep.runtime.probing.child import run_child
@@ -63,31 +62,25 @@ def _try_provider(name: str) -> Provider:
 
 def judge_attempt(name: str, attempt: ort_probe.ProviderAttempt) -> Provider:
     """Returns a provider with the outcome of an attempt to make a session on it."""
-    libraries = tuple(file for file in attempt.maps if _is_telling(Path(file).name))
     if attempt.failure is None:
-        return Provider(name, usable=True, libraries=libraries)
-    reason = parse_reason(attempt.said, attempt.failure)
-    return Provider(name, usable=False, reason=reason, libraries=libraries)
+        return Provider(name, usable=True)
+    return Provider(name, usable=False, reason=parse_reason(attempt.output, attempt.failure))
 
 
-def parse_reason(said: str, failure: str) -> str:
+def parse_reason(output: str, failure: str) -> str:
     """Returns why a provider was not obtained, in one line.
 
     Args:
-        said: What ONNX Runtime printed; it says the cause there, and nowhere else.
-        failure: What was raised; taken where nothing that was printed tells.
+        output: What ONNX Runtime printed; it says the cause there, and nowhere else.
+        failure: What was raised; used if no cause was printed.
     """
-    text = _COLOURS.sub("", said)
+    text = _COLOURS.sub("", output)
     for source in (text, failure):
         for cause in _CAUSES:
             if match := cause.search(source):
                 return _one_line(match["cause"])
     # The first line names a model that the user does not know of.
     return _one_line(failure.partition("\n")[2] or failure)
-
-
-def _is_telling(name: str) -> bool:
-    return is_known(re.sub(r"(\.so\.\d+)\..*", r"\1", name)) or name.startswith("libonnxruntime")
 
 
 def _one_line(text: str) -> str:

@@ -10,16 +10,11 @@ from ortprep.diagnose.environment.facts.device_code import (
     name_architecture,
     runs_natively,
 )
-from ortprep.diagnose.environment.facts.records import DeviceCode, Facts, GpuState, PcieLink
+from ortprep.diagnose.environment.facts.records import DeviceCode, Facts
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import Gpu
 from ortprep.versions import parse_version
 
-_MIN_DRIVERS = {13: "580", 12: "525", 11: "450"}
-"""First driver that serves each CUDA major version
-(https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
-
-_LINK_QUERY = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
 _HIDING, _LOADING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING"
 
 
@@ -62,14 +57,12 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     served = parse_version(device.cuda_version)
     if served is None or served[0] >= built[0]:
         return
-    least = _MIN_DRIVERS.get(built[0])
     yield Finding(
         "driver-too-old",
         "problem",
         f"driver {device.driver_version} serves CUDA up to {device.cuda_version}, "
         f"and ONNX Runtime {facts.runtime.version} was built with {facts.runtime.cuda_version}",
-        f"update the NVIDIA driver to {least or 'the newest'} or later, or install an ONNX Runtime "
-        f"built with CUDA {served[0]}",
+        f"update the NVIDIA driver, or install an ONNX Runtime built with CUDA {served[0]}",
     )
 
 
@@ -83,7 +76,7 @@ def check_code(facts: Facts) -> Iterator[Finding]:
 
 
 def check_state(facts: Facts) -> Iterator[Finding]:
-    """Yields what each GPU's driver and link cost."""
+    """Yields what each GPU's driver costs."""
     for ordinal, state in enumerate(facts.gpus):
         if state.persistence is False:
             yield Finding(
@@ -94,8 +87,6 @@ def check_state(facts: Facts) -> Iterator[Finding]:
                 "(https://docs.nvidia.com/deploy/driver-persistence/overview.html)",
                 "sudo nvidia-smi -pm 1  (or run nvidia-persistenced)",
             )
-        if state.link is not None:
-            yield from _of_link(ordinal, state, state.link)
 
 
 def _without_driver(facts: Facts) -> Finding:
@@ -145,20 +136,4 @@ def _of_code(code: DeviceCode, gpu: Gpu, *, works: bool) -> Finding:
         f"{gpu.name} ({capability}): the CUDA provider has neither machine code ({native}) nor PTX for it",
         "install another version of onnxruntime-gpu, or build it with "
         f"CMAKE_CUDA_ARCHITECTURES={capability.replace('.', '')}",
-    )
-
-
-def _of_link(ordinal: int, state: GpuState, link: PcieLink) -> Iterator[Finding]:
-    narrow, slow = link.width < link.max_width, link.generation < link.max_generation
-    if not (narrow or slow):
-        return
-    reservation = (
-        "" if narrow else "; idle GPUs lower it to save power, so look again while a model is loaded"
-    )
-    yield Finding(
-        "pcie-link-degraded",
-        "advice" if narrow else "note",
-        f"GPU {ordinal} ({state.device.name}): PCIe generation {link.generation} of {link.max_generation}, "
-        f"{link.width} of {link.max_width} lanes, over which weights are copied at every load{reservation}",
-        f"nvidia-smi --query-gpu={_LINK_QUERY} --format=csv -l 1",
     )

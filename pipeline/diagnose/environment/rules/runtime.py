@@ -128,8 +128,8 @@ def _reinstall(facts: Facts, wheel: str) -> str:
 
 def _severity(facts: Facts, provider: str, expected: Sequence[str]) -> Severity:
     """A wheel has code for more than a machine can use: that is a problem only where it was to be used."""
-    wanted = provider in expected or provider == CPU or (provider == CUDA and _has_gpu(facts))
-    return "problem" if wanted else "note"
+    is_needed = provider in expected or provider == CPU or (provider == CUDA and _has_gpu(facts))
+    return "problem" if is_needed else "note"
 
 
 def _has_gpu(facts: Facts) -> bool:
@@ -151,15 +151,9 @@ def _hint_for(facts: Facts, provider: str) -> str:
         return (
             f"python -c 'import onnxruntime; onnxruntime.print_debug_info()'  (what {provider} is built with)"
         )
-    linked = [library for library in facts.libraries if provider in library.needed_by and library.error]
-    if all(library.name in DRIVER_LIBRARIES for library in linked):
-        return "nvidia-smi  (does the driver list the GPU?)"
-    return _install(library.package for library in linked)
-
-
-def _install(packages: Iterator[str | None]) -> str:
-    named = sorted({package for package in packages if package is not None})
-    return shlex.join(("pip", "install", *named)) if named else "ldconfig -p | grep -E 'libcu|libnv'"
+    missing = [library for library in facts.libraries if provider in library.needed_by and library.error]
+    packages = sorted({library.package for library in missing if library.package is not None})
+    return shlex.join(("pip", "install", *packages)) if packages else "nvidia-smi  (does it list the GPU?)"
 
 
 def _not_in_wheel(facts: Facts, provider: str) -> Finding:

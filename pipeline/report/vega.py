@@ -1,4 +1,4 @@
-"""Charts as pictures, for places where no script runs: SVG, drawn by a child process."""
+"""What vl-convert-python does in child processes: the charts' JavaScript, and SVG without scripts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,33 @@ from ortprep.versions import install_command
 
 _TIMEOUT_S = 120
 _WIDTH = 560
+
+
+def read_vega() -> str:
+    """Returns Vega, Vega-Lite and vega-embed as one script, as vl-convert-python ships them."""
+    # By a child: the engine that makes it would stay in memory.
+    return str(run_child(f"{__name__}:bundle_vega", {}, timeout_s=_TIMEOUT_S).value["script"])
+
+
+def bundle_vega(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - child functions take one
+    """Child function: returns the library as one script.
+
+    Raises:
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    script = _import_vl_convert().javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # A script element ends at the first `</script`, wherever in a text that is.
+    return {"script": script.replace("</script", "<\\/script").replace("<!--", "<\\!--")}
+
+
+def _import_vl_convert() -> Any:
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise MissingExtraError(
+            "charts need vl-convert-python, which is not installed", hint=install_command("report")
+        ) from error
+    return vl_convert
 
 
 def draw_chart(chart: Chart, *, colours: Mapping[str, str]) -> str:
@@ -53,12 +80,7 @@ def convert_to_svg(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         MissingExtraError: vl-convert-python is not installed.
     """
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise MissingExtraError(
-            "charts need vl-convert-python, which is not installed", hint=install_command("report")
-        ) from error
+    vl_convert = _import_vl_convert()
     return {"svg": vl_convert.vegalite_to_svg(request["spec"], allowed_base_urls=[])}
 
 
