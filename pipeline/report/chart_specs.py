@@ -30,7 +30,6 @@ def _layer(kind: str, mark: dict[str, Any] | None = None, **encoding: Any) -> di
 
 _ROWS = _nominal("row", sort=None, axis={"domain": False, "ticks": False, "labelPadding": 8})
 _LOG = {"type": "log", "nice": False, "padding": 12}
-_POINT = {"filled": True, "size": 70, "opacity": 1}
 _PHASES = {"domain": ["import", "init", "first run"], "range": ["@mark", "@c1", "@c2"]}
 
 _WATERFALL: dict[str, Any] = {

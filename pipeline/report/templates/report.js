@@ -46,7 +46,6 @@
         whisker: { color: mark, strokeWidth: 1.5 },
         box: { color: colour("c1"), strokeWidth: 7, opacity: 0.65 },
         median: { color: text, thickness: 2, bandSize: 15, height: 15 },
-        limit: { color: colour("bad"), strokeDash: [4, 3], strokeWidth: 1.5 },
         front: { color: colour("c1"), strokeWidth: 1.5, opacity: 0.6 },
       },
     };

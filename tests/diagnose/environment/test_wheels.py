@@ -60,6 +60,13 @@ def test_the_installed_wheel_is_found() -> None:
     assert [wheel.version for wheel in read_wheels()] == [installed_onnxruntime()]
 
 
+def test_a_wheel_that_another_folder_hides_is_none(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_wheel(site / "one", "onnxruntime", "1.30.0")
+    plant_wheel(site / "two", "onnxruntime-gpu", "1.31.1")
+    monkeypatch.setattr(sys, "path", [str(site / "two"), str(site / "one")])
+    assert [wheel.name for wheel in read_wheels()] == ["onnxruntime-gpu"]
+
+
 def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site: Path) -> None:
     # MLflow's dependencies import the backport, which leaves out files that are not there.
     pytest.importorskip("importlib_metadata")

@@ -14,14 +14,15 @@ _OWNED = "onnxruntime/__init__.py"
 
 
 def read_wheels() -> tuple[Wheel, ...]:
-    """Returns every installed distribution that owns the import package `onnxruntime`, first found first.
+    """Returns the distributions that own the import package `onnxruntime`, where Python finds it first.
 
     Others begin with the same word and own packages of their own, as `onnxruntime-extensions`.
     """
-    return tuple(dict.fromkeys(_find()))
+    found = list(_find())
+    return tuple(dict.fromkeys(wheel for folder, wheel in found if folder == found[0][0]))
 
 
-def _find() -> Iterator[Wheel]:
+def _find() -> Iterator[tuple[str, Wheel]]:
     # Not `metadata.distributions`, which asks finders that packages put in Python's place, as the backport
     # importlib_metadata does where it is imported: those leave out files that are not there.
     context = metadata.DistributionFinder.Context(path=sys.path)
@@ -30,8 +31,13 @@ def _find() -> Iterator[Wheel]:
             name = distribution.metadata["Name"] or ""
         except FileNotFoundError:
             continue  # a folder left half deleted
-        files = distribution.files
-        # Conda and distributions of Linux keep no list of files.
-        owns = name == "onnxruntime" if files is None else any(str(file) == _OWNED for file in files)
-        if _NAMES.fullmatch(name) and owns:
-            yield Wheel(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
+        if _NAMES.fullmatch(name) and _owns_package(distribution, name):
+            normalised = re.sub(r"[-_.]+", "-", name).lower()
+            yield str(distribution.locate_file("")), Wheel(normalised, distribution.version)
+
+
+def _owns_package(distribution: metadata.Distribution, name: str) -> bool:
+    files = distribution.files
+    if files is None:  # conda and distributions of Linux keep no list
+        return name == "onnxruntime"
+    return any(str(file) == _OWNED for file in files)
