@@ -22,6 +22,7 @@ from ortprep.runtime.dropin.session_request import (
 )
 from ortprep.runtime.dropin.source_index import (
     IndexedBundle,
+    describe_error,
     is_source,
     list_bundles,
     name_place,
@@ -192,10 +193,9 @@ def _explain(error: PipelineError, bundle: IndexedBundle) -> str:
     """Returns in one line why a bundle was not used; logs it unless the bundle is for other machines."""
     from ortprep.errors import NoVariantError
 
-    message = " ".join(error.message.split())
     if not isinstance(error, NoVariantError):
-        log_line("warning", "cannot use %s: %s", bundle.folder, message)
-    return message
+        log_line("warning", "cannot use %s: %s", bundle.folder, describe_error(error))
+    return " ".join(error.message.split())
 
 
 def _restore_request(instance: Any, request: SessionRequest) -> None:

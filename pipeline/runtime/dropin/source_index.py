@@ -27,6 +27,8 @@ from ortprep.runtime.loading.bundle_loader import log_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ortprep.errors import PipelineError
+
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 _SCHEME = "[A-Za-z][A-Za-z0-9+.-]*://"
 _PLACE = re.compile(rf"{_SCHEME}.+?(?=:(?:/(?!/)|\.|~|{_SCHEME})|:?$)|[^:]+")
@@ -84,6 +86,12 @@ def name_place(place: str) -> str:
         return place
     _, slash, name = rest.partition("?")[0].rpartition("/")
     return f"{scheme}://…{slash}{name if slash else ''}"
+
+
+def describe_error(error: PipelineError) -> str:
+    """Returns an error and its hint in one line of a log."""
+    hint = "" if error.hint is None else f" (hint: {error.hint})"
+    return " ".join(f"{error.message}{hint}".split())
 
 
 def is_source(bundle: IndexedBundle, model: str) -> bool:
@@ -144,7 +152,7 @@ def _pull(reference: str) -> str | None:
     try:
         return str(locate(reference))
     except PipelineError as error:
-        log_line("warning", "cannot use %s: %s", name_place(reference), error)
+        log_line("warning", "cannot use %s: %s", name_place(reference), describe_error(error))
         return None
 
 
@@ -186,7 +194,7 @@ def _read(folder: str, name: str, loader: Stamp) -> None:
     try:
         files = read_loader_config(Path(path)).source
     except PipelineError as error:
-        log_line("warning", "no bundle: %s", error)
+        log_line("warning", "cannot use %s: %s", path, describe_error(error))
         files = ()
     source = tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in files)
     _KNOWN[path] = IndexedBundle(path, loader, source)

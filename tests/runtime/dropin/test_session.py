@@ -300,7 +300,10 @@ def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
     weights = bundle / "cpu/linear_optimized.onnx.data"
     weights.write_bytes(bytes(len(weights.read_bytes())))
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
-    assert any(record.levelno == logging.WARNING for record in said.records)
+    (warning,) = (record.getMessage() for record in said.records if record.levelno == logging.WARNING)
+    assert warning.startswith(f"cannot use {bundle}: bundle is not as it was written")
+    assert warning.endswith(f"(hint: ortprep check {bundle})")
+    assert not any("\n" in message for message in said.messages)
 
 
 @pytest.mark.usefixtures("bundle")

@@ -82,7 +82,20 @@ def test_what_is_no_bundle_is_passed_over(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").touch()
     assert list_bundles(str(tmp_path)) == []
-    assert "no bundle" in caplog.text
+    (message,) = caplog.messages
+    assert message.startswith(f"cannot use {tmp_path}/damaged: ")
+    assert "\n" not in message
+
+
+def test_a_reference_that_cannot_be_pulled_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ORTPREP_REGISTRY", str(tmp_path / "registry"))
+    for _ in range(2):
+        assert list_bundles("registry://net@v1") == []
+    (message,) = caplog.messages
+    assert message.startswith("cannot use registry://net@v1: ")
+    assert "\n" not in message
 
 
 def test_a_damaged_bundle_is_read_once_until_it_is_written_again(
@@ -92,7 +105,7 @@ def test_a_damaged_bundle_is_read_once_until_it_is_written_again(
     (tmp_path / "bundles/net/loader.json").write_text("{}")
     for _ in range(3):
         assert list_bundles(str(tmp_path / "bundles")) == []
-    assert caplog.text.count("no bundle") == 1
+    assert len(caplog.messages) == 1
     assert not (own_cache / "sources").exists()
     write_bundle_of(write_source(tmp_path / "net.onnx"), tmp_path / "bundles/net")
     assert len(list_bundles(str(tmp_path / "bundles"))) == 1
