@@ -14,7 +14,7 @@ from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
 from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, SpecSections, override
+from ortprep.spec.python_spec import Spec, SpecSections, check_keywords, override
 from ortprep.spec.reading import read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
 
@@ -51,6 +51,8 @@ class BuildProgress:
         }
         return f"[{self.done}/{self.total}] {self.task}: {what.get(self.event, self.event)}"
 
+
+_KEYWORDS = ("name", "artifacts", "configs", "target", "skip_unavailable", "on_progress")
 
 ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
 
@@ -91,6 +93,8 @@ def prepare(
             on; nothing was started.
         PipelineError: A task failed; the old bundle, if there was one, is untouched.
     """
+    _check_arguments(model, artifacts, configs, skip_unavailable, on_progress)
+    check_keywords(sections, function="prepare", others=_KEYWORDS)
     report = on_progress or _ignore
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
@@ -98,6 +102,36 @@ def prepare(
     (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
     run_in_order(tasks, _Observer(report, len(tasks)))
     return PreparedBundle(tasks[-1].folder, spec)
+
+
+def _check_arguments(
+    model: object,
+    artifacts: str | os.PathLike[str],
+    configs: str | os.PathLike[str],
+    skip_unavailable: object,
+    on_progress: object,
+) -> None:
+    """Checks what no spec does; raises `SpecError`."""
+    path = (str, os.PathLike)
+    problems = (
+        ("model", model, isinstance(model, (*path, ModelSpec)), "a path, a URL or a Spec"),
+        ("artifacts", artifacts, isinstance(artifacts, path), "a folder"),
+        ("configs", configs, isinstance(configs, path), "a folder"),
+        ("skip_unavailable", skip_unavailable, isinstance(skip_unavailable, bool), "True or False"),
+        ("on_progress", on_progress, on_progress is None or callable(on_progress), "a function, or None"),
+    )
+    for argument, value, fits, expected in problems:
+        if not fits:
+            raise SpecError(
+                f"bad argument of prepare: {argument}\n  expected {expected}, got {value!r:.100}",
+                hint='prepare("model.onnx", inputs={…}, artifacts="artifacts", on_progress=print)',
+            )
+    for argument, folder in (("artifacts", artifacts), ("configs", configs)):
+        if "://" in os.fspath(folder):
+            raise SpecError(
+                f"bad argument of prepare: {argument}\n  expected a folder on this machine, got a URL",
+                hint=f'prepare("model.onnx", {argument}="{argument}")',
+            )
 
 
 def _ignore(progress: BuildProgress) -> None:
@@ -111,11 +145,6 @@ def _find_spec(
     report: ProgressCallback,
     sections: SpecSections,
 ) -> ModelSpec:
-    if not isinstance(model, str | os.PathLike | ModelSpec):
-        raise SpecError(
-            f"cannot prepare a {type(model).__name__}\n  expected a path, a URL or a Spec",
-            hint='prepare("model.onnx", inputs={…})',
-        )
     own = {**({} if name is None else {"name": name}), **sections}
     if isinstance(model, ModelSpec):
         return override(model, own)
@@ -125,8 +154,9 @@ def _find_spec(
     spec = Spec(text, name=name, **sections)
     path = local_source(spec)
     if path is not None and not path.is_file():
+        got = "a folder" if path.is_dir() else "none"
         raise SourceError(
-            f"no such model: {text}\n  expected a URL or an ONNX file, got none at {path.absolute()}",
+            f"no such model: {text}\n  expected a URL or an ONNX file, got {got} at {path.absolute()}",
             hint='prepare("path/of/model.onnx")',
         )
     if path is None or sections.keys() & {"inputs", "samples"}:

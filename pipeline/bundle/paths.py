@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from pathlib import Path, PurePosixPath
 
 from ortprep.errors import IntegrityError
@@ -14,12 +15,24 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 RECEIPT_FOLDER = ".registry"
 """Where a bundle that was pulled keeps where it is from; no session reads what is in it."""
 
+MAX_NAME = 128
+"""Maximum length of such a name."""
+
 _NAME = re.compile(NAME_PATTERN)
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def is_safe_name(name: str) -> bool:
     """Returns whether `name` can be a model's, a target's or a variant's."""
     return _NAME.fullmatch(name) is not None and ".." not in name
+
+
+def make_name(text: str) -> str:
+    """Returns a safe name for any text: letters lose their accents, other characters become `-`."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    letters = "".join(one for one in decomposed if not unicodedata.combining(one))
+    name = re.sub(r"\.\.+", ".", _ODD.sub("-", letters)).strip("-._")[:MAX_NAME].rstrip("-._")
+    return name if is_safe_name(name) else "model"
 
 
 def is_safe_path(path: str) -> bool:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 def adopt(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PROGRAM [ARGUMENT]...", help="The application to run.")
+        list[str] | None, typer.Argument(metavar="PROGRAM", help="The application to run.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
     force: Annotated[bool, typer.Option("--force", help="Replace specs that are there.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Run an application once, and write a spec for each model that it loads, with its options."""
+    """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
     if not program:
         raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
     check_writable(out, hint=f"ortprep adopt --out FOLDER -- {shlex.join(program)}")

@@ -25,6 +25,26 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line
 
+_PANELS = {
+    "Prepare models": ("prepare", "init", "explain", "tune", "trial", "options", "schema", "node-labels"),
+    "Examine bundles and machines": ("show", "check", "report", "compare", "upgrade-check", "doctor"),
+    "Use bundles in existing applications": ("adopt", "run"),
+    "Serve and export": ("place", "serve-check", "serve-config", "export"),
+    "Registries": ("publish", "pull", "promote", "rollback", "list", "versions", "verify", "gc"),
+}
+"""Commands in the order of `ortprep --help`."""
+
+
+def _arrange_commands() -> None:
+    order = [(name, panel) for panel, names in _PANELS.items() for name in names]
+    panels = dict(order)
+    for info in (*app.registered_commands, *app.registered_groups):
+        info.rich_help_panel = panels[str(info.name)]
+    app.registered_commands.sort(key=lambda info: list(panels).index(str(info.name)))
+
+
+_arrange_commands()
+
 
 def run() -> int:
     """Runs the command line and returns the exit code; the border where errors become messages."""

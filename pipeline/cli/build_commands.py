@@ -44,15 +44,15 @@ _RAY = "With --engine ray"
 NamesOrFiles = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
-        help="Models, or ONNX files, which get a spec first; all models if none is named.",
+        metavar="NAME",
+        help="Models or ONNX files; all models if none is named. A file without a spec gets one first.",
     ),
 ]
 PrepareTarget = Annotated[
     str | None,
     typer.Option(metavar="T", help="Build this target alone: cpu, cuda, or a kind of hardware in the fleet."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-n", min=1, help="Tasks that may run at once on this machine.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-n", min=1, help="Maximum number of concurrent tasks here.")]
 ChosenEngine = Annotated[EngineName, typer.Option(help="doit on this machine, or ray on a cluster.")]
 Address = Annotated[
     str | None,
@@ -77,7 +77,7 @@ Collect = Annotated[
     bool | None,
     typer.Option(
         "--collect/--no-collect",
-        help=f"{_RAY}: fetch the merged bundles from the registry in the end, or leave them there.",
+        help=f"{_RAY}: fetch the merged bundles from the registry at the end, or leave them there.",
     ),
 ]
 NodeTimeout = Annotated[
@@ -104,7 +104,7 @@ def prepare(
     collect: Collect = None,
     node_timeout: NodeTimeout = None,
 ) -> None:
-    """Build bundles: everything that is not up to date (the same as `doit prepare`)."""
+    """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
     of_ray = {
         "--address": address,
         "--fleet": fleet,
@@ -164,7 +164,7 @@ def _find_store(store: str | None) -> str:
 
 @command
 def node_labels(json: AsJson = False) -> None:
-    """Print what this machine is as labels of a Ray node: `ray start --labels "$(ortprep node-labels)"`."""
+    """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
     from ortprep.cluster.nodes import describe_hardware
     from ortprep.runtime.machine.hardware import read_hardware
 
@@ -236,8 +236,8 @@ def tune(
 
 @command
 def trial(
-    name: Annotated[str, typer.Argument(help="Model.")],
-    number: Annotated[int, typer.Argument(help="Number of the trial, as `ortprep tune` shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the trial in `ortprep tune`.")],
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Target = None,

@@ -41,7 +41,7 @@ def show(
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
-    """Show what a bundle is and what it achieves."""
+    """Show a bundle: its variants, accuracy, tuning and figures."""
     folder = find_bundle(name, artifacts)
     manifest = read_manifest(folder)
     if json:
@@ -66,7 +66,7 @@ def check(
     artifacts: Artifacts = ARTIFACTS,
     golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
 ) -> None:
-    """Check a bundle: every byte against its record, and the golden sample's answers with every variant."""
+    """Verify every byte of a bundle, and run the golden sample on every variant."""
     folder = find_bundle(bundle, artifacts)
     check_bundle(folder)
     echo(f"{folder}: every file is as it was written")
@@ -85,7 +85,7 @@ def options(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the options ONNX Runtime knows: values, default, effect, and since when."""
+    """List the options of ONNX Runtime: values, default, effect and first version."""
     version = onnxruntime or installed_onnxruntime() or NEWEST
     groups = list_options(version, provider, part=name)
     for remark in describe_version(version):
@@ -102,7 +102,7 @@ def report(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...",
+            metavar="NAME",
             help="Models, bundles, manifests, NAME@VERSION: several of one model are its versions.",
         ),
     ] = None,
@@ -112,7 +112,7 @@ def report(
     ] = None,
     registry: Registry = None,
 ) -> None:
-    """Write what bundles are and achieve as one HTML file: charts, every trial, reasons."""
+    """Write one HTML file about bundles: charts, every trial, reasons."""
     from ortprep.graph.receipts import REPORT_FILE
     from ortprep.graph.report_file import write_report
     from ortprep.report.report_subjects import ReportSubject, find_manifests

@@ -21,6 +21,7 @@ from ortprep.errors import (
     SpecError,
     hint_of_os_error,
 )
+from ortprep.spec.redaction import redact_url
 from ortprep.versions import install_command
 
 P = ParamSpec("P")
@@ -28,15 +29,23 @@ P = ParamSpec("P")
 # Typer reads the options of a command from its signature, so commands have as many parameters as options.
 app = typer.Typer(
     name="ortprep",
-    help="Prepare ONNX models once, so that ONNX Runtime sessions come up in milliseconds.",
+    help="Prepare ONNX models once, so that ONNX Runtime sessions start sooner.\n\n"
+    "Begin with: ortprep prepare model.onnx",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all if none is named.")]
-Bundle = Annotated[str, typer.Argument(help="Model, or path of a bundle.")]
-Configs = Annotated[Path, typer.Option(help="Folder of specs.")]
-Artifacts = Annotated[Path, typer.Option(help="Folder of bundles.")]
+
+def _parse_folder(text: str | Path) -> Path:
+    if "://" in str(text):
+        raise typer.BadParameter(f"expected a folder on this machine, got the URL {redact_url(str(text))}")
+    return Path(text)
+
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models; all if none is named.")]
+Bundle = Annotated[str, typer.Argument(metavar="BUNDLE", help="Model, or path of a bundle.")]
+Configs = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of specs.")]
+Artifacts = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of bundles.")]
 Target = Annotated[str | None, typer.Option(metavar="T", help="Build this target alone: cpu or cuda.")]
 SkipUnavailable = Annotated[
     bool, typer.Option("--skip-unavailable", help="Leave out targets this machine lacks.")
@@ -132,6 +141,12 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     bundle = locate_bundle(name, artifacts)
     if bundle is not None:
         return bundle
+    if "://" in name:
+        raise BundleError(
+            f"no such bundle: {redact_url(name)}\n"
+            "  expected a folder on this machine or a model's name, got a URL",
+            hint="ortprep pull NAME --registry URL --out DIR",
+        )
     # An absolute path is the same below any folder.
     places = tuple(dict.fromkeys((str(Path(name)), str(artifacts / name))))
     got = "neither" if len(places) > 1 else "none"

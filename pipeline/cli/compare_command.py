@@ -41,8 +41,8 @@ _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 @command
 def compare(
-    old: Annotated[str, typer.Argument(help=f"What there is: {_WHICH}")],
-    new: Annotated[str, typer.Argument(help="What is to take its place, named in the same ways.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help=f"What there is: {_WHICH}")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What is to replace it, named in the same ways.")],
     fail_over: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +64,7 @@ def compare(
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
-    """Say what became worse from one version of a bundle to another, and fail if anything did."""
+    """Compare two versions of a bundle, and fail if anything became worse."""
     limits = parse_limits(fail_over or ())
     manifests = [read_compared(text, artifacts=artifacts, registry=registry) for text in (old, new)]
     comparison = compare_bundles(*manifests, limits=limits, across_hardware=across_hardware, partial=partial)

@@ -69,11 +69,11 @@ class DoctorRequest:
 def doctor(
     check: Annotated[
         Check | None,
-        typer.Argument(metavar="[CHECK]", help=f"One of {', '.join(Check)}; else env and gil."),
+        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; else env and gil."),
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Models of specs, paths of bundles, or ONNX files."),
+        typer.Argument(metavar="MODEL", help="Models of specs, paths of bundles, or ONNX files."),
     ] = None,
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
@@ -96,7 +96,7 @@ def doctor(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Say where the time of loading and running a model goes on this machine, and what would help."""
+    """Find out where the time of loading and running a model goes, and what would help."""
     checks = _choose_checks(check, models or [])
     shapes = parse_shapes(shape or ())
     with _ended_properly(), scratch_folder("ortprep-doctor-") as folder:

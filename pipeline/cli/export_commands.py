@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ortprep.export.export_result import ExportResult
     from ortprep.export.variant_selection import ExportOptions, Server
 
-export_app = typer.Typer(help="Lay bundles out for other servers.", no_args_is_help=True)
+export_app = typer.Typer(help="Write bundles in the layout of other servers.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
 
-Bundles = Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")]
+Bundles = Annotated[list[str], typer.Argument(metavar="BUNDLE", help="Models, or paths of bundles.")]
 Variants = Annotated[
     list[str] | None,
     typer.Option(

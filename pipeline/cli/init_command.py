@@ -24,14 +24,17 @@ _MODEL_SUFFIX = ".onnx"
 
 @command
 def init(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="ONNX files.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="ONNX files.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of specs.")] = CONFIGS,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the spec, for one model.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace specs that exist.")] = False,
 ) -> None:
     """Write specs for models: inputs, shapes and ranges that the models run on, each with its reason."""
     if name is not None and len(models) > 1:
-        raise SpecError(f"one name for {len(models)} models: {name}\n  expected one model with --name")
+        raise SpecError(
+            f"one name for several models: {name}\n  expected one model with --name, got {len(models)}",
+            hint=shlex.join(["ortprep", "init", models[0], "--name", name]),
+        )
     errors: list[PipelineError] = []
     for model in models:
         try:
@@ -53,11 +56,12 @@ def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:
     Raises:
         PipelineError: As `init_spec`.
     """
-    return tuple(_name_of_spec(name, configs) if _is_model(name) else name for name in names)
+    return tuple(_name_of_spec(name, configs) if _is_model(name, configs) else name for name in names)
 
 
-def _is_model(name: str) -> bool:
-    return name.endswith(_MODEL_SUFFIX) and Path(name).is_file()
+def _is_model(name: str, configs: Path) -> bool:
+    """Says whether a user means a model's file, even if there is none, rather than a spec."""
+    return "://" in name or (name.endswith(_MODEL_SUFFIX) and not (configs / f"{name}.yaml").is_file())
 
 
 def _name_of_spec(model: str, configs: Path) -> str:
@@ -66,16 +70,16 @@ def _name_of_spec(model: str, configs: Path) -> str:
     spec_name = find_spec_name(Path(model), configs)
     if spec_name is not None:
         return spec_name
-    return _write_spec(Path(model), configs).spec.name
+    return _write_spec(model, configs).spec.name
 
 
-def _write_spec(model: Path, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
+def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
     from ortprep.init import find_spec_name, init_spec
 
-    spec_name = find_spec_name(model, out)
+    spec_name = find_spec_name(Path(model), out)
     if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
-            f"spec exists: {spec_name} in {out} is of {model}\n  expected a model without one",
+            f"spec exists: {spec_name} in {out} is of {model}\n  expected a model without one, got its spec",
             hint=f"{_command('prepare', spec_name, '--configs', out)}, or "
             f"{_command('init', model, '--out', out)} --force",
         )

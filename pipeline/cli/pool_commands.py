@@ -17,13 +17,13 @@ from ortprep.runtime.machine.hardware import read_hardware
 
 @command
 def place(
-    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE...", help="Models, or paths of bundles.")],
+    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE", help="Models, or paths of bundles.")],
     artifacts: Artifacts = ARTIFACTS,
     devices: Devices = None,
     precision: Precision = FASTEST,
     json: AsJson = False,
 ) -> None:
-    """Say which model a pool of these bundles would put on which device, and why."""
+    """Show which device a pool would give each of these bundles, and why."""
     from ortprep.cli.tables import build_placement_table
     from ortprep.runtime.placement.devices import resolve_devices
     from ortprep.runtime.placement.model_load import place_bundles
@@ -55,7 +55,7 @@ def serve_check(
     precision: Precision = FASTEST,
     json: AsJson = False,
 ) -> None:
-    """Load a bundle on every device at once, drive it with its golden samples, and check every answer."""
+    """Load a bundle on every device at once, send its golden samples, and check every answer."""
     from ortprep.cli.tables import build_workers_table, describe_load_test
     from ortprep.diagnose.load_test import load_test_bundle
 
@@ -82,7 +82,7 @@ def serve_check(
 def serve_config(
     bundles: Annotated[
         list[str],
-        typer.Argument(metavar="BUNDLE...", help="Models, paths of bundles, or registry references."),
+        typer.Argument(metavar="BUNDLE", help="Models, paths of bundles, or registry references."),
     ],
     artifacts: Artifacts = ARTIFACTS,
     device: Annotated[str, typer.Option(metavar="D", help="cpu or cuda; else what comes first.")] = "all",
@@ -98,7 +98,7 @@ def serve_config(
     precision: Precision = FASTEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
 ) -> None:
-    """Write the config file with which `serve run` and `serve deploy` serve bundles."""
+    """Write the config file that `serve run` and `serve deploy` need to serve bundles."""
     from ortprep.cluster.serving.config import ServeConfig
     from ortprep.cluster.serving.pinning import pin_version
     from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures

@@ -77,7 +77,7 @@ def publish(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Publish a bundle to a registry, merged with what other machines published of the same source."""
+    """Publish a bundle to a registry, merged with what other machines published from the same source."""
     from ortprep.registry.publish import publish as publish_bundle
     from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
@@ -129,7 +129,7 @@ def pull(
     verify: Verify = None,
     json: AsJson = False,
 ) -> None:
-    """Pull a version from a registry: the part of it that fits this machine best, byte for byte."""
+    """Download a version from a registry: the part that fits this machine best."""
     from ortprep.registry.pull import PullRequest
     from ortprep.registry.pull import pull as pull_version
     from ortprep.registry.references import parse_reference
@@ -150,13 +150,14 @@ def pull(
 @command
 def verify(
     bundle: Annotated[
-        str, typer.Argument(help="Path of a bundle that was pulled, or its name in artifacts.")
+        str,
+        typer.Argument(metavar="BUNDLE", help="Path of a pulled bundle, or its name in artifacts."),
     ],
     key: Annotated[str, typer.Option(help="A public key's file, or KIND:option=value,… of model-signing.")],
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
-    """Check every byte of a pulled bundle against the signatures it was published with."""
+    """Check a pulled bundle against the signatures that it was published with."""
     from ortprep.registry.receipt import verify_bundle
     from ortprep.registry.signature_methods import describe_method, parse_verifier
 
@@ -171,7 +172,7 @@ def verify(
 @command
 def promote(
     reference: NameAndVersion,
-    alias: Annotated[str, typer.Argument(help="The alias: production, candidate, ….")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias: production, candidate, ….")],
     registry: Registry = None,
     max_regression: Annotated[
         float,
@@ -187,7 +188,7 @@ def promote(
     by: By = "",
     json: AsJson = False,
 ) -> None:
-    """Make an alias name a version that was verified, and in which `ortprep compare` finds nothing worse."""
+    """Point an alias to a version, unless it is unverified or `ortprep compare` finds it worse."""
     from ortprep.registry.promotion import PromotionGate
     from ortprep.registry.promotion import promote as move_alias
     from ortprep.registry.references import parse_reference
@@ -204,15 +205,15 @@ def promote(
 
 @command
 def rollback(
-    name: Annotated[str, typer.Argument(help="Model.")],
-    alias: Annotated[str, typer.Argument(help="The alias.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     registry: Registry = None,
     sign: Sign = None,
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
 ) -> None:
-    """Make an alias name what it named before."""
+    """Point an alias to its previous version."""
     from ortprep.registry.promotion import rollback as roll_back
     from ortprep.registry.signature_methods import parse_signer
 
@@ -258,9 +259,11 @@ def _summary(state: ModelState) -> dict[str, Any]:
 
 @command
 def versions(
-    name: Annotated[str, typer.Argument(help="Model.")], registry: Registry = None, json: AsJson = False
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
+    registry: Registry = None,
+    json: AsJson = False,
 ) -> None:
-    """List the versions of a model, and where its aliases have been."""
+    """List the versions of a model and the history of its aliases."""
     from ortprep.cli.registry_tables import build_moves_table, build_versions_table
     from ortprep.registry.versions import resolve
 
@@ -284,7 +287,7 @@ def versions(
 @command
 def gc(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all if none is named.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Models; all if none is named.")
     ] = None,
     registry: Registry = None,
     keep_latest: Annotated[int, typer.Option(min=0, help="Keep so many of the latest versions.")] = 3,
@@ -298,7 +301,7 @@ def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Do it; else only say what would go.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Say which versions neither an alias nor the policy keeps, or remove them."""
+    """List the versions that neither an alias nor the policy keeps; --delete removes them."""
     from ortprep.cli.registry_tables import describe_collected
     from ortprep.registry.garbage_collection import RetentionPolicy, collect
 

@@ -11,9 +11,7 @@ from ortprep.cli.command import command
 
 
 def run(
-    program: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PROGRAM [ARGUMENT]...", help="What to run.")
-    ] = None,
+    program: Annotated[list[str] | None, typer.Argument(metavar="PROGRAM", help="What to run.")] = None,
     bundles: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,7 +28,7 @@ def run(
         typer.Option("--print-environment", help="Write the variables that do the same, and run nothing."),
     ] = False,
 ) -> None:
-    """Run a program whose ONNX Runtime sessions come from bundles, wherever one is of the same model."""
+    """Run a program with bundles of its models: `ortprep run -- python app.py`."""
     if print_environment:
         quick_run.print_environment(bundles or [], verbose=verbose)
     elif program:

@@ -26,7 +26,7 @@ _DASH = "–"
 
 @command
 def upgrade_check(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models, or paths of bundles.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models, or paths of bundles.")],
     onnxruntime: Annotated[
         str,
         typer.Option(metavar="V,V", help="Versions of ONNX Runtime; the others are compared with the first."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE
+from ortprep.spec.redaction import redact_url
 from ortprep.spec.validation import parse_spec
 from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
 
@@ -106,7 +108,7 @@ def init_spec(
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
     """
-    path = Path(model)
+    path = _local_path(model)
     _check_folder(folder)
     told: Say = say or (lambda _: None)
     known = dict(observed or {})
@@ -144,6 +146,17 @@ def _try_with_answers(
         trial = try_inputs(path, facts, known)
         question = _question(trial, facts, path)
     return trial, question
+
+
+def _local_path(model: Path | str) -> Path:
+    text = os.fspath(model)
+    if "://" in text:
+        url = redact_url(text)
+        raise SourceError(
+            f"not a file on this machine: {url}\n  expected the path of an ONNX file, got a URL",
+            hint=f"download it, and run ortprep init FILE.onnx; or write a spec with source: {{url: {url}}}",
+        )
+    return Path(text)
 
 
 def _check_folder(folder: Path) -> None:
@@ -188,22 +201,29 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
         if "(" in item.dtype:
             raise SourceError(
                 f"model with an input or output that is no tensor: {model}\n"
-                f"  expected tensors, got {item.name!r} of {item.dtype}"
+                f"  expected tensors, got {item.name!r} of {item.dtype}",
+                hint="use the model without ortprep, or export it with tensors only",
             )
     if not interface.outputs:
-        raise SourceError(f"model without outputs: {model}\n  expected at least one output, got none")
+        raise SourceError(
+            f"model without outputs: {model}\n  expected at least one output, got none",
+            hint="export the model again, with its outputs",
+        )
     for item in interface.inputs:
         largest = max((axis for axis in item.shape or () if isinstance(axis, int)), default=0)
         if largest > MAX_DIMENSION:
             raise SourceError(
                 f"input too large: {item.name!r} of {model}\n"
-                f"  expected up to {MAX_DIMENSION} along an axis, got {show_shape(item)}"
+                f"  expected up to {MAX_DIMENSION} along an axis, got {show_shape(item)}",
+                hint="export the model with a smaller shape, or a dynamic one",
             )
     names = [item.name for item in interface.inputs]
     for name in known:
         if name not in names:
             raise SpecError(
-                f"no such input: {name!r} of {model}\n  expected one of {', '.join(names) or 'none'}"
+                f"no such input: {name!r} of {model}\n"
+                f"  expected one of {', '.join(names) or 'none'}, got {name!r}",
+                hint=f"ortprep init {shlex.quote(str(model))}",
             )
 
 
@@ -217,7 +237,11 @@ def _question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | No
     if trial.ran:
         return None
     if not inputs:
-        raise SourceError(f"model that does not run, and has no inputs: {model}\n  {trial.error}")
+        raise SourceError(
+            f"model that does not run, and has no inputs: {model}\n"
+            f"  expected ONNX Runtime to run it, got: {trial.error}",
+            hint="export the model again; nothing that is fed to it can change this",
+        )
     named = find_input(trial.error, tuple(item.name for item in inputs))
     open_ones = [
         item for item in inputs if item.shape is None or any(not isinstance(a, int) for a in item.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from ortprep.bundle.onnx_wire import WireError
 from ortprep.errors import SourceError
 from ortprep.runtime.probing.child import run_child
 from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, Inspection, describe_model, parse_skeleton
+from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,17 @@ def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
         SourceError: There is no such file, or it is not an ONNX model.
     """
     if not model.is_file():
-        raise SourceError(
-            f"no such model: {model}\n  expected an ONNX file, got none", hint="ortprep init --help"
-        )
+        got = "a folder" if model.is_dir() else "none"
+        hint = f"find {shlex.quote(str(model))} -name '*.onnx'" if model.is_dir() else f"ls {_folder(model)}"
+        raise SourceError(f"no such model: {model}\n  expected an ONNX file, got {got}", hint=hint)
     request = {"model": str(model.absolute())}
     reply = run_child(f"{__name__}:describe_facts", request, timeout_s=timeout_s)
     return decode(GraphFacts, reply.value)
+
+
+def _folder(model: Path) -> str:
+    """Returns the nearest folder above a path that exists, for a command."""
+    return shlex.quote(str(next(one for one in model.parents if one.is_dir())))
 
 
 def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,15 +96,20 @@ def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
     from ortprep.init.input_use import find_uses, has_quantized_weights, is_mostly_half
 
     path = Path(request["model"])
+    refuse_what_is_no_model(path, str(path))
     if path.stat().st_size > MAX_INLINE_BYTES:
         raise SourceError(
-            f"model file too large: {path}\n  expected under 2 GiB, got {path.stat().st_size} bytes"
+            f"model file too large: {path}\n  expected under 2 GiB, got {path.stat().st_size} bytes",
+            hint='onnx.save(onnx.load("model.onnx"), "new.onnx", save_as_external_data=True)   # in Python',
         )
     try:
         model = parse_skeleton(path)
         inspection = describe_model(model)
     except (WireError, ValueError) as error:
-        raise SourceError(f"not an ONNX model, or a part of one: {path}\n  {error}") from error
+        raise SourceError(
+            f"not an ONNX model, or a part of one: {path}\n  expected a whole ONNX file, got: {error}",
+            hint=f"ls -l {shlex.quote(str(path))}   # then download or export the whole file again",
+        ) from error
     facts = GraphFacts(
         inspection=inspection,
         uses=find_uses(model.graph),

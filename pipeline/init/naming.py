@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
-from ortprep.bundle.paths import is_safe_name
+from ortprep.bundle.paths import is_safe_name, make_name
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import list_sources
 from ortprep.stages.fetch.stage import local_source
-
-_MAX_NAME = 128
-_ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def find_spec_name(model: Path, configs: Path) -> str | None:
@@ -35,7 +30,7 @@ def choose_name(model: Path, configs: Path) -> str:
     """
     taken = _list_local_sources(configs)
     absolute = model.absolute()
-    candidates = [_plain(model.stem), _plain(f"{absolute.parent.name}-{model.stem}")]
+    candidates = [make_name(model.stem), make_name(f"{absolute.parent.name}-{model.stem}")]
     for name in candidates:
         if _is_free(name, absolute, configs, taken):
             return name
@@ -63,11 +58,3 @@ def _is_free(name: str, model: Path, configs: Path, taken: Mapping[str, Path | N
         source = taken[name]
         return source is not None and os.path.realpath(source) == os.path.realpath(model)
     return is_safe_name(name) and not (configs / f"{name}.yaml").exists()
-
-
-def _plain(text: str) -> str:
-    """Returns a name for any text: letters lose their accents, other characters become `-`."""
-    decomposed = unicodedata.normalize("NFKD", text)
-    text = "".join(one for one in decomposed if not unicodedata.combining(one))
-    name = re.sub(r"\.\.+", ".", _ODD.sub("-", text)).strip("-._")[:_MAX_NAME].rstrip("-._")
-    return name if is_safe_name(name) else "model"

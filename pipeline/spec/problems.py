@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ortprep.errors import SpecError
@@ -17,6 +18,9 @@ MAX_REPORTED = 200
 SHOWN_CHARACTERS = 60
 """Maximum length of a user's text in a message."""
 
+UNREADABLE = "cannot be read"
+"""How the text of a problem begins if its file cannot be opened."""
+
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -25,6 +29,7 @@ class Problem:
     """One problem.
 
     Attributes:
+        file: Path of the file; empty for a spec written in Python.
         line: Line, from 1; None where no line can be named.
         place: Position in the file's data; empty for the file as a whole.
     """
@@ -36,7 +41,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{where}: {dotted(self.place)}: {self.text}" if self.place else f"{where}: {self.text}"
+        return ": ".join(part for part in (where, dotted(self.place), self.text) if part)
 
 
 def dotted(place: Place) -> str:
@@ -51,13 +56,20 @@ def dotted(place: Place) -> str:
     return text
 
 
-def build_error(problems: Iterable[Problem]) -> SpecError:
+def build_error(problems: Iterable[Problem], *, hint: str | None = None) -> SpecError:
     """Returns the error that lists `problems`, each once, in the order of files and lines."""
     unique = sorted(set(problems), key=lambda p: (p.file, p.line or 0, dotted(p.place), p.text))
     files = list(dict.fromkeys(problem.file for problem in unique))
     count = "1 problem" if len(unique) == 1 else f"{len(unique)} problems"
-    what = f"bad spec: {files[0]}" if len(files) == 1 else f"bad specs: {len(files)} files"
+    one = f"bad spec: {files[0]}" if files[0] else "bad spec"
+    what = one if len(files) == 1 else f"bad specs: {len(files)} files"
     lines = "".join(f"\n  {problem}" for problem in unique[:MAX_REPORTED])
     if len(unique) > MAX_REPORTED:
         lines += f"\n  … and {len(unique) - MAX_REPORTED} more"
-    return SpecError(f"{what} ({count}){lines}", hint="ortprep schema   # every key and what it takes")
+    return SpecError(f"{what} ({count}){lines}", hint=hint or _find_hint(unique))
+
+
+def _find_hint(problems: Sequence[Problem]) -> str:
+    if all(problem.text.startswith(UNREADABLE) for problem in problems):
+        return f"ls -l {shlex.quote(problems[0].file)}"
+    return "ortprep schema   # every key and what it takes"

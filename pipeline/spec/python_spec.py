@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
@@ -12,8 +13,12 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel
 
 from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.paths import make_name
+from ortprep.errors import SpecError
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec
+from ortprep.spec.redaction import redact_url
+from ortprep.spec.schema import known_keys
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import parse_spec
 from ortprep.versions import installed_onnxruntime
@@ -21,7 +26,14 @@ from ortprep.versions import installed_onnxruntime
 Section = Mapping[str, Any] | BaseModel
 """One section of a spec: a mapping, or its model of `ortprep.spec.models`."""
 
-_MAX_NAME = 128
+
+_HINT = (
+    'Spec("net.onnx", inputs={"image": {"shapes": [[1, 3, 224, 224]]}}, tune={"budget_s": 60})'
+    "   # ortprep schema: every key and what it takes"
+)
+
+_COLLAPSED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+"""What `pathlib` makes of the beginning of a URL."""
 
 
 class SpecSections(TypedDict, total=False):
@@ -60,10 +72,35 @@ class Spec(ModelSpec):
         name: str | None = None,
         **sections: Unpack[SpecSections],
     ) -> None:
-        place = as_json(source) if isinstance(source, Mapping | BaseModel) else _source_of(os.fspath(source))
+        check_keywords(sections, function="Spec", others=("name",))
+        place = as_json(source) if isinstance(source, Mapping | BaseModel) else _source_of(source)
         data = {"name": _name_of(place) if name is None else name, "source": place, **sections}
         super().__init__(**_check(as_json(data)).model_dump(exclude_unset=True))
         self._folder = Path.cwd()
+
+
+def check_keywords(keywords: Iterable[str], *, function: str, others: Sequence[str]) -> None:
+    """Refuses keyword arguments that are no section of a spec.
+
+    Args:
+        keywords: Names of the arguments.
+        function: The function that got them.
+        others: Its other keyword arguments.
+
+    Raises:
+        SpecError: One is unknown; the message names the argument that was meant, or all.
+    """
+    sections = tuple(SpecSections.__annotations__)
+    for key in keywords:
+        if key in sections:
+            continue
+        inside = [f"{one}={{{key!r}: …}}" for one in sections if key in known_keys((one,))]
+        near = difflib.get_close_matches(key, (*others, *sections), n=1, cutoff=0.75)
+        expected = " or ".join(inside or near) or f"one of {', '.join((*others, *sections))}"
+        raise SpecError(
+            f"unknown argument of {function}: {key}\n  expected {expected}",
+            hint="ortprep schema   # every section and what it takes",
+        )
 
 
 def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
@@ -80,7 +117,7 @@ def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
 
 def _check(data: Mapping[str, Any]) -> ModelSpec:
     onnxruntime = installed_onnxruntime()
-    spec = parse_spec(data, onnxruntime=onnxruntime)
+    spec = parse_spec(data, onnxruntime=onnxruntime, hint=_HINT)
     warn_if_newer(data.get("runtime"), version=onnxruntime)
     return spec
 
@@ -114,7 +151,18 @@ def write_spec(spec: ModelSpec, path: Path) -> None:
     write_bytes_atomic(path, text.encode())
 
 
-def _source_of(text: str) -> dict[str, str]:
+def _source_of(source: object) -> dict[str, str]:
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise SpecError(
+            f"bad source of a Spec\n  expected a path, a URL or a mapping, got {source!r}", hint=_HINT
+        )
+    if _COLLAPSED_URL.match(text) and not Path(text).exists():
+        url = text.replace(":/", "://", 1)
+        raise SpecError(
+            f"not a URL: {text}\n  expected text with two slashes, got one; a pathlib.Path drops the other",
+            hint=f'prepare("{redact_url(url)}", inputs={{…}})',
+        )
     return {"url": text} if "://" in text else {"path": text}
 
 
@@ -122,21 +170,16 @@ def _name_of(source: Mapping[str, Any]) -> str:
     """Returns a name for a bundle; of a file on the Hub, where most are `model.onnx`, the repository's."""
     url = source.get("url")
     if not isinstance(url, str):
-        return _safe(PurePosixPath(str(source.get("path") or source.get("demo") or "")).stem)
+        return make_name(PurePosixPath(str(source.get("path") or source.get("demo") or "")).stem)
     if is_hub_url(url):
         try:
             address = parse_hub_url(url)
         except ValueError:
-            return _safe("")  # the check of the URL says what is wrong
+            return make_name("")  # the check of the URL says what is wrong
         stem = PurePosixPath(address.path).stem
         repository = address.repository.rpartition("/")[2]
-        return _safe(repository if stem == "model" else f"{repository}-{stem}")
-    return _safe(PurePosixPath(unquote(urlsplit(url).path)).stem)
-
-
-def _safe(name: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", name).lstrip("._-")
-    return plain[:_MAX_NAME] or "model"
+        return make_name(repository if stem == "model" else f"{repository}-{stem}")
+    return make_name(PurePosixPath(unquote(urlsplit(url).path)).stem)
 
 
 def as_json(value: Any) -> Any:

@@ -12,7 +12,7 @@ from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import SpecError
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.problems import Problem, build_error
+from ortprep.spec.problems import UNREADABLE, Problem, build_error
 from ortprep.spec.python_spec import merge
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import locate, validate
@@ -134,7 +134,7 @@ def _read_document(path: Path) -> YamlDocument:
         with open_regular(path) as stream:
             text = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        problem = Problem(file, None, (), f"cannot be read: {error.strerror}")
+        problem = Problem(file, None, (), f"{UNREADABLE}: {error.strerror}")
         return YamlDocument(file, problems=(problem,), readable=False)
     document = parse_yaml(text, file=file)
     if not document.readable:

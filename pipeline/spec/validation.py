@@ -24,15 +24,22 @@ Verdict = tuple[ModelSpec | None, tuple[Fault, ...]]
 """A spec, or None, and everything that is wrong."""
 
 
-def parse_spec(data: Mapping[str, Any], *, onnxruntime: str | None = None) -> ModelSpec:
-    """Builds a spec from JSON data; checks options against an ONNX Runtime version if given.
+def parse_spec(
+    data: Mapping[str, Any], *, onnxruntime: str | None = None, hint: str | None = None
+) -> ModelSpec:
+    """Builds a spec from JSON data.
+
+    Args:
+        data: The spec.
+        onnxruntime: Version to check options against; None not to check them.
+        hint: Hint of the error; None for the one of a spec's file.
 
     Raises:
         SpecError: The data is no spec.
     """
     spec, faults = validate(data, onnxruntime=onnxruntime)
     if spec is None or faults:
-        raise build_error(Problem("spec", None, place, text) for place, text in faults)
+        raise build_error((Problem("", None, place, text) for place, text in faults), hint=hint)
     return spec
 
 

@@ -84,6 +84,47 @@ def test_a_model_that_fails_does_not_stop_the_others(project: Project) -> None:
     assert "no such model: models/absent.onnx" in outcome.err
 
 
+@pytest.mark.parametrize("command", ["init", "prepare"])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("https://user:secret@host/net.onnx", "machine: https://REDACTED@host/net.onnx\n  expected the path"),
+        ("absent.onnx", "no such model: absent.onnx\n  expected an ONNX file, got none\n\nhint: ls ."),
+        ("page.onnx", "page.onnx\n  expected ONNX, got a web page or XML: '<html>'\n\nhint: open the URL"),
+        ("cut.onnx", "cut.onnx\n  expected a whole ONNX file, got: "),
+    ],
+)
+def test_what_is_no_model_is_told_with_a_remedy(
+    project: Project, command: str, model: str, said: str
+) -> None:
+    (project.root / "page.onnx").write_text("<html>")
+    (project.root / "cut.onnx").write_bytes((project.models / "net.onnx").read_bytes()[:-9])
+    outcome = project.call(command, model)
+    assert outcome.code == 1
+    assert said in outcome.err
+    assert "\nhint: " in outcome.err
+    assert not (project.configs / f"{model}.yaml").exists()
+
+
+def test_a_folder_of_models_is_told_with_a_command_that_finds_them(project: Project) -> None:
+    outcome = project.call("init", "models")
+    assert "expected an ONNX file, got a folder\n\nhint: find models -name '*.onnx'" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("show https://host/net", "no such bundle: https://host/net\n"),
+        ("explain --artifacts s3://bucket/x", "s3://bucket/x"),
+        ("init models/net.onnx models/net.onnx --name n", "got 2"),
+    ],
+)
+def test_what_was_written_is_told_as_it_was_written(project: Project, line: str, said: str) -> None:
+    outcome = project.call(*line.split())
+    assert outcome.code != 0
+    assert said in outcome.err
+
+
 @pytest.mark.slow
 def test_prepare_of_a_model_file_writes_a_spec_first(project: Project) -> None:
     assert "package:net" in done(project.run("prepare", "models/net.onnx"))

@@ -43,8 +43,8 @@ MAX_CONFIG_BYTES = 8 << 20
 
 _NOT_A_MODEL = (
     (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
-    (b"<", "a web page or XML", None),
-    (b"{", "JSON", None),
+    (b"<", "a web page or XML", "open the URL in a browser, and download the file itself"),
+    (b"{", "JSON", "open the URL in a browser, and download the file itself"),
 )
 """Common contents of a file that is not a model. No ONNX file begins with these bytes."""
 
@@ -101,7 +101,7 @@ class FetchStage:
         model = context.folder / file
         origin = _remote_origin(spec.source, context.key)
         received = self._fetch_model(context, model, origin)
-        _refuse_what_is_no_model(model, name)
+        refuse_what_is_no_model(model, name)
         _check_digest(received, spec.source, name)
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
@@ -299,11 +299,14 @@ def _external_origin(spec: ModelSpec, location: str, model: Origin | None) -> Or
     return LocalFile(path, str(path))
 
 
-def _refuse_what_is_no_model(path: Path, name: str) -> None:
+def refuse_what_is_no_model(path: Path, name: str) -> None:
+    """Raises `SourceError` for a file that is empty, or is what downloads often give instead of a model."""
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
-        raise SourceError(f"file is empty: {name}\n  expected an ONNX model, got 0 bytes")
+        raise SourceError(
+            f"file is empty: {name}\n  expected an ONNX model, got 0 bytes", hint="download the file again"
+        )
     for sign, what, hint in _NOT_A_MODEL:
         if start.lstrip().startswith(sign):
             text = start.decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 import tempfile
 import time
@@ -121,7 +122,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
 
     # Plans are compared with one start for all: that of the search's first process.
     starts = [figures.start_ms for trial in known.values() for figures in trial.figures][:1]
-    waiting = _Waiting(lambda: context.say(f"waiting for {device} to be idle"))
+    waiting = _Waiting(functools.cache(lambda: context.say(f"waiting for {device} to be idle")))
 
     def prepare(choice: PlanChoice) -> None:
         with waiting.counted(working(on_wait=waiting.on_wait)):
