@@ -38,8 +38,10 @@ _PANELS = {
 def _arrange_commands() -> None:
     order = [(name, panel) for panel, names in _PANELS.items() for name in names]
     panels = dict(order)
-    for info in (*app.registered_commands, *app.registered_groups):
+    for info in app.registered_commands:
         info.rich_help_panel = panels[str(info.name)]
+    for group in app.registered_groups:
+        group.rich_help_panel = panels[str(group.name)]
     app.registered_commands.sort(key=lambda info: list(panels).index(str(info.name)))
 
 
