@@ -5,6 +5,9 @@ without a search, on every `.onnx` below a folder. It says for each whether a sp
 model ran and whether its bundle was verified. Models are grouped by the folder right below FOLDER that they
 are in: say, `developed` for those that `init` was written with, and `unseen` for the others. FOLDER is only
 read. Specs and bundles go to `--work`; all but the specs is removed after each model.
+
+A result file that is there already is added to: a model's new row replaces its old one, but whether it was
+verified when it was first tried stays as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.machine import describe_machine
@@ -44,6 +47,7 @@ class InitOutcome:
         written: Whether a spec was written.
         ran: Whether the model ran on what the spec says.
         verified: Whether a bundle was made, which verifies it.
+        first_verified: Whether it was verified when it was first tried, before `init` was changed for it.
         init_s: Seconds of `ortprep init`.
         said: The last that a failing command said; "" if none failed.
     """
@@ -54,6 +58,7 @@ class InitOutcome:
     written: bool
     ran: bool
     verified: bool
+    first_verified: bool
     init_s: float
     said: str
 
@@ -95,6 +100,7 @@ def _try_model(model: Path, folder: Path, group: str, work: Path) -> InitOutcome
         written=bool(specs),
         ran=ran,
         verified=verified,
+        first_verified=verified,
         init_s=round(init_s, 2),
         said="" if verified else said,
     )
@@ -109,7 +115,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 
 def summarize(outcomes: Sequence[InitOutcome]) -> dict[str, dict[str, int]]:
-    """Returns, by group, how many models there are, and how many were written, ran and were verified."""
+    """Returns, by group, how many models there are, and how many of them came how far."""
     summary: dict[str, dict[str, int]] = {}
     for group in sorted({one.group for one in outcomes}):
         own = [one for one in outcomes if one.group == group]
@@ -118,8 +124,25 @@ def summarize(outcomes: Sequence[InitOutcome]) -> dict[str, dict[str, int]]:
             "written": sum(one.written for one in own),
             "ran": sum(one.ran for one in own),
             "verified": sum(one.verified for one in own),
+            "first_verified": sum(one.first_verified for one in own),
         }
     return summary
+
+
+def add_outcomes(earlier: Sequence[InitOutcome], outcomes: Sequence[InitOutcome]) -> list[InitOutcome]:
+    """Returns the rows of all models, by group and model; a new row keeps its model's first try."""
+    rows = {one.model: one for one in earlier}
+    for one in outcomes:
+        first = rows.get(one.model, one).first_verified
+        rows[one.model] = replace(one, first_verified=first)
+    return sorted(rows.values(), key=lambda one: (one.group, one.model))
+
+
+def read_outcomes(path: Path) -> list[InitOutcome]:
+    """Returns the rows of a result file, none if there is no file."""
+    if not path.is_file():
+        return []
+    return [InitOutcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))["models"]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--group", help="try this group alone")
     parser.add_argument("--work", type=Path, help="where specs are kept; else they are removed")
-    parser.add_argument("--out", type=Path, help="JSON file of the result")
+    parser.add_argument("--out", type=Path, help="JSON file of the result; added to if it is there")
     options = parser.parse_args(arguments)
     outcomes = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{reached:<9} {one.init_s:6.1f} s  {one.model}", flush=True)
             if one.said:
                 print(f"    {one.said}", flush=True)
+    if options.out is not None:
+        outcomes = add_outcomes(read_outcomes(options.out), outcomes)
     summary = summarize(outcomes)
     for group, counts in summary.items():
         print(f"{group}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))

@@ -12,7 +12,7 @@ from ortprep.api.prepared_bundle import PreparedBundle
 from ortprep.errors import SourceError, SpecError
 from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
-from ortprep.init import find_spec_name, init_spec
+from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.python_spec import Spec, SpecSections, check_keywords, override
 from ortprep.spec.reading import read_spec, read_specs
@@ -166,14 +166,15 @@ def _find_spec(
 
 def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
     """Returns the spec that a folder has for a model, or writes one."""
-    existing_name = find_spec_name(model, configs)
+    existing_name = find_spec_name(model, configs, or_copy=True)
     if existing_name is not None and name in (None, existing_name):
+        refresh_tensor_copy(model, configs)
         return read_specs(configs, names=(existing_name,))[0]
 
     def say(line: str) -> None:
         report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
 
-    drafted = init_spec(model, folder=configs, name=name, say=say)
+    drafted = init_spec(model, folder=configs, name=name, say=say, may_copy=True)
     return read_spec(drafted.write().absolute())
 
 

@@ -65,10 +65,11 @@ def _is_model(name: str, configs: Path) -> bool:
 
 
 def _name_of_spec(model: str, configs: Path) -> str:
-    from ortprep.init import find_spec_name
+    from ortprep.init import find_spec_name, refresh_tensor_copy
 
-    spec_name = find_spec_name(Path(model), configs)
+    spec_name = find_spec_name(Path(model), configs, or_copy=True)
     if spec_name is not None:
+        refresh_tensor_copy(Path(model), configs)
         return spec_name
     return _write_spec(model, configs).spec.name
 
@@ -76,14 +77,15 @@ def _name_of_spec(model: str, configs: Path) -> str:
 def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
     from ortprep.init import find_spec_name, init_spec
 
-    spec_name = find_spec_name(Path(model), out)
+    spec_name = find_spec_name(Path(model), out, or_copy=True)
     if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
             f"spec exists: {spec_name} in {out} is of {model}\n  expected a model without one, got its spec",
             hint=f"{_command('prepare', spec_name, '--configs', out)}, or "
             f"{_command('init', model, '--out', out)} --force",
         )
-    result = init_spec(model, folder=out, name=name, ask=_ask if _may_ask() else None, say=echo)
+    ask = _ask if _may_ask() else None
+    result = init_spec(model, folder=out, name=name, ask=ask, say=echo, may_copy=True)
     result.write(force=force)
     attempts = result.trial.attempts
     tries = "the first try" if attempts == 1 else f"try {attempts}"

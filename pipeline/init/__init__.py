@@ -6,5 +6,14 @@ from ortprep.init.draft import Ask, InitResult, init_spec
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import find_spec_name
 from ortprep.init.spec_text import Question
+from ortprep.init.tensor_copy import refresh_tensor_copy
 
-__all__ = ["Ask", "InitResult", "ObservedInput", "Question", "find_spec_name", "init_spec"]
+__all__ = [
+    "Ask",
+    "InitResult",
+    "ObservedInput",
+    "Question",
+    "find_spec_name",
+    "init_spec",
+    "refresh_tensor_copy",
+]

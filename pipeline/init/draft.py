@@ -18,6 +18,7 @@ from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import choose_name, find_spec_name
 from ortprep.init.shapes import ShapePlan, plan_shapes
 from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
+from ortprep.init.tensor_copy import copy_path, write_tensor_copy
 from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import ModelSpec
@@ -86,6 +87,7 @@ def init_spec(
     sections: Mapping[str, Any] | None = None,
     ask: Ask | None = None,
     say: Say | None = None,
+    may_copy: bool = False,
 ) -> InitResult:
     """Drafts a spec: reads a model's graph, proposes inputs, runs the model and tries what failures suggest.
 
@@ -97,6 +99,8 @@ def init_spec(
         sections: Further sections of the spec, as JSON types; they replace what would be proposed.
         ask: Asked for a shape where the model does not run; None to leave the question in the spec.
         say: Takes what is going on.
+        may_copy: Whether the spec of a model that ends with a `ZipMap` may be that of a copy in the folder,
+            which answers with a matrix instead.
 
     Returns:
         The draft, with a `question` if the model did not run.
@@ -113,11 +117,19 @@ def init_spec(
     told: Say = say or (lambda _: None)
     known = dict(observed or {})
     facts = read_facts(path)
+    spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
+    changes: tuple[str, ...] = ()
+    if may_copy and _makes_sequences(facts):
+        changes = write_tensor_copy(path, folder)
+        if changes:
+            path = copy_path(path, folder)
+            facts = read_facts(path)
+            told(f"wrote {path}: {'; '.join(changes)}")
     _check_inputs(facts, known, path)
     told(f"running {path.name} on proposed inputs")
     trial, question = _try_with_answers(path, facts, known, ask)
     draft = Draft(
-        name=name or find_spec_name(path, folder) or choose_name(path, folder),
+        name=spec_name,
         path=_relative(path, folder),
         size_bytes=_size(path, facts),
         facts=facts,
@@ -127,6 +139,7 @@ def init_spec(
         defaults=_default_keys(folder),
         sections=dict(sections or {}),
         question=question,
+        changes=changes,
     )
     return _finish(draft, folder)
 
@@ -193,6 +206,11 @@ def _finish(draft: Draft, folder: Path) -> InitResult:
 
 def _plan(facts: GraphFacts, known: Mapping[str, ObservedInput]) -> ShapePlan:
     return plan_shapes(facts, {name: one.shapes[0] for name, one in known.items() if one.shapes})
+
+
+def _makes_sequences(facts: GraphFacts) -> bool:
+    outputs = facts.inspection.interface.outputs
+    return not facts.inspection.external and any(item.dtype.startswith("sequence(") for item in outputs)
 
 
 def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: Path) -> None:

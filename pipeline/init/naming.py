@@ -8,16 +8,23 @@ from pathlib import Path
 
 from ortprep.bundle.paths import is_safe_name, make_name
 from ortprep.errors import SourceError, SpecError
+from ortprep.init.tensor_copy import copy_path
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import list_sources
 from ortprep.stages.fetch.stage import local_source
 
 
-def find_spec_name(model: Path, configs: Path) -> str | None:
-    """Returns the name of the spec in a folder whose source is that file, None if there is none."""
-    wanted = os.path.realpath(model)
+def find_spec_name(model: Path, configs: Path, *, or_copy: bool = False) -> str | None:
+    """Returns the name of the spec in a folder whose source is that file, None if there is none.
+
+    Args:
+        model: The model's file.
+        configs: The folder of specs.
+        or_copy: Whether a spec counts whose source is the copy that `init` made of the file.
+    """
+    wanted = {os.path.realpath(one) for one in (model, *([copy_path(model, configs)] if or_copy else []))}
     sources = _list_local_sources(configs)
-    return next((name for name, path in sources.items() if path and os.path.realpath(path) == wanted), None)
+    return next((name for name, path in sources.items() if path and os.path.realpath(path) in wanted), None)
 
 
 def choose_name(model: Path, configs: Path) -> str:

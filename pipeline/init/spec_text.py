@@ -67,6 +67,7 @@ class Draft:
         defaults: Keys that the folder's `defaults.yaml` already gives.
         sections: Further sections of the spec, which win over the proposed ones.
         question: What is left to ask, None for nothing.
+        changes: What the copy of the model that the spec is for has otherwise, a line each.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Draft:
     defaults: frozenset[str] = frozenset()
     sections: Mapping[str, Any] = field(default_factory=dict)
     question: Question | None = None
+    changes: tuple[str, ...] = ()
 
 
 def write_spec_text(draft: Draft) -> str:
@@ -109,6 +111,8 @@ def _head(draft: Draft) -> Iterator[str]:
         yield from _comment("Some of its answers are no finite numbers: other ranges may suit it better.")
     if trial.ran and not trial.is_repeatable:
         yield from _comment("It draws random numbers: two runs differ, so that no answer can be verified.")
+    if draft.changes:
+        yield from _comment(f"The source is a copy of the model: {'; '.join(draft.changes)}.")
     yield f"name: {_scalar(draft.name)}"
     yield f"source: {{path: {_scalar(draft.path)}}}  # {draft.size_bytes / _MB:.1f} MB, opset {opset}"
 

@@ -190,3 +190,32 @@ def copies(**inputs: tuple[int, Sequence[Axis]]) -> onnx.ModelProto:
         inputs=[value(name, kind, axes) for name, (kind, axes) in named.items()],
         outputs=[value(f"{name}_copy", kind, axes) for name, (kind, axes) in named.items()],
     )
+
+
+def map_classifier() -> onnx.ModelProto:
+    """`x` [1, 4] → `label` and `probabilities`, a list of maps as converters of scikit-learn make it."""
+    ml = "ai.onnx.ml"
+    coefficients = [float(one) for one in range(8)]
+    classify = helper.make_node(
+        "LinearClassifier",
+        ["x"],
+        ["label", "scores"],
+        domain=ml,
+        coefficients=coefficients,
+        intercepts=[0.0, 1.0],
+        classlabels_strings=["no", "yes"],
+        post_transform="SOFTMAX",
+    )
+    zipped = helper.make_node(
+        "ZipMap", ["scores"], ["probabilities"], domain=ml, classlabels_strings=["no", "yes"]
+    )
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(FLOAT, []))
+    )
+    graph = helper.make_graph(
+        [classify, zipped],
+        "classifier",
+        [value("x", FLOAT, [1, 4])],
+        [value("label", TensorProto.STRING, [1]), helper.make_value_info("probabilities", maps)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid(ml, 1)], ir_version=8)
