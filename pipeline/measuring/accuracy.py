@@ -63,7 +63,7 @@ class AccuracyMeter:
             self._output,
             elements=elements,
             max_abs=max((sample.max_abs for sample in samples), default=0.0),
-            mean_abs=total / max(elements, 1),
+            mean_abs=float(np.nan_to_num(total / max(elements, 1))),  # at most what JSON can hold
             cosine=min((sample.cosine() for sample in samples), default=1.0),
             snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
             top1=sum(sample.agreed for sample in samples) / judged if judged else None,
@@ -136,16 +136,22 @@ class _Tally:
     def cosine(self) -> float:
         if self.noise == 0:
             return 1.0
-        if self.energy == 0 or self.got_energy == 0:
+        if self.energy == 0 or self.got_energy == 0 or self._overflows():
             return 0.0
         cosine = self.product / (np.sqrt(self.energy) * np.sqrt(self.got_energy))
         return float(np.clip(cosine, -1, 1))
 
     def snr_db(self) -> float:
-        if self.noise == 0 or self.energy == 0:
-            return SNR_CAP_DB if self.noise == 0 else -SNR_CAP_DB
+        if self.noise == 0:
+            return SNR_CAP_DB
+        if self.energy == 0 or self._overflows():
+            return -SNR_CAP_DB
         ratio = 10 * (np.log10(self.energy) - np.log10(self.noise))
         return float(np.clip(ratio, -SNR_CAP_DB, SNR_CAP_DB))
+
+    def _overflows(self) -> bool:
+        """Returns whether a sum of squares is beyond float64, as of numbers above 1e154."""
+        return not np.isfinite([self.energy, self.got_energy, self.product, self.noise]).all()
 
 
 def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
@@ -157,12 +163,13 @@ def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
         tally.nonfinite += int(np.count_nonzero(~is_finite & ~same))
         left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
     tally.elements += len(left)
-    tally.max_abs = max(tally.max_abs, float(distance.max()))
-    tally.sum_abs += distance.sum()
-    tally.energy += np.dot(left, left)
-    tally.got_energy += np.dot(right, right)
-    tally.product += np.dot(left, right)
-    tally.noise += np.dot(distance, distance)
+    tally.max_abs = max(tally.max_abs, float(np.nan_to_num(distance.max())))
+    with np.errstate(over="ignore", invalid="ignore"):
+        tally.sum_abs += distance.sum()
+        tally.energy += np.dot(left, left)
+        tally.got_energy += np.dot(right, right)
+        tally.product += np.dot(left, right)
+        tally.noise += np.dot(distance, distance)
 
 
 def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:
@@ -178,7 +185,8 @@ def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:
         left, right = np.ones(len(expected)), (expected == got).astype(np.float64)
     else:
         left, right = expected.astype(np.float64, copy=False), got.astype(np.float64, copy=False)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity, which nobody reads
+    # Infinity minus infinity is not read, and a difference beyond float64 is infinite.
+    with np.errstate(invalid="ignore", over="ignore"):
         return left, right, np.abs(right - left)
 
 

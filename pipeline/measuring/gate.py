@@ -88,7 +88,7 @@ def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
                 yield f"{subject}: {label} is set, but no row of it has two elements or more"
         elif not (value <= bound if figure in _UPPER_BOUNDS else value >= bound):
             limit = "at most" if figure in _UPPER_BOUNDS else "at least"
-            yield f"{subject}: {label} {value:.6g}, expected {limit} {bound:.6g}"
+            yield f"{subject}: {label} {value:.6g}, expected {limit} {bound:.12g}"
 
 
 def _name_in(gate: Gate, output: str) -> str | None:

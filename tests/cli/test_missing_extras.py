@@ -38,4 +38,4 @@ def test_a_command_without_its_dependency_names_the_extra(
 def test_the_doctor_needs_none_of_the_build_s(tmp_path: Path) -> None:
     ended = Project(tmp_path).python("-c", WITHOUT.format(module="filelock", arguments=["doctor", "env"]))
     assert ended.code in (0, 1)
-    assert "page cache" in ended.out
+    assert ended.out.startswith("ONNX Runtime")

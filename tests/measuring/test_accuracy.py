@@ -129,6 +129,15 @@ def test_zeros_that_are_not_met_are_as_noisy_as_can_be() -> None:
     assert (silent.snr_db, silent.cosine) == (0, 0)
 
 
+@pytest.mark.parametrize("scale", [1e200, 1e308])
+def test_numbers_whose_squares_leave_the_range_are_as_noisy_as_can_be(scale: float) -> None:
+    expected, got = np.array([1.0, 1.0]) * scale, np.array([1.0, -1.0]) * scale
+    found = measure((expected, got))
+    assert (found.cosine, found.snr_db) == (0, -SNR_CAP_DB)
+    assert 0 < found.mean_abs < INF
+    assert 0 < found.max_abs < INF
+
+
 def test_integers_booleans_and_strings_agree_where_they_are_equal() -> None:
     big = np.array([2**63, 2**63 + 1], np.uint64)
     assert measure((big, big[::-1])).max_abs == 1
