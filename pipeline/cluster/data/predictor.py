@@ -108,6 +108,8 @@ class OnnxPredictor:
         self._columns = {
             name: config.columns.get(name, name) for name in self._inputs if name not in config.constants
         }
+        if not self._columns:
+            raise PoolError(f"bad constants: {self._name} has no input left\n  expected one of every row")
         constants = self._check(config.constants)
         self._constants = {name: array.copy() for name, array in constants.items()}
         names = list(self._signature.outputs)
@@ -132,8 +134,10 @@ class OnnxPredictor:
         """Returns arrays of some inputs in the model's types; raises InvalidRequestError for other types."""
         types = {name: self._signature.inputs[name] for name in arrays}
         checked = check_inputs(Signature(self._name, types, {}), arrays)
+        # Not `ascontiguousarray`, which makes a scalar an array of one axis.
         return {
-            name: np.ascontiguousarray(array, types[name]) for name, array in zip(types, checked, strict=True)
+            name: np.asarray(array, types[name], order="C")
+            for name, array in zip(types, checked, strict=True)
         }
 
     @property

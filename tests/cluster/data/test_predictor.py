@@ -176,6 +176,24 @@ def test_a_constant_is_what_it_was_when_it_was_given(net: Path) -> None:
     assert (predict(rows(3))["z"] == rows(3)["x"] + 1).all()
 
 
+def test_a_constant_without_axes_keeps_having_none(tmp_path: Path) -> None:
+    x = np.arange(4).reshape(2, 2)
+    folder = write_model_bundle(
+        tmp_path / "net",
+        {"axes": ("Shape", ("rate",)), "rank": ("Size", ("axes",)), "y": ("Add", ("x", "rank"))},
+        {"x": ("int64", ("n", 2)), "rate": ("int64", ())},
+        {"y": ("int64", ("n", 2))},
+        {"input:x": x, "input:rate": np.array(16000), "output:y": x},
+    )
+    predict = predictor(folder, constants={"rate": np.array(16000)})
+    assert (predict({"x": x})["y"] == x).all()
+
+
+def test_constants_for_every_input_leave_no_rows_to_run(net: Path) -> None:
+    with pytest.raises(PoolError, match="bad constants: net has no input left"):
+        predictor(net, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
+
+
 def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
     folder = write_finding(tmp_path / "finding")
     for outputs in (None, ["y"], {"z": "a", "y": "b"}):
