@@ -46,8 +46,10 @@ def bind_shapes(data: Mapping[str, Any]) -> dict[str, Any]:
             make_dim_param_fixed(graph, name, size)
         _fix_unnamed(graph, sizes)
         for value in graph.value_info:
-            # What an exporter noted may be true of the sizes it traced only.
-            value.type.tensor_type.ClearField("shape")
+            # What an exporter noted may be true of the sizes it traced only. A sequence has none to clear:
+            # touching its `tensor_type` would make a tensor of it.
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
     inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True)
     for output, value in zip(model.graph.output, inferred.graph.output, strict=True):
         dims = output.type.tensor_type.shape.dim

@@ -103,6 +103,14 @@ def test_notes_for_other_sizes_do_not_stand_in_the_way(tmp_path: Path) -> None:
     ]
 
 
+def test_notes_of_sequences_stay_what_they_are(tmp_path: Path) -> None:
+    model = models.conv_net()
+    note = onnx.helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    model.graph.value_info.append(note)
+    _, written = bind(models.write_model(model, tmp_path / "model.onnx"), {"batch": 2})
+    assert list(onnx.load(written).graph.value_info) == [note]
+
+
 def test_external_weights_are_linked_and_not_read(tmp_path: Path) -> None:
     source = models.write_external_model(models.matmul_net(), tmp_path / "model.onnx", location="data/w.bin")
     _, written = bind(source, {"batch": 2})
