@@ -62,8 +62,11 @@ def largest_beyond(values: NDArray[np.float32], half: HalfType) -> float:
     """Returns the largest magnitude among the finite numbers that are out of range; 0 if none is.
 
     float32's own largest number, and its negative, stand for "as far as it goes" (exporters mask with them):
-    they become the largest of the new type and are not out of range.
+    they become the largest of the new type and are not out of range. Nothing is out of bfloat16's, which is
+    float32's but for the last rounding.
     """
+    if half == BFLOAT16:
+        return 0.0
     magnitude = np.abs(values)
     beyond = (magnitude > np.float32(half.largest)) & (magnitude < _FLOAT_EXTREME)
     return float(np.max(magnitude, initial=0.0, where=beyond))
