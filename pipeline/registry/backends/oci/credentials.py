@@ -9,6 +9,7 @@ import os
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ortprep.bundle.codec import read_json
 from ortprep.errors import BundleError, RegistryError
@@ -26,9 +27,12 @@ def read_credentials(host: str) -> str:
     """Returns user and password for a host as `Authorization: Basic` has them, "" if there are none."""
     key_of_host = _DOCKER_HUB_KEY if host in _DOCKER_HUB else host
     config = _read_docker_config()
-    auth = as_mapping(as_mapping(config.get("auths")).get(key_of_host)).get("auth")
-    if auth:
-        return str(auth)
+    for key, value in as_mapping(config.get("auths")).items():
+        # Pull secrets of Kubernetes often have URLs for hosts.
+        is_url = "://" in key and key != _DOCKER_HUB_KEY
+        auth = as_mapping(value).get("auth")
+        if auth and (urlsplit(key).netloc if is_url else key) == key_of_host:
+            return str(auth)
     helper = as_mapping(config.get("credHelpers")).get(key_of_host) or config.get("credsStore")
     return _ask_helper(str(helper), key_of_host) if helper else ""
 

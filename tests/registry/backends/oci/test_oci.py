@@ -28,6 +28,7 @@ from ortprep.errors import (
 from ortprep.registry.backend import SIGNATURE
 from ortprep.registry.backends.oci.backend import OciBackend
 from ortprep.registry.backends.oci.client import OciClient
+from ortprep.registry.backends.oci.credentials import read_credentials
 from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
 from ortprep.registry.references import open_registry
 from tests.fakes import free_port
@@ -611,6 +612,12 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
 
 def secrets_of(password: str) -> list[str]:
     return [password, base64.b64encode(f"{USER}:{password}".encode()).decode()]
+
+
+def test_credentials_may_be_kept_by_a_url_as_pull_secrets_of_kubernetes_are(tmp_path: Path) -> None:
+    with oci_login(tmp_path, "docker://https://ghcr.io/v2/"):
+        assert read_credentials("ghcr.io") == secrets_of(PASSWORD)[1]
+        assert read_credentials("other.example") == ""
 
 
 def test_a_registry_that_wants_credentials_gets_those_of_docker_login(
