@@ -30,6 +30,9 @@ _DATATYPES = {
     "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64",
     "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16",
 }  # fmt: skip
+_CHUNK_VALUES = 16_384
+"""Values that are written as JSON at a time: Python's encoder lets no other thread run meanwhile."""
+
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 
 
@@ -319,7 +322,7 @@ def encode_response(
     Returns:
         The body, and how many bytes of it are JSON where binary tensors follow; else None.
     """
-    outputs: list[dict[str, Any]] = []
+    entries: list[str] = []
     parts: list[bytes] = []
     for output in request.outputs:
         tensor, array = config.outputs[output.index], np.ascontiguousarray(answers[output.index])
@@ -328,10 +331,20 @@ def encode_response(
         if output.binary:
             entry["parameters"] = {"binary_data_size": array.nbytes}
             parts.append(array.tobytes())
+            entries.append(json.dumps(entry))
         else:
             plain = widen(array) if element_type_of(array.dtype) else array
-            entry["data"] = plain.reshape(-1).tolist()
-        outputs.append(entry)
+            entries.append(_add_to_object(entry, "data", _render_values(plain.reshape(-1))))
     header = {"model_name": model, "model_version": version, **({"id": request.id} if request.id else {})}
-    text = json.dumps({**header, "outputs": outputs}).encode()
+    text = _add_to_object(header, "outputs", ", ".join(entries)).encode()
     return b"".join([text, *parts]), len(text) if parts else None
+
+
+def _render_values(values: Array) -> str:
+    chunks = (values[begin : begin + _CHUNK_VALUES] for begin in range(0, len(values), _CHUNK_VALUES))
+    return ", ".join(json.dumps(chunk.tolist())[1:-1] for chunk in chunks)
+
+
+def _add_to_object(entry: Mapping[str, Any], key: str, items: str) -> str:
+    """Returns an object as JSON, with a list more whose items are JSON already."""
+    return f'{json.dumps(entry)[:-1]}, "{key}": [{items}]}}'
