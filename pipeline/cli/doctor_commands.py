@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +40,14 @@ class Check(StrEnum):
 
 
 _WITHOUT_MODEL = (Check.ENV, Check.GIL)
+_USERS = {
+    "--rounds": (Check.INIT, Check.OPTIONS),
+    "--trace": (Check.PROFILE,),
+    "--expect": (Check.ENV,),
+    "--shape": tuple(check for check in Check if check not in (*_WITHOUT_MODEL, Check.ALL)),
+}
+"""Options, and the checks that use them."""
+
 _SUITE_ROUNDS = 3
 
 Shape = Annotated[
@@ -98,6 +106,8 @@ def doctor(
 ) -> None:
     """Find out where the time of loading and running a model goes, and what would help."""
     checks = _choose_checks(check, models or [])
+    _refuse_unused(checks, {"--rounds": rounds, "--trace": trace, "--expect": expect, "--shape": shape})
+    _check_trace(trace)
     shapes = parse_shapes(shape or ())
     with _ended_properly(), scratch_folder("ortprep-doctor-") as folder:
         locations = Locations(folder, configs, artifacts)
@@ -147,6 +157,22 @@ def _choose_checks(check: Check | None, models: Sequence[str]) -> tuple[Check, .
     if len(models) > 1 and check is not Check.CONCURRENT:
         raise typer.BadParameter(f"expected one for {check}, got {len(models)}", param_hint="MODEL")
     return tuple(one for one in Check if one is not Check.ALL) if check is Check.ALL else (check,)
+
+
+def _refuse_unused(checks: Sequence[Check], values: Mapping[str, object]) -> None:
+    """Refuses options that none of the checks uses."""
+    for option, value in values.items():
+        users = _USERS[option]
+        if value and not set(users) & set(checks):
+            problem = f"is for {', '.join(users)} and all, got {' and '.join(checks)}"
+            raise typer.BadParameter(problem, param_hint=option)
+
+
+def _check_trace(trace: Path | None) -> None:
+    """Finds out now what would otherwise fail when the model was profiled."""
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
+        problem = f"expected a file in a folder that exists, got {trace}"
+        raise typer.BadParameter(problem, param_hint="--trace")
 
 
 def _run(checks: Sequence[Check], request: DoctorRequest, *, show: bool) -> Iterator[Diagnosis]:

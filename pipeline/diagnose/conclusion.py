@@ -34,7 +34,7 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     saved = start["saved_by_ms"]
     largest = max(saved, key=lambda code: saved[code], default="")
     if name == "making the session" and largest and saved[largest] >= parts[name] / 2:
-        text += f"; largest of it is {largest.replace('-', ' ')}, {saved[largest]:.0f} ms"
+        text += f"; most of it is {largest.replace('-', ' ')}, {saved[largest]:.0f} ms"
     yield Finding("what-dominates", "note", text)
 
 

@@ -147,6 +147,12 @@ def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back
         ("init", "a", "--rounds", "0"),
         ("env", "a"),
         ("gil", "--devices", "tpu"),
+        ("env", "--rounds", "3"),
+        ("gil", "--trace", "x.json"),
+        ("init", "a", "--expect", "cuda"),
+        ("env", "--shape", "x=1"),
+        ("profile", "a", "--trace", "nowhere/x.json"),
+        ("profile", "a", "--trace", "."),
     ],
 )
 def test_wrong_use_is_told(project: Project, arguments: tuple[str, ...]) -> None:

@@ -55,8 +55,7 @@ def measure_reading(folder: Path) -> ReadSpeed | None:
 def _measure(file: BinaryIO) -> ReadSpeed:
     handle = file.fileno()
     size = min(os.fstat(handle).st_size, MAX_BYTES)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
     cold_bytes, cold_s = _read(handle, size)
     # What the first reading had no time for is not in the cache.
     warm_bytes, warm_s = _read(handle, cold_bytes)
