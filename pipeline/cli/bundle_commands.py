@@ -90,6 +90,8 @@ def options(
     groups = list_options(version, provider, part=name)
     for remark in describe_version(version):
         echo(remark)
+    if not groups:
+        echo(f"no option has {name!r} in its name")
     if json:
         write_json(encode_groups(version, groups))
         return

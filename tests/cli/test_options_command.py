@@ -164,7 +164,8 @@ def test_a_wrong_use_is_told(project: Project, arguments: tuple[str, ...], said:
 
 def test_nothing_found_is_empty_data(project: Project) -> None:
     table = project.call("options", "prepaking")
-    assert (table.code, table.out, table.err) == (0, "", "")
+    assert (table.code, table.out) == (0, "")
+    assert table.err == "no option has 'prepaking' in its name\n"
     assert listed(project, "prepaking") == []
 
 
