@@ -205,7 +205,9 @@ def _read_cuda_version(driver: ctypes.CDLL) -> str:
 
 def _read_uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
     raw = (ctypes.c_ubyte * 16)()
-    # The second version (CUDA 11.4) names a MIG slice itself where the first names the whole GPU.
-    driver.cuDeviceGetUuid_v2(raw, device)
+    # The second version names a MIG slice itself where the first names the whole GPU. Drivers before CUDA
+    # 11.4 lack it; a load beside one takes a variant for the CPU.
+    read = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
+    read(raw, device)
     text = bytes(raw).hex()
     return "GPU-" + "-".join(text[start:end] for start, end in itertools.pairwise((0, 8, 12, 16, 20, 32)))
