@@ -46,11 +46,6 @@ def installed_onnxruntime() -> str | None:
     return next(iter(_installed().values()), None)
 
 
-def installed_wheel() -> str | None:
-    """Returns the name of the installed distribution of ONNX Runtime, None if there is none."""
-    return next(iter(_installed()), None)
-
-
 def hint_to_install(*extras: str) -> str:
     """Returns the command that installs extras of ortprep, and ONNX Runtime where it is missing or broken.
 

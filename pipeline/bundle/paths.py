@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from pathlib import Path, PurePosixPath
 
 from ortprep.errors import IntegrityError
@@ -29,8 +28,10 @@ def is_safe_name(name: str) -> bool:
 
 def make_name(text: str) -> str:
     """Returns a safe name for any text: letters lose their accents, other characters become `-`."""
+    import unicodedata  # here: a load that reads a bundle imports this module
+
     decomposed = unicodedata.normalize("NFKD", text)
-    letters = "".join(one for one in decomposed if not unicodedata.combining(one))
+    letters = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     name = re.sub(r"\.\.+", ".", _ODD.sub("-", letters)).strip("-._")[:MAX_NAME].rstrip("-._")
     return name if is_safe_name(name) else "model"
 
