@@ -170,7 +170,7 @@ class FetchStage:
         with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
             file = Path(folder) / CONFIG_FILE
             fetch_file(config, file, retry=replace(self.retry, max_bytes=MAX_CONFIG_BYTES))
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _remote_origin(source: SourceSpec, key: Mapping[str, Any]) -> Origin | None:
