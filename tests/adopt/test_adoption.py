@@ -11,7 +11,6 @@ import pytest
 from ortprep.adopt.adoption import adopt_models
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.observation import (
-    OBSERVATION_SCHEMA_VERSION,
     FeedRecord,
     InputRecord,
     ModelRecord,
@@ -34,7 +33,7 @@ def record_of(path: Path | None, *, size_bytes: int = 0, modified_ns: int = 0) -
 
 
 def process_of(*models: ModelRecord) -> ProcessRecord:
-    return ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", models)
+    return ProcessRecord(1, "python app.py", "1.31.1", models)
 
 
 def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:

@@ -9,7 +9,7 @@ import pytest
 from ortprep.adopt.recorded_run import read_records
 from ortprep.bundle.codec import encode, format_json
 from ortprep.errors import SpecError
-from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, ProcessRecord
+from ortprep.runtime.dropin.observation import ProcessRecord
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from ortprep.runtime.dropin.observation import OBSERVATION_SCHEMA_VERSION, Proce
     [b"{", b"{}", format_json({"x": "y" * 2**23})],
 )
 def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> None:
-    good = ProcessRecord(OBSERVATION_SCHEMA_VERSION, 1, "python app.py", "1.31.1", ())
+    good = ProcessRecord(1, "python app.py", "1.31.1", ())
     (tmp_path / "1.json").write_bytes(bad)
     said: list[str] = []
     with pytest.raises(SpecError, match="no record can be read"):

@@ -14,8 +14,6 @@ import numpy as np
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
-OBSERVATION_SCHEMA_VERSION = "1.1"
-
 MAX_MODELS = 256
 """Maximum number of models, each with one set of options, that one process records."""
 
@@ -107,7 +105,6 @@ class ProcessRecord:
     """What one process of an application did.
 
     Attributes:
-        schema_version: Version of this format.
         pid: Process number.
         program: Names of the interpreter and of its script or module: `python app.py`.
         onnxruntime: Version of its ONNX Runtime.
@@ -116,7 +113,6 @@ class ProcessRecord:
         ended: Whether the process ended in order, so that all its runs are recorded.
     """
 
-    schema_version: str
     pid: int
     program: str
     onnxruntime: str

@@ -31,7 +31,6 @@ from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.observation import (
     MAX_FEEDS,
     MAX_MODELS,
-    OBSERVATION_SCHEMA_VERSION,
     FeedObserver,
     ModelRecord,
     ProcessRecord,
@@ -139,7 +138,6 @@ class Recorder:
             if not self._is_changed:
                 return
             record = ProcessRecord(
-                schema_version=OBSERVATION_SCHEMA_VERSION,
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
