@@ -82,7 +82,8 @@ def _table(
     device: str,
 ) -> DiagnosisTable:
     rounds = max((len(own) for own in results.values()), default=0)
-    columns = ("way", *MEASURES, "first result, of default's", "larger than noise", "what")
+    headings = (name.replace("_mb", " MB").replace("_", " ") for name in MEASURES)
+    columns = ("way", *headings, "first result, of default's", "larger than noise", "what")
     rows = tuple(
         _row(variation, results[variation.name], comparisons.get(variation.name, {}))
         for variation in variations
@@ -98,7 +99,7 @@ def _row(
     for value in MEASURES.values():
         summary = summarise([value(result) for result in results])
         spreads.append(f"{summary.median:.4g} ± {(summary.p75 - summary.p25) / 2:.2g}")
-    first = compared.get("first result ms")
+    first = compared.get("first_result_ms")
     ratio = "–" if first is None else f"{first.ratio:.2f}×"
     verdict = "–" if first is None else {"less": "yes", "more": "yes"}.get(first.verdict, first.verdict)
     return (variation.name, *spreads, ratio, verdict, variation.what)

@@ -17,10 +17,10 @@ Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
 """By way, one result a round, the k-th of all from the same round."""
 
 MEASURES: dict[str, Callable[[ProbeResult], float]] = {
-    "init ms": lambda result: result.init_ms,
-    "first result ms": lambda result: result.init_ms + result.first_ms,
-    "steady ms": lambda result: result.steady_ms,
-    "private MB": lambda result: result.private_mb,
+    "init_ms": lambda result: result.init_ms,
+    "first_result_ms": lambda result: result.init_ms + result.first_ms,
+    "steady_ms": lambda result: result.steady_ms,
+    "private_mb": lambda result: result.private_mb,
 }
 """Figures that are compared, by name."""
 
@@ -86,11 +86,11 @@ def _soonest(
     comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
 ) -> Iterator[Finding]:
     sooner = {
-        name: verdicts["first result ms"].ratio
+        name: verdicts["first_result_ms"].ratio
         for name, verdicts in comparisons.items()
-        if verdicts["first result ms"].verdict == "less"
-        and verdicts["first result ms"].ratio < _WORTH
-        and not (verdicts["steady ms"].verdict == "more" and verdicts["steady ms"].ratio > _STEADY_ALLOWANCE)
+        if verdicts["first_result_ms"].verdict == "less"
+        and verdicts["first_result_ms"].ratio < _WORTH
+        and not (verdicts["steady_ms"].verdict == "more" and verdicts["steady_ms"].ratio > _STEADY_ALLOWANCE)
     }
     if not sooner:
         text = "no other way gives its first result sooner beyond the noise without slower runs"
@@ -99,7 +99,7 @@ def _soonest(
     best = min(sooner, key=lambda name: sooner[name])
     text = (
         f"{best}: first result {1 / sooner[best]:.1f}× sooner than the default, "
-        f"runs {comparisons[best]['steady ms'].ratio:.2f}× as long ({comparisons[best]['steady ms'].verdict})"
+        f"runs {comparisons[best]['steady_ms'].ratio:.2f}× as long ({comparisons[best]['steady_ms'].verdict})"
     )
     if best == PREPARED:
         yield Finding("prepared-is-soonest", "good", text)
@@ -110,7 +110,7 @@ def _soonest(
 
 def _slower_runs(comparisons: Mapping[str, Mapping[str, VariationComparison]]) -> Iterator[Finding]:
     for name, verdicts in comparisons.items():
-        steady = verdicts["steady ms"]
+        steady = verdicts["steady_ms"]
         if steady.verdict == "more" and steady.ratio > _STEADY_ALLOWANCE:
             text = f"{name}: runs take {steady.ratio:.2f}× the default's time, beyond the noise"
             yield Finding("slower-runs", "note", text)
