@@ -40,7 +40,7 @@ class Check(StrEnum):
 
 
 _WITHOUT_MODEL = (Check.ENV, Check.GIL)
-_USERS = {
+_USERS: dict[str, tuple[Check, ...]] = {
     "--rounds": (Check.INIT, Check.OPTIONS),
     "--trace": (Check.PROFILE,),
     "--expect": (Check.ENV,),

@@ -116,6 +116,8 @@ class OnnxPredictor:
         outputs = names if config.outputs is None else config.outputs
         self._require("outputs", outputs, names)
         outputs = outputs if isinstance(outputs, Mapping) else {name: name for name in outputs}
+        if len(set(outputs.values())) < len(outputs):
+            raise PoolError(f"bad outputs of {self._name}\n  expected a column for each, got {dict(outputs)}")
         self._outputs = [(column, names.index(name)) for name, column in outputs.items()]
         self._keep = config.keep
         self._sizes = self._choose_sizes()

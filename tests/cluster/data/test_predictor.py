@@ -139,6 +139,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         predictor(folder, columns={"w": "x"})
     with pytest.raises(PoolError, match="bad outputs: net has no 'q'"):
         predictor(folder, constants=BIAS, outputs=["q"])
+    with pytest.raises(PoolError, match="expected a column for each"):
+        predictor(folder, constants=BIAS, outputs={"y": "a", "z": "a"})
     with pytest.raises(LoadError, match="device"):
         predictor(folder, device="tpu")
 
