@@ -67,6 +67,20 @@ def test_a_gpus_name_is_written_as_nvidia_writes_it(monkeypatch: pytest.MonkeyPa
     assert [gpu.uuid for gpu in read_gpus()] == [UUID]
 
 
+class OldDriver:
+    """The same machine with a driver of before CUDA 11.4."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "cuDeviceGetUuid_v2":
+            raise AttributeError(name)
+        return getattr(OneGpu(), name.replace("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
+
+
+def test_an_old_driver_names_its_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: OldDriver())
+    assert [gpu.uuid for gpu in read_gpus()] == [UUID]
+
+
 def test_x86_flags_are_parsed() -> None:
     first = "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz: fast\nflags\t\t: fpu avx avx2\n\n"
     name, flags = parse_cpuinfo(first + "processor\t: 1\nflags\t: x\n")

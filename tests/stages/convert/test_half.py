@@ -170,6 +170,7 @@ def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity() -> None:
     assert bits == [0x3F80, 0x3F82, 0x2B8D, 0x7F7F, 0xFF7F, 0x7F80]
     assert np.isnan(got[6])
     assert largest_beyond(numbers, BFLOAT16) == 0
+    assert largest_beyond(np.array([3.4e38], np.float32), BFLOAT16) == 0  # between its largest and float32's
 
 
 def test_what_is_kept_and_what_is_eligible_is_named_in_order(tmp_path: Path) -> None:
