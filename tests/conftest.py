@@ -39,8 +39,9 @@ ROOT = Path(__file__).parent
 SCOPES = {
     "the machine": ("runtime/pool", "diagnose", "cli/test_doctor_command.py", "cli/test_pool_commands.py"),
     "a cluster": ("cluster",),
+    "registries": ("registry",),
 }
-"""Tests that count what others' tests of their kind leave running, or time what those would disturb."""
+"""Tests that share servers, or that count or time what others of their kind would disturb."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -19,7 +19,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # else it depends on whether somebody 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as later versions of Ray have it, without a warning
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
     """A head without processors; each folder adds nodes, and removes them."""
     from tests.cluster.builders import SmallCluster

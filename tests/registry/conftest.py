@@ -1,4 +1,4 @@
-"""Registries for tests: each kind is the real thing, started once per session."""
+"""Registries for tests: each kind is the real thing, started once for this folder, and ended after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ortprep.registry import retries
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
-from tests.registry.backends.mlflow.fakes import mlflow_server
+from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.fakes import BUCKET, s3_server
 
@@ -36,19 +36,24 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def oci_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with oci_server(tmp_path_factory.mktemp("oci")) as server:
         yield server.url
 
 
-@pytest.fixture(scope="session")
-def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="package")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
-        yield server.url
+        yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def mlflow_url(mlflow: MlflowServer) -> str:
+    return mlflow.url
+
+
+@pytest.fixture(scope="package")
 def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with s3_server(tmp_path_factory.mktemp("s3")) as url:
         yield url

@@ -27,7 +27,7 @@ def library() -> str:
     return str(bundle_vega({})["script"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Page]:
     with browser() as page:
         yield page

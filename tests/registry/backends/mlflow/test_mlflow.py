@@ -29,7 +29,7 @@ from ortprep.registry.backends.mlflow.server import MlflowServer as Server
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
 from ortprep.registry.retries import with_retries
 from tests.registry import builders
-from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
+from tests.registry.backends.mlflow.fakes import MlflowServer
 from tests.registry.builders import SOURCE, make_version
 from tests.registry.fakes import BUCKET, Fault, FaultProxy, fault_proxy
 
@@ -39,13 +39,12 @@ MANIFEST = Path(__file__).parents[3] / "compat" / "0.1.0" / "conv" / "manifest.j
 BIG = bytes(range(256)) * 4096 * 3 + b"end"
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as running:
-        yield running
+@pytest.fixture(scope="module")
+def server(mlflow: MlflowServer) -> MlflowServer:
+    return mlflow
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def running_proxy(server: MlflowServer) -> Iterator[FaultProxy]:
     with fault_proxy(server.url) as proxy:
         yield proxy
