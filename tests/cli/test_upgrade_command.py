@@ -19,7 +19,7 @@ from ortprep.bundle.loader_config import (
     read_loader_config,
     write_loader_config,
 )
-from tests.prepare.builders import Project, new_project
+from tests.prepare.builders import Outcome, Project
 
 OLD = "1.23.2"
 HERE = onnxruntime.__version__
@@ -28,10 +28,9 @@ PREPARED = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(first_build: tuple[Project, Outcome], tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a model that is prepared, and a bundle without a spec; it keeps the environments."""
-    project = new_project(tmp_path_factory.mktemp("upgrade"))
-    assert project.run("prepare").code == 0
+    project = first_build[0].copy_to(tmp_path_factory.mktemp("upgrade") / "project")
     bind(shutil.copytree(PREPARED, project.bundle("conv")))
     return project
 

@@ -397,14 +397,11 @@ def test_a_stdout_that_cannot_show_every_character_shows_the_others(
     built: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.write_spec(inputs=SHAPES, samples="größe/*.npz")
-    schema = built.run("schema").out
-    assert not schema.isascii()
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     for outcome in (built.run("show", "net"), built.run("options"), built.doit("explain")):
         assert (outcome.code, outcome.err) == (0, "")
         assert "?" in outcome.out
         assert outcome.out.isascii()
-    assert json.loads(built.run("schema").out) == json.loads(schema)
 
 
 @pytest.mark.slow

@@ -129,6 +129,7 @@ def test_a_model_from_elsewhere_is_fetched_and_stays_in_the_registry_where_that_
         assert len(catalogue.read_state("net").versions) == 1
 
 
+@pytest.mark.manual
 def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
     farm.add_node(cpus=1, labels={"ortprep.io/x": "a", "ortprep.io/selected": "true"})
     farm.add_node(cpus=1, labels={"ortprep.io/selected": "true"})

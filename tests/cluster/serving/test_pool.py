@@ -86,7 +86,7 @@ def test_small_answers_and_copies_can_be_written_to(pool: RaySessionPool) -> Non
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
-    [({}, "missing x"), ({"x": np.ones((1, 2))}, "expected float32, got float64"), ({"z": 1}, "unknown z")],
+    [({}, "got none"), ({"x": np.ones((1, 2))}, "expected float32, got float64"), ({"z": 1}, "got z")],
 )
 def test_inputs_that_are_not_the_models_are_refused(
     pool: RaySessionPool, inputs: dict[str, object], message: str

@@ -183,7 +183,7 @@ def call_serve(dashboard: str, config: dict[str, Any] | None = None) -> Any:
     return json.loads(text) if text else None
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_serve_deploy_and_serve_run_take_the_file_as_it_is(
     cluster_address: dict[str, str], squeezenet: Project, bundle: Path, tmp_path: Path
 ) -> None:
