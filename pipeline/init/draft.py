@@ -93,14 +93,13 @@ def init_spec(
 
     Args:
         model: The ONNX file; its external data beside it.
-        folder: Where the spec will be; its `defaults.yaml` is taken into account. It need not exist.
-        name: Name of the spec; else the one that a spec of this model in the folder has, else the file's.
-        observed: What is known of inputs, by name: it replaces what would be proposed.
-        sections: Further sections of the spec, as JSON types; they replace what would be proposed.
+        folder: Folder of the spec and its `defaults.yaml`; it need not exist.
+        name: Name of the spec; else that of this model's spec in the folder, else the file's.
+        observed: Known inputs, by name; they replace the proposed ones.
+        sections: Further sections of the spec, as JSON types; they replace the proposed ones.
         ask: Asked for a shape where the model does not run; None to leave the question in the spec.
         say: Takes what is going on.
-        may_copy: Whether the spec of a model that ends with a `ZipMap` may be that of a copy in the folder,
-            which answers with a matrix instead.
+        may_copy: Whether a model that ends with a `ZipMap` may get a copy that answers with a matrix.
 
     Returns:
         The draft, with a `question` if the model did not run.
@@ -114,19 +113,16 @@ def init_spec(
     """
     path = _local_path(model)
     _check_folder(folder)
-    told: Say = say or (lambda _: None)
-    known = dict(observed or {})
-    facts = read_facts(path)
+    report: Say = say or (lambda _: None)
+    known, facts = dict(observed or {}), read_facts(path)
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
-    changes: tuple[str, ...] = ()
-    if may_copy and _makes_sequences(facts):
-        changes = write_tensor_copy(path, folder)
-        if changes:
-            path = copy_path(path, folder)
-            facts = read_facts(path)
-            told(f"wrote {path}: {'; '.join(changes)}")
+    changes = write_tensor_copy(path, folder) if may_copy and _makes_sequences(facts) else ()
+    if changes:
+        path = copy_path(path, folder)
+        facts = read_facts(path)
+        report(f"wrote {path}: {'; '.join(changes)}")
     _check_inputs(facts, known, path)
-    told(f"running {path.name} on proposed inputs")
+    report(f"running {path.name} on proposed inputs")
     trial, question = _try_with_answers(path, facts, known, ask)
     draft = Draft(
         name=spec_name,
