@@ -15,7 +15,13 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
 from ortprep.bundle.codec import parse_json
-from ortprep.errors import AccessDeniedError, BundleError, PipelineError, RegistryError
+from ortprep.errors import (
+    AccessDeniedError,
+    BundleError,
+    PipelineError,
+    RegistryError,
+    RegistryUnavailableError,
+)
 from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
 from ortprep.registry.retries import with_retries
 from ortprep.spec.redaction import redact_url
@@ -125,6 +131,12 @@ class MlflowServer:
                     raise _no_server(doing, "status 404")
                 if tolerated and code == tolerated:
                     return {}
+                if "IntegrityError" in str(refusal.get("message", "")):
+                    # Another publisher wrote the same row between MLflow's look and its write; asked again,
+                    # MLflow finds the row.
+                    raise RegistryUnavailableError(
+                        f"cannot {doing}: another publisher wrote the same just then"
+                    )
                 raise refuse(response, refusal, doing)
 
         return with_retries(ask)
