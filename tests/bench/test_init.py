@@ -53,7 +53,7 @@ def test_rows_of_an_earlier_result_are_kept(tmp_path: Path) -> None:
     assert json.loads(result.read_text(encoding="utf-8"))["models"] == [asdict(row)]
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_models_are_taken_as_far_as_they_come(tmp_path: Path) -> None:
     models.write_model(models.conv_net(), tmp_path / "models" / "good" / "net.onnx")
     models.write_model(impossible(), tmp_path / "models" / "bad" / "odd.onnx")

@@ -64,12 +64,11 @@ def test_a_shape_can_be_given(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_spec_s_source_is_fetched_and_its_bundle_examined_beside_it(project: Project) -> None:
+def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it(project: Project, built: Project) -> None:
     project.add(folding_net(), inputs=SHAPES)
     found = ask(project, "init", "net", "--rounds", "1")
     assert set(found["init"]["figures"]) == {"device", "default"}
-    assert project.run("prepare", "net").code == 0
-    found = ask(project, "init", "net", "--rounds", "1")
+    found = ask(built, "init", "net", "--rounds", "1")
     assert set(found["init"]["figures"]) == {"device", "default", "prepared"}
 
 

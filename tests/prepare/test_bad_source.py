@@ -107,7 +107,7 @@ def test_a_build_goes_on_once_the_model_is_mended(built: Project, change: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["ortprep", "doit"])
+@pytest.mark.parametrize("command", [pytest.param("ortprep", marks=pytest.mark.manual), "doit"])
 def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(
     built: Project, command: str
 ) -> None:

@@ -51,7 +51,7 @@ EXACT = ("zero-inputs", "strings", "branches")
 """Those that answer to the bit as their source does."""
 
 
-UNUSUAL = ("zero-inputs", "strings", "branches")
+UNUSUAL = ("branches",)
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def test_every_model_runs_in_every_situation_of_every_round(add: DoctorModel, li
     assert len(found.tables[0].rows) == 6
 
 
+@pytest.mark.manual
 def test_a_model_alone_is_run_beside_a_copy_of_itself(add: DoctorModel) -> None:
     found = diagnose_concurrent([add], devices=["cpu"], seconds=SECONDS)
     assert [model["name"] for model in found.figures["models"]] == ["add #1", "add #2"]
@@ -68,6 +69,7 @@ def test_a_model_that_cannot_be_run_is_an_error_that_names_it(add: DoctorModel, 
         diagnose_concurrent([add, linear], devices=["cpu"], seconds=SECONDS)
 
 
+@pytest.mark.manual
 def test_a_bundle_alone_is_run_as_jobs_run_it(add: DoctorModel, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     write_tensors(tmp_path / "b.npz", {"x": sample()})

@@ -67,6 +67,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_that_names_it(subject: Doctor
         diagnose_parallel(subject, devices=["cpu"], sessions=2)
 
 
+@pytest.mark.manual
 def test_a_bundle_alone_is_loaded_as_jobs_load_it(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path)
     found = diagnose_parallel(DoctorModel("b", "", bundle=str(bundle)), devices=["cpu"], sessions=2)

@@ -287,7 +287,7 @@ def test_without_the_client_its_extra_is_named(
     assert caught.value.hint == install_command("hub")
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 def test_the_command_prepares_a_private_model_and_needs_no_network_again(
     hub: Hub, tmp_path: Path, stack: ExitStack
 ) -> None:
