@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from ortprep.errors import (
     AccessDeniedError,
     MissingExtraError,
     NotPublishedError,
-    PipelineError,
     RegistryError,
     RegistryUnavailableError,
     hint_of_os_error,
@@ -38,6 +38,14 @@ T = TypeVar("T")
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2", "oss"})
 """Stores where an object appears whole or not at all; elsewhere it is renamed into place."""
+
+_PLUGIN_FAILURES = (
+    ("botocore.exceptions", "BotoCoreError"),
+    ("aiohttp", "ClientError"),
+    ("azure.core.exceptions", "AzureError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
+"""What filesystems' own libraries raise, beside the errors of the standard library."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 
@@ -215,6 +223,8 @@ class FsspecFolder:
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
         where = f"{what} in {self.name}" if what else self.name
+        # A fault of this package is none of these: it is neither retried nor called the registry's.
+        failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
         try:
             yield
         except FileNotFoundError as error:
@@ -224,9 +234,7 @@ class FsspecFolder:
                 f"no permission: {where}\n  {error.strerror or type(error).__name__}",
                 hint="the filesystem takes credentials from its usual environment variables and files",
             ) from error
-        except PipelineError:
-            raise
-        except Exception as error:  # filesystems raise what their own libraries do
+        except failures + _plugin_failures() as error:
             reason = f"{where}\n  {getattr(error, 'strerror', None) or type(error).__name__}"
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 hint = hint_of_os_error(error, self._root)
@@ -286,3 +294,8 @@ def _modified_at(info: Mapping[str, Any]) -> float:
         if isinstance(value, int | float):
             return float(value)
     return math.inf
+
+
+def _plugin_failures() -> tuple[type[Exception], ...]:
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in _PLUGIN_FAILURES)
+    return tuple(kind for kind in kinds if kind is not None)
