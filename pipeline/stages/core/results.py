@@ -1,4 +1,4 @@
-"""What each stage hands to those after it; kept as JSON in its receipt."""
+"""Results of the stages, which later stages read; kept as JSON in receipts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TuneResult:
     """Of `tune`. Files: those of the chosen plan, and of the one that serves first if it has its own.
 
     Attributes:
-        prepared: What jobs load, in the form `optimize` hands it on.
+        prepared: The graph that jobs load, in the form of the result of `optimize`.
         first_phase: What may serve until that is ready, its model a path in the stage's folder; None for
             nothing.
     """
