@@ -251,7 +251,7 @@ def run(model: bytes, feed: Array) -> Array:
 
 @pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name not in NOT_EVERYWHERE])
 def test_types_numpy_lacks_go_into_a_session_and_come_out(name: str) -> None:
-    round_trip(ELEMENT_TYPES[name], [1, 2, 7])
+    assert_round_trip(ELEMENT_TYPES[name], [1, 2, 7])
 
 
 @pytest.mark.parametrize("name", ["uint2", "int2"])
@@ -260,10 +260,10 @@ def test_types_of_newer_onnx_runtimes_go_into_a_session_and_come_out(name: str) 
 
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 25):
         pytest.skip(f"ONNX Runtime {onnxruntime.__version__} has no {name}")
-    round_trip(ELEMENT_TYPES[name], [1, 0, -2 if name == "int2" else 3], opset=25)
+    assert_round_trip(ELEMENT_TYPES[name], [1, 0, -2 if name == "int2" else 3], opset=25)
 
 
-def round_trip(kind: ElementType, values: list[int], *, opset: int = 21) -> None:
+def assert_round_trip(kind: ElementType, values: list[int], *, opset: int = 21) -> None:
     numbers = np.array(values, np.float32)
     narrowed = run(one_node("Cast", FLOAT, kind.code, opset=opset), numbers)
     assert dtype_name(narrowed.dtype) == kind.name

@@ -52,7 +52,7 @@ class Converted:
         found = next(each for each in walk_initializers(self.graph) if each.name == name)
         return found.data_type, WeightReader(self.written.parent).read(found)
 
-    def agrees(self, feeds: Feeds, *, tolerance: float = 4e-3) -> None:
+    def assert_agrees(self, feeds: Feeds, *, tolerance: float = 4e-3) -> None:
         """Runs both, the converted one with and without optimisation."""
         (expected,) = run(self.source, feeds, LEVELS[1])
         for level in LEVELS:
@@ -116,7 +116,7 @@ def test_answers_are_those_of_the_source_to_half_precision(
 ) -> None:
     converted = Converted(model, tmp_path, external=external, keep_io=keep_io)
 
-    converted.agrees(feeds)
+    converted.assert_agrees(feeds)
     assert {path.name for path in converted.written.parent.iterdir()} <= {"m.onnx", "m.onnx.data"}
 
 
@@ -188,7 +188,7 @@ def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path
 
     converted = Converted(model, tmp_path, blocked_nodes=("n1", "n2"))
 
-    converted.agrees({"x": X4})
+    converted.assert_agrees({"x": X4})
     assert converted.operators == ["Cast", "Relu", "Cast", "Mul", "Div", "Cast", "Relu", "Cast"]
     assert converted.weight("big") == (FLOAT, np.float32(1e5).tobytes())
 
@@ -212,7 +212,7 @@ def test_a_value_that_several_kept_nodes_take_is_cast_once(keep_io: bool, tmp_pa
 
     converted = Converted(model, tmp_path, keep_io=keep_io, blocked_nodes=("Exp", "Sin"))
 
-    converted.agrees({"x": X4})
+    converted.assert_agrees({"x": X4})
     assert [n.input[0] for n in converted.graph.graph.node if n.op_type == "Cast"].count("a") == 1
 
 
@@ -221,8 +221,8 @@ def test_a_value_that_several_kept_nodes_take_is_cast_once(keep_io: bool, tmp_pa
 def test_nodes_of_branches_can_be_kept(keep_io: bool, asked: dict[str, Any], tmp_path: Path) -> None:
     converted = Converted(models.if_net(), tmp_path, keep_io=keep_io, **asked)
 
-    converted.agrees({"x": X4[None]})
-    converted.agrees({"x": -X4[None]})
+    converted.assert_agrees({"x": X4[None]})
+    converted.assert_agrees({"x": -X4[None]})
     assert {"Mul_0", "Mul_1"} <= set(converted.reply.kept)
     assert [converted.weight(name)[0] for name in ("then.w", "else.w")] == [FLOAT, FLOAT]
 
@@ -237,8 +237,8 @@ def test_branches_may_use_the_same_names(tmp_path: Path) -> None:
     converted = Converted(model, tmp_path, blocked_nodes=("Mul_1",))
 
     x = RNG.random((2, 1000), np.float32)
-    converted.agrees({"x": x})
-    converted.agrees({"x": -x})
+    converted.assert_agrees({"x": x})
+    converted.assert_agrees({"x": -x})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -251,7 +251,7 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int
 
     converted = Converted(model, tmp_path / "some", keep_io=bool(seed % 2), blocked_nodes=chosen)
 
-    converted.agrees(feeds)
+    converted.assert_agrees(feeds)
     assert set(chosen) <= set(converted.reply.kept)
 
 
@@ -261,7 +261,7 @@ def test_a_weight_of_converted_and_kept_nodes_is_in_half_precision(tmp_path: Pat
     converted = Converted(model, tmp_path, blocked_nodes=("n1",))
 
     assert converted.weight("w")[0] == TensorProto.FLOAT16
-    converted.agrees({"x": X4})
+    converted.assert_agrees({"x": X4})
 
 
 def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_constants_of_branches_and_around_them_are_weights_too(tmp_path: Path) -
 
     assert "Constant" not in converted.operators
     assert [converted.weight(name)[0] for name in ("then.w", "else.w", "zero")] == [TensorProto.FLOAT16] * 3
-    converted.agrees({"x": X4[None]})
+    converted.assert_agrees({"x": X4[None]})
 
 
 def test_a_branch_that_gives_no_floats_still_computes_in_half_precision(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_branch_that_gives_no_floats_still_computes_in_half_precision(tmp_path
 
     assert {"Mul_0", "ArgMax_0"} <= set(converted.reply.converted)
     assert "If_0" not in (*converted.reply.converted, *converted.reply.kept)
-    converted.agrees({"x": X4[None]})
+    converted.assert_agrees({"x": X4[None]})
 
 
 def test_weights_that_are_listed_as_inputs_become_weights_only(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_weights_that_are_listed_as_inputs_become_weights_only(tmp_path: Path) -
 
     assert [item.name for item in converted.graph.graph.input] == ["x"]
     assert converted.weight("w0")[0] == TensorProto.FLOAT16
-    converted.agrees({"x": RNG.random((2, 64), np.float32)})
+    converted.assert_agrees({"x": RNG.random((2, 64), np.float32)})
 
 
 def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def filled(number: float) -> onnx.ModelProto:
 
 
 def test_a_tensor_that_a_node_holds_is_converted_and_watched_as_weights_are(tmp_path: Path) -> None:
-    Converted(filled(0.5), tmp_path / "fits").agrees({"x": X4})
+    Converted(filled(0.5), tmp_path / "fits").assert_agrees({"x": X4})
     with pytest.raises(StageError, match=r"tensor 'fill.value' of 'fill'"):
         Converted(filled(1e6), tmp_path / "does not")
 
@@ -404,7 +404,7 @@ def test_inputs_that_an_operator_takes_as_float32_only_stay_so(tmp_path: Path) -
 
     assert converted.weight("scales")[0] == FLOAT
     assert converted.reply.converted == ("resize",)
-    converted.agrees({"x": RNG.random((1, 1, 2, 2), np.float32)})
+    converted.assert_agrees({"x": RNG.random((1, 1, 2, 2), np.float32)})
 
 
 def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_p
     converted = Converted(model, tmp_path)
 
     assert converted.reply.converted == ("n0", "n1")
-    converted.agrees({"x": X4[None]})
+    converted.assert_agrees({"x": X4[None]})
 
 
 def test_casts_that_change_nothing_any_more_are_left_out(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_casts_that_change_nothing_any_more_are_left_out(tmp_path: Path) -> None
     converted = Converted(model, tmp_path)
 
     assert converted.operators == ["Cast", "Cast", "Sqrt", "Neg", "Cast"]
-    converted.agrees({"x": abs(X4)})
+    converted.assert_agrees({"x": abs(X4)})
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_sequences_stay_float32(tmp_path: Path) -> None:
     converted = Converted(model, tmp_path)
 
     assert (converted.reply.kept, converted.reply.converted) == (("split", "at"), ("relu", "neg"))
-    converted.agrees({"x": X4})
+    converted.assert_agrees({"x": X4})
 
 
 def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> None:
@@ -552,4 +552,4 @@ def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_
     converted = Converted(model, tmp_path, blocked_nodes=("kept",))
     assert converted.weight("w_float32") == (TensorProto.FLOAT, weight.tobytes())
     assert converted.weight("w") == (TensorProto.FLOAT16, np.ones((8, 8), np.float16).tobytes())
-    converted.agrees({"x": np.ones((2, 8), np.float32)})
+    converted.assert_agrees({"x": np.ones((2, 8), np.float32)})

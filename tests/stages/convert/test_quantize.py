@@ -101,7 +101,7 @@ def _run(path: Path, feeds: dict[str, Array], *, unsigned: bool = False) -> list
     return list(session.run(None, feeds))
 
 
-def _require_near(model: onnx.ModelProto, folder: Path, *, share: float, unsigned: bool = True) -> None:
+def _assert_near(model: onnx.ModelProto, folder: Path, *, share: float, unsigned: bool = True) -> None:
     """Checks that the written model differs from the source by a share of its largest answer at most."""
     feeds = _feeds(model, 0, rows=2)
     expected = _run(folder / "source" / "m.onnx", feeds)
@@ -163,7 +163,7 @@ def test_answers_stay_near_those_of_the_source(
     model = build()
     _quantize(name, model, tmp_path)
     # ONNX Runtime 1.31 cannot rewrite a table that is quantised once and used three times.
-    _require_near(model, tmp_path, share=share, unsigned=(name, build) != ("static", _tied))
+    _assert_near(model, tmp_path, share=share, unsigned=(name, build) != ("static", _tied))
 
 
 @EVERY_PASS
@@ -196,7 +196,7 @@ def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path: Pat
         for item in model.graph.initializer
     )
     _quantize(name, model, tmp_path)
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 @EVERY_PASS
@@ -263,7 +263,7 @@ def test_data_that_is_a_hard_link_is_read(tmp_path: Path, name: str) -> None:
     write_external_model(matmul_net(), tmp_path / "source" / "m.onnx")
     os.link(tmp_path / "source" / "weights.bin", tmp_path / "link")
     _quantize(name, matmul_net(), tmp_path)
-    _require_near(matmul_net(), tmp_path, share=0.2)
+    _assert_near(matmul_net(), tmp_path, share=0.2)
 
 
 @EVERY_PASS
@@ -284,7 +284,7 @@ def test_an_old_opset_is_raised_and_its_nodes_keep_their_names(tmp_path: Path, n
     model.opset_import[0].version = 9
     reply = _quantize(name, model, tmp_path, operators=("Conv", "Gemm"))
     assert reply.converted == ("conv", "fc")
-    _require_near(model, tmp_path, share=0.15)
+    _assert_near(model, tmp_path, share=0.15)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "static"])
@@ -296,7 +296,7 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: s
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     assert _quantize(name, model, tmp_path).converted == ("matmul0", "matmul1")
     assert "g_DequantizeLinear" in _nodes(tmp_path) or name == "dynamic"
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "static"])
@@ -323,8 +323,8 @@ def test_a_child_process_does_the_same(tmp_path: Path, name: str) -> None:
 def test_dynamic_quantises_lookups_and_convolutions_when_told_to(tmp_path: Path) -> None:
     assert _quantize("dynamic", embedding(), tmp_path / "a", operators=("Gather",)).converted == ("Gather_0",)
     assert _quantize("dynamic", conv_net(), tmp_path / "b", operators=("Conv",)).converted == ("conv",)
-    _require_near(embedding(), tmp_path / "a", share=0.05)
-    _require_near(conv_net(), tmp_path / "b", share=0.05)
+    _assert_near(embedding(), tmp_path / "a", share=0.05)
+    _assert_near(conv_net(), tmp_path / "b", share=0.05)
 
 
 def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) 
     model.graph.output[0].type.tensor_type.ClearField("shape")
     assert _quantize("dynamic", model, tmp_path / "a").kept == ("matmul0",)
     assert _quantize("dynamic", model, tmp_path / "b", per_channel=False).kept == ()
-    _require_near(model, tmp_path / "b", share=0.05)
+    _assert_near(model, tmp_path / "b", share=0.05)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
@@ -350,7 +350,7 @@ def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path: Path, per_channe
         ],
     )
     assert _quantize("dynamic", model, tmp_path, per_channel=per_channel).converted == ("LSTM_0",)
-    _require_near(model, tmp_path, share=0.05)
+    _assert_near(model, tmp_path, share=0.05)
 
 
 def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: 
     reply = _quantize("static", model, tmp_path, operators=("Conv",))
     names = tuple(node.name for node in model.graph.node if node.op_type == "Conv")
     assert (reply.converted, reply.kept) == (names, ())
-    _require_near(model, tmp_path, share=0.15)
+    _assert_near(model, tmp_path, share=0.15)
 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
@@ -367,7 +367,7 @@ def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: 
 def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: str, activation: str) -> None:
     model = conv_net()
     _quantize("static", model, tmp_path, method=method, activation=activation)
-    _require_near(model, tmp_path, share=0.15)
+    _assert_near(model, tmp_path, share=0.15)
     written = onnx.load(tmp_path / "written" / "m.onnx")
     zeros = {item.name: item for item in written.graph.initializer if item.name.endswith("_zero_point")}
     kind = TensorProto.INT8 if activation == "int8" else TensorProto.UINT8
@@ -403,7 +403,7 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
         for graph in (got, expected)
     ]
     assert arrays[0] == arrays[1]
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
@@ -412,26 +412,26 @@ def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
     _quantize("weights", model, tmp_path)
     written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
     assert [item.name for item in written.graph.initializer] == ["w1", "w0_Q4", "w0_scales"]
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 def test_a_new_weight_takes_no_name_in_use(tmp_path: Path) -> None:
     model = matmul_net()
     model.graph.initializer[1].name = model.graph.node[1].input[1] = "w0_scales"
     _quantize("weights", model, tmp_path)
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 def test_weights_of_subgraphs_are_quantised(tmp_path: Path) -> None:
     model = loop_net()
     assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)
-    _require_near(model, tmp_path, share=0.2)
+    _assert_near(model, tmp_path, share=0.2)
 
 
 def test_weights_of_half_precision_are_quantised(tmp_path: Path) -> None:
     model = half_net()
     assert _quantize("weights", model, tmp_path, bits=8).converted == ("MatMul_0",)
-    _require_near(model, tmp_path, share=0.05)
+    _assert_near(model, tmp_path, share=0.05)
 
 
 @EVERY_PASS
