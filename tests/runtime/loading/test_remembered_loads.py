@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -290,3 +291,22 @@ def count_mapping_calls(script: str) -> int:
         timeout=600,
     )
     return len(traced.stderr.splitlines())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc's malloc behaves")
+def test_arrays_after_a_load_reuse_the_memory_of_those_before(bundle: Path) -> None:
+    script = (
+        "import resource, sys, numpy\n"
+        "from ortprep.runtime import load\n"
+        "session = load(sys.argv[1])\n"
+        "def use_arrays(): return [numpy.ones(3 << 20, numpy.uint8) for _ in range(4)]\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "use_arrays(); before = faults()\n"
+        "for _ in range(10): use_arrays()\n"
+        "print(faults() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(bundle)], capture_output=True, text=True, check=True
+    )
+    # 12 MiB are 3,072 pages.
+    assert int(done.stdout) < 1000
