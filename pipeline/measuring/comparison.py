@@ -80,8 +80,22 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     Raises:
         ValueError: There are no rounds, or the numbers of rounds differ.
     """
+    return math.exp(centre(_log_ratios(numerator, denominator)))
+
+
+def least_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """Returns what `paired_ratio` estimates, less one standard error; 0 for a single round.
+
+    Raises:
+        ValueError: There are no rounds, or the numbers of rounds differ.
+    """
+    logarithms = _log_ratios(numerator, denominator)
+    return math.exp(centre(logarithms) - standard_error(logarithms))
+
+
+def _log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
     pairs = zip(numerator, denominator, strict=True)
-    return math.exp(centre([math.log(max(above, _TINY) / max(below, _TINY)) for above, below in pairs]))
+    return [math.log(max(above, _TINY) / max(below, _TINY)) for above, below in pairs]
 
 
 def standard_error(logarithms: Sequence[float]) -> float:
@@ -106,10 +120,9 @@ def is_below(below: Sequence[float], above: Sequence[float]) -> bool:
     """
     if len(below) < MIN_ROUNDS:
         raise ValueError(f"three rounds are the least that show a spread, got {len(below)}")
-    pairs = [(max(low, _TINY), max(high, _TINY)) for low, high in zip(below, above, strict=True)]
-    logarithms = [math.log(low / high) for low, high in pairs]
+    logarithms = _log_ratios(below, above)
     agreeing = sum(log < 0 for log in logarithms)
-    return agreeing >= AGREEMENT * len(pairs) and centre(logarithms) < -2 * standard_error(logarithms)
+    return agreeing >= AGREEMENT * len(logarithms) and centre(logarithms) < -2 * standard_error(logarithms)
 
 
 def beats(below: Sequence[float], above: Sequence[float], *, least: float) -> bool:

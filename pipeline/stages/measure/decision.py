@@ -7,7 +7,13 @@ from statistics import median
 
 from ortprep.bundle.manifest import Decision, PlanFigures
 from ortprep.bundle.tuning_record import Summary
-from ortprep.measuring.comparison import paired_ratio, ratio_of_medians, separated, summarise
+from ortprep.measuring.comparison import (
+    least_ratio,
+    paired_ratio,
+    ratio_of_medians,
+    separated,
+    summarise,
+)
 from ortprep.report.formatting import format_ratio
 from ortprep.runtime.probing.probe import ProbeResult
 from ortprep.tuning.objective import Figures, Objective, describe_memory
@@ -33,9 +39,12 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
 
     The first candidate is shipped that keeps the limits and is better than the default beyond the noise:
     cheaper over all runs of a session, or ready sooner and not slower in steady state. Slower means by more
-    than 3 %, and beyond the noise or so that a session with all its runs takes longer. Otherwise the default
-    is shipped, unless it exceeds a limit: then the first candidate that keeps them. The prepared plan is
-    judged together with its first phase, if it has one.
+    than 3 %, one standard error allowed: a graph that was optimised beforehand runs the same kernels, so it
+    has to be shown to be slower. Where single figures scatter by 15 %, as on a shared machine, 4 % of equal
+    plans are refused after ten rounds, 50 % of those that take 1.1 times as long and 95 % of 1.3 times (two
+    models, 50 rounds of each, drawn anew 600 times). Otherwise the default is shipped, unless it exceeds a
+    limit: then the first candidate that keeps them. The prepared plan is judged together with its first
+    phase, if it has one.
 
     Args:
         samples: Figures of at least three rounds; plans that failed are absent. Without a `default` the first
@@ -136,10 +145,8 @@ def _objection(
     if not separated(_readies(first or candidate), _readies(default)):
         return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
-    ratio = paired_ratio(*steady)
-    costs_more = paired_ratio(costs, _costs(default, objective)) > 1
-    if ratio > STEADY_ALLOWANCE and (costs_more or separated(*reversed(steady))):
-        return f"takes {ratio:.2f}× the time per run in steady state"
+    if least_ratio(*steady) > STEADY_ALLOWANCE:
+        return f"takes {paired_ratio(*steady):.2f}× the time per run in steady state"
     return None
 
 
