@@ -38,6 +38,9 @@ from ortprep.measuring.rounds import order_of_round
 PLAIN, RUN, VARIABLES = "plain", "run", "variables"
 FIGURES = ("first_ms", "whole_ms", "call_ms")
 
+_DEFAULTS = "targets: [cpu]\ntune: {max_trials: 0}\n"
+"""Bundles are measured as a user's are, but without a search."""
+
 _MAX_RELATIVE_ERROR = 1e-3
 """Largest relative difference between two answers of one number that still agree, as of a spec's gate."""
 
@@ -260,11 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = [model for name in names for model in APPLICATIONS[name].models]
     try:
         programs = make_environment(artifacts / "dropin-environment")
-        prepare_small_models(models, artifacts / "small", reuse=not options.rebuild)
+        prepare_small_models(models, artifacts / "dropin", defaults=_DEFAULTS, reuse=not options.rebuild)
         with measuring("cpu"):
             found = {
                 name: compare(
-                    make_commands(APPLICATIONS[name], programs, artifacts / "small"), rounds=options.rounds
+                    make_commands(APPLICATIONS[name], programs, artifacts / "dropin"), rounds=options.rounds
                 )
                 for name in names
             }

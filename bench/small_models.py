@@ -109,13 +109,14 @@ SMALL_MODELS = {
 
 
 def prepare_small_models(
-    names: Sequence[str], artifacts: Path, *, reuse: bool = False
+    names: Sequence[str], artifacts: Path, *, defaults: str = DEFAULTS, reuse: bool = False
 ) -> tuple[PreparedModel, ...]:
-    """Downloads missing models and builds bundles without a search.
+    """Downloads missing models and builds bundles, unless the defaults say otherwise without a search.
 
     Args:
         names: Keys of `SMALL_MODELS`.
         artifacts: Folder of bundles; kept between runs. Models are below it, in `models`.
+        defaults: Text of `configs/defaults.yaml`.
         reuse: As `prepare_specs` takes it.
 
     Raises:
@@ -123,7 +124,7 @@ def prepare_small_models(
     """
     models = artifacts / "models"
     download_models(names, models)
-    return prepare_specs(small_specs(names, models), artifacts, defaults=DEFAULTS, reuse=reuse)
+    return prepare_specs(small_specs(names, models), artifacts, defaults=defaults, reuse=reuse)
 
 
 def small_specs(names: Iterable[str], models: Path) -> dict[str, str]:
