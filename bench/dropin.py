@@ -161,7 +161,7 @@ def make_environment(folder: Path) -> Path:
     """
     ready = folder / "ready.txt"
     if not ready.exists() or ready.read_text() != "\n".join(_REQUIREMENTS):
-        venv.create(folder, with_pip=True, clear=True)
+        venv.create(folder, with_pip=True, clear=True, upgrade_deps=True)
         command = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *_REQUIREMENTS]
         if subprocess.run(command, check=False).returncode:
             raise StageError("cannot install the applications", hint=" ".join(command))

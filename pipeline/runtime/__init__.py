@@ -5,8 +5,6 @@ Importing this package costs next to nothing; a name brings in what it needs whe
 
 from __future__ import annotations
 
-import importlib
-
 TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
     from ortprep.runtime.buckets.loader import load_bucketed as load_bucketed
@@ -49,6 +47,8 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

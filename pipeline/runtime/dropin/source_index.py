@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 _SCHEME = "[A-Za-z][A-Za-z0-9+.-]*://"
-_PLACE = re.compile(rf"{_SCHEME}.+?(?=:(?:/(?!/)|\.|~|{_SCHEME})|:?$)|[^:]+")
+_PLACE = rf"{_SCHEME}.+?(?=:(?:/(?!/)|\.|~|{_SCHEME})|:?$)|[^:]+"
 """A reference to a registry, which may have colons in it, as in `oci://host:5000/name@v1`; or a folder."""
 
 
@@ -76,7 +76,9 @@ def list_bundles(places: str) -> list[IndexedBundle]:
 
 def split_places(places: str) -> list[str]:
     """Returns the single places of a list that is separated by `os.pathsep`."""
-    return _PLACE.findall(places)
+    if "://" not in places:  # as in nearly every job; the expression takes half a millisecond to compile
+        return [place for place in places.split(os.pathsep) if place]
+    return re.findall(_PLACE, places)
 
 
 def name_place(place: str) -> str:
