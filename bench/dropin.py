@@ -31,7 +31,7 @@ from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
 from ortprep.bundle.codec import encode
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import is_below, paired_ratio, summarise
+from ortprep.measuring.comparison import paired_ratio, ratio_interval, summarise
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 
@@ -211,7 +211,7 @@ def compare(commands: Mapping[str, Sequence[str]], *, rounds: int) -> dict[str, 
 
 
 def report(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns the figures of each way, their ratio to plain, and whether they are better or worse.
+    """Returns the figures of each way, their ratio to plain, give or take two standard errors, and a verdict.
 
     Args:
         results: What `run_application` returned, by way; the k-th of all are of the same round.
@@ -224,15 +224,16 @@ def report(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
         figures[name] = {way: encode(summarise(of)) for way, of in values.items()}
         for way in (RUN, VARIABLES):
             figures[name][way]["to_plain"] = paired_ratio(values[way], plain)
-            figures[name][way]["verdict"] = compare_values(values[way], plain)
+            figures[name][way]["interval"] = interval = ratio_interval(values[way], plain, errors=2)
+            figures[name][way]["verdict"] = judge(*interval)
     return {"answers_agree": all(agrees(answers[0], other) for other in answers), "figures": figures}
 
 
-def compare_values(values: Sequence[float], plain: Sequence[float]) -> str:
-    """Returns `better`, `worse` or `no difference`, which is what the noise may be as well."""
-    if is_below(values, plain):
+def judge(low: float, high: float) -> str:
+    """Returns `better`, `worse` or `no difference`, by the interval in which the ratio to plain is."""
+    if high < 1:
         return "better"
-    return "worse" if is_below(plain, values) else "no difference"
+    return "worse" if low > 1 else "no difference"
 
 
 def agrees(one: Any, other: Any) -> bool:
@@ -285,6 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if print_table(found) else 0
 
 
+def format_interval(figures: Mapping[str, Any]) -> str:
+    """Returns a ratio to plain, its interval and what that means, as text."""
+    low, high = figures["interval"]
+    return f"{figures['to_plain']:.2f}× [{low:.2f}–{high:.2f}], {figures['verdict']}"
+
+
 def print_table(found: Mapping[str, Any]) -> bool:
     """Prints the figures, and returns whether an answer differs or something is worse."""
     is_bad = False
@@ -293,8 +300,7 @@ def print_table(found: Mapping[str, Any]) -> bool:
         is_bad |= not one["answers_agree"]
         for figure, ways in one["figures"].items():
             shown = [
-                f"{way} {ways[way]['median']:8.1f} ({ways[way]['to_plain']:.3f}×, {ways[way]['verdict']})"
-                for way in (RUN, VARIABLES)
+                f"{way} {ways[way]['median']:8.1f} ({format_interval(ways[way])})" for way in (RUN, VARIABLES)
             ]
             print(f"  {figure:<9} plain {ways[PLAIN]['median']:8.1f}  {'  '.join(shown)}")
             is_bad |= any(ways[way]["verdict"] == "worse" for way in (RUN, VARIABLES))

@@ -83,14 +83,17 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     return math.exp(centre(_log_ratios(numerator, denominator)))
 
 
-def least_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Returns what `paired_ratio` estimates, less one standard error; 0 for a single round.
+def ratio_interval(
+    numerator: Sequence[float], denominator: Sequence[float], *, errors: float
+) -> tuple[float, float]:
+    """Returns what `paired_ratio` estimates, less and plus some standard errors; 0 and infinity for one round.
 
     Raises:
         ValueError: There are no rounds, or the numbers of rounds differ.
     """
     logarithms = _log_ratios(numerator, denominator)
-    return math.exp(centre(logarithms) - standard_error(logarithms))
+    middle, margin = centre(logarithms), errors * standard_error(logarithms)
+    return math.exp(middle - margin), math.exp(middle + margin)
 
 
 def _log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:

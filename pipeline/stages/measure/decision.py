@@ -8,8 +8,8 @@ from statistics import median
 from ortprep.bundle.manifest import Decision, PlanFigures
 from ortprep.bundle.tuning_record import Summary
 from ortprep.measuring.comparison import (
-    least_ratio,
     paired_ratio,
+    ratio_interval,
     ratio_of_medians,
     separated,
     summarise,
@@ -145,7 +145,7 @@ def _objection(
     if not separated(_readies(first or candidate), _readies(default)):
         return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
-    if least_ratio(*steady) > STEADY_ALLOWANCE:
+    if ratio_interval(*steady, errors=1)[0] > STEADY_ALLOWANCE:
         return f"takes {paired_ratio(*steady):.2f}× the time per run in steady state"
     return None
 
