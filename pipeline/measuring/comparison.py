@@ -86,7 +86,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
 def ratio_interval(
     numerator: Sequence[float], denominator: Sequence[float], *, errors: float
 ) -> tuple[float, float]:
-    """Returns what `paired_ratio` estimates, less and plus some standard errors; 0 and infinity for one round.
+    """Returns what `paired_ratio` estimates, less and plus some standard errors; 0 and infinity of one round.
 
     Raises:
         ValueError: There are no rounds, or the numbers of rounds differ.
