@@ -28,7 +28,7 @@ def adopt(
         list[str] | None, typer.Argument(metavar="PROGRAM", help="The application to run.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
-    force: Annotated[bool, typer.Option("--force", help="Replace specs that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
     json: AsJson = False,
 ) -> None:
     """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
@@ -62,14 +62,14 @@ def adopt(
 def _warn(processes: Sequence[ProcessRecord]) -> None:
     installed = installed_onnxruntime()
     for version in sorted({process.onnxruntime for process in processes} - {installed}):
-        here = f"this environment {installed}"
-        echo(f"the application has ONNX Runtime {version}, {here}: prepare with the former")
+        both = f"the application has ONNX Runtime {version}, this environment {installed}"
+        echo(f"{both}: prepare with {version}")
     killed = [str(process.pid) for process in processes if process.models and not process.ended]
     if killed:
-        echo(f"ended abruptly, so runs of the last second may be missing: process {', '.join(killed)}")
+        echo(f"ended abruptly, so runs of its last second may be missing: process {', '.join(killed)}")
     lost = sum(process.lost for process in processes)
     if lost:
-        echo(f"sessions that were not recorded, as a process had more than {MAX_MODELS} models: {lost}")
+        echo(f"sessions not recorded, since a process had more than {MAX_MODELS} models: {lost}")
 
 
 def _report(models: Sequence[AdoptedModel], out: Path) -> None:

@@ -45,45 +45,55 @@ NamesOrFiles = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        help="Models or ONNX files; all models if none is named. A file without a spec gets one first.",
+        help="Models, or ONNX files, which get a spec first if they have none; all models by default.",
     ),
 ]
 PrepareTarget = Annotated[
     str | None,
-    typer.Option(metavar="T", help="Build this target alone: cpu, cuda, or a kind of hardware in the fleet."),
+    typer.Option(metavar="T", help="Build only this target: cpu, cuda, or a kind of hardware of the fleet."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-n", min=1, help="Maximum number of concurrent tasks here.")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-n", min=1, help="Maximum number of tasks at a time on this machine.")
+]
 ChosenEngine = Annotated[EngineName, typer.Option(help="doit on this machine, or ray on a cluster.")]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help=f"{_RAY}: the cluster; else $RAY_ADDRESS, else this machine's."),
+    typer.Option(
+        metavar="HOST:PORT", help=f"{_RAY}: the cluster; by default $RAY_ADDRESS, else this machine's."
+    ),
 ]
 Fleet = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help=f"{_RAY}: kinds of hardware; else fleet.yaml beside the specs."),
+    typer.Option(
+        metavar="FILE", help=f"{_RAY}: the kinds of hardware; by default fleet.yaml beside the specs."
+    ),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help=f"{_RAY}: where nodes keep their work, a path or an fsspec URL; else ${STORE_VARIABLE}.",
+        help=f"{_RAY}: where nodes store their work, a path or an fsspec URL; by default ${STORE_VARIABLE}.",
     ),
 ]
 Registry = Annotated[
     str | None,
-    typer.Option(metavar="URL", help=f"{_RAY}: where they publish; else the folder registry in the store."),
+    typer.Option(
+        metavar="URL", help=f"{_RAY}: where nodes publish; by default the folder registry in the store."
+    ),
 ]
 Collect = Annotated[
     bool | None,
     typer.Option(
         "--collect/--no-collect",
-        help=f"{_RAY}: fetch the merged bundles from the registry at the end, or leave them there.",
+        help=f"{_RAY}: pull the merged bundles from the registry at the end, or leave them there.",
     ),
 ]
 NodeTimeout = Annotated[
     float | None,
     typer.Option(
-        metavar="S", min=0, help=f"{_RAY}: seconds to wait for a node once a kind's last is gone (600)."
+        metavar="S",
+        min=0,
+        help=f"{_RAY}: seconds to wait for another node when the last of a kind is lost (600).",
     ),
 ]
 
@@ -147,7 +157,7 @@ def prepare(
 def _refuse(stray: Sequence[str], engine: EngineName) -> None:
     if stray:
         raise SpecError(
-            f"an option of another engine: {', '.join(stray)}\n  expected it with --engine {engine}",
+            f"option of another engine: {', '.join(stray)}\n  expected it only with --engine {engine}",
             hint="ortprep prepare --help",
         )
 
@@ -156,7 +166,7 @@ def _find_store(store: str | None) -> str:
     url = store or os.environ.get(STORE_VARIABLE)
     if not url:
         raise SpecError(
-            f"no store named\n  expected one by --store or in ${STORE_VARIABLE}, got nothing",
+            f"no store named\n  expected --store or ${STORE_VARIABLE}, got neither",
             hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
         )
     return url
@@ -241,7 +251,7 @@ def trial(
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Target = None,
-    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, as in cpu-int8.")] = None,
+    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, such as cpu-int8.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=99, help="Fresh processes per plan.")] = 3,
     json: AsJson = False,
 ) -> None:
@@ -262,7 +272,7 @@ def trial(
 
 @command
 def schema() -> None:
-    """Write the JSON Schema of a spec, for editors."""
+    """Print the JSON Schema of a spec, for editors."""
     from ortprep.spec.schema import spec_schema
 
     write_json(spec_schema())

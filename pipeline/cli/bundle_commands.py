@@ -77,11 +77,11 @@ def check(
 
 @command
 def options(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Part of the names to list.")] = "",
-    provider: Annotated[OptionOwner | None, typer.Option(help="List these alone.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
+    provider: Annotated[OptionOwner | None, typer.Option(help="List only these.")] = None,
     onnxruntime: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Those of this ONNX Runtime; else the installed one's."),
+        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -105,16 +105,17 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Models, bundles, manifests, NAME@VERSION: several of one model are its versions.",
+            help="Models, bundles, manifests, NAME@VERSION; several of one model are its versions.",
         ),
     ] = None,
     artifacts: Artifacts = ARTIFACTS,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where it goes; else report.html among the bundles.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write; by default report.html beside the bundles."),
     ] = None,
     registry: Registry = None,
 ) -> None:
-    """Write one HTML file about bundles: charts, every trial, reasons."""
+    """Write one HTML file about bundles: charts, every trial, and the reasons."""
     from ortprep.graph.receipts import REPORT_FILE
     from ortprep.graph.report_file import write_report
     from ortprep.report.report_subjects import ReportSubject, find_manifests

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 app = typer.Typer(
     name="ortprep",
     help="Prepare ONNX models once, so that ONNX Runtime sessions start sooner.\n\n"
-    "Begin with: ortprep prepare model.onnx",
+    "Start with: ortprep prepare model.onnx",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -42,19 +42,17 @@ def _parse_folder(text: str | Path) -> Path:
     return Path(text)
 
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models; all if none is named.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models; all by default.")]
 Bundle = Annotated[str, typer.Argument(metavar="BUNDLE", help="Model, or path of a bundle.")]
 Configs = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of specs.")]
 Artifacts = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of bundles.")]
-Target = Annotated[str | None, typer.Option(metavar="T", help="Build this target alone: cpu or cuda.")]
+Target = Annotated[str | None, typer.Option(metavar="T", help="Build only this target: cpu or cuda.")]
 SkipUnavailable = Annotated[
-    bool, typer.Option("--skip-unavailable", help="Leave out targets this machine lacks.")
+    bool, typer.Option("--skip-unavailable", help="Skip targets that this machine lacks.")
 ]
-Devices = Annotated[
-    list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be given several times.")
-]
+Devices = Annotated[list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be repeated.")]
 Precision = Annotated[
-    str, typer.Option(metavar="P", help="fp32, fp16, …; else the fastest that is accurate enough.")
+    str, typer.Option(metavar="P", help="fp32, fp16, …; by default the fastest that is accurate enough.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 

@@ -27,7 +27,7 @@ _VERDICTS: dict[Verdict, str] = {
     "improvement": "improvement",
     "noise": "within the noise",
     "same": "within the limit",
-    "missing": "not known any more",
+    "missing": "missing",
     "new": "new",
     "incomparable": "not comparable",
 }
@@ -41,18 +41,20 @@ _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 @command
 def compare(
-    old: Annotated[str, typer.Argument(metavar="OLD", help=f"What there is: {_WHICH}")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="What is to replace it, named in the same ways.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help=f"The current version: {_WHICH}")],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="The version to compare with it, in the same forms.")
+    ],
     fail_over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LIMIT",
-            help="How much worse a figure may become: 10% (the default), 0.1, or init=20% for one of them; "
-            "may be given several times.",
+            help="How much worse a figure may become: 10% (the default), 0.1, or init=20% for one figure; "
+            "may be repeated.",
         ),
     ] = None,
     across_hardware: Annotated[
-        bool, typer.Option("--across-hardware", help="Compare figures from different hardware all the same.")
+        bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
     ] = False,
     partial: Annotated[
         bool,

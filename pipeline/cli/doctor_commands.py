@@ -52,7 +52,7 @@ _SUITE_ROUNDS = 3
 
 Shape = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=1,3,224,224", help="Shape of an input, where the model leaves it open."),
+    typer.Option(metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
 ]
 
 
@@ -77,11 +77,11 @@ class DoctorRequest:
 def doctor(
     check: Annotated[
         Check | None,
-        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; else env and gil."),
+        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env and gil."),
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="Models of specs, paths of bundles, or ONNX files."),
+        typer.Argument(metavar="MODEL", help="Names of specs, paths of bundles, or ONNX files."),
     ] = None,
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
@@ -89,18 +89,18 @@ def doctor(
     shape: Shape = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, max=99, help="Fresh processes per figure of init and options; else 5."),
+        typer.Option(min=1, max=99, help="Fresh processes per figure of init and options; 5 by default."),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where `profile` keeps its trace; else MODEL.trace.json, and for `all` nowhere.",
+            help="File for the trace of `profile`; by default MODEL.trace.json, or none for `all`.",
         ),
     ] = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="Call it a problem if this cannot be used: cuda."),
+        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -140,7 +140,7 @@ def _ended_properly() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        echo("interrupted; what the doctor had found is lost")
+        echo("interrupted; the findings so far are lost")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -151,11 +151,13 @@ def _choose_checks(check: Check | None, models: Sequence[str]) -> tuple[Check, .
     if check is None:
         return _WITHOUT_MODEL
     if models and check is Check.ENV:
-        raise typer.BadParameter(f"env is of the machine, got {models[0]}", param_hint="MODEL")
+        raise typer.BadParameter(
+            f"env examines the machine and takes no model, got {models[0]}", param_hint="MODEL"
+        )
     if not models and check not in _WITHOUT_MODEL:
         raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
     if len(models) > 1 and check is not Check.CONCURRENT:
-        raise typer.BadParameter(f"expected one for {check}, got {len(models)}", param_hint="MODEL")
+        raise typer.BadParameter(f"{check} takes one model, got {len(models)}", param_hint="MODEL")
     return tuple(one for one in Check if one is not Check.ALL) if check is Check.ALL else (check,)
 
 
@@ -164,7 +166,7 @@ def _refuse_unused(checks: Sequence[Check], values: Mapping[str, object]) -> Non
     for option, value in values.items():
         users = _USERS[option]
         if value and not set(users) & set(checks):
-            problem = f"is for {', '.join(users)} and all, got {' and '.join(checks)}"
+            problem = f"only for {', '.join(users)} and all, got {' and '.join(checks)}"
             raise typer.BadParameter(problem, param_hint=option)
 
 

@@ -31,13 +31,15 @@ Variants = Annotated[
         "--variant", metavar="V", help="Export this one, even if not known to fit; may be repeated."
     ),
 ]
-Target = Annotated[str | None, typer.Option(metavar="T", help="cpu or cuda; else what comes first and fits.")]
+Target = Annotated[str | None, typer.Option(metavar="T", help="cpu or cuda; by default the first that fits.")]
 Version = Annotated[
     str | None,
-    typer.Option(metavar="VERSION", help="ONNX Runtime that the server has; else it is not known."),
+    typer.Option(metavar="VERSION", help="The server's ONNX Runtime; unknown by default."),
 ]
 Here = Annotated[bool, typer.Option("--here", help="The server has this machine's processor and GPUs.")]
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="What it is called; else as the bundle is.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of the export; by default the bundle's.")
+]
 
 
 _subcommand = functools.partial(command, group=export_app)
@@ -46,7 +48,7 @@ _subcommand = functools.partial(command, group=export_app)
 @_subcommand
 def triton(
     bundles: Bundles,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The model repository; its other models stay.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The model repository; other models in it stay.")],
     artifacts: Artifacts = ARTIFACTS,
     variant: Variants = None,
     target: Target = None,
@@ -54,12 +56,12 @@ def triton(
     onnxruntime: Version = None,
     here: Here = False,
     name: Name = None,
-    instances: Annotated[
-        int, typer.Option(min=1, max=1024, help="Instances on the processor, or per GPU.")
-    ] = 1,
+    instances: Annotated[int, typer.Option(min=1, max=1024, help="Instances on the CPU, or per GPU.")] = 1,
     max_batch_size: Annotated[
         int,
-        typer.Option(min=0, max=65_536, help="Let Triton batch requests up to so many rows; 0 for never."),
+        typer.Option(
+            min=0, max=65_536, help="Maximum number of rows in a batch that Triton forms; 0 for no batching."
+        ),
     ] = 0,
     json: AsJson = False,
 ) -> None:
@@ -67,7 +69,7 @@ def triton(
     from ortprep.export.triton.repository import TritonRequest, export_triton
 
     if name is not None and len(bundles) > 1:
-        raise typer.BadParameter("expected one bundle to go with it", param_hint="--name")
+        raise typer.BadParameter("expected one bundle with it", param_hint="--name")
     request = TritonRequest(
         options=_options(variant, target, precision),
         server=_server(onnxruntime, here=here),
@@ -93,7 +95,7 @@ def ort_package(
     name: Name = None,
     json: AsJson = False,
 ) -> None:
-    """Write a model package of ONNX Runtime (1.32 or newer); every bundle is a component of it."""
+    """Write an ONNX Runtime model package (1.32 or newer), with one component per bundle."""
     from ortprep.export.ort_package.package import PackageRequest, export_package
 
     request = PackageRequest(

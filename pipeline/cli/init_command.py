@@ -26,10 +26,12 @@ _MODEL_SUFFIX = ".onnx"
 def init(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="ONNX files.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of specs.")] = CONFIGS,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the spec, for one model.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace specs that exist.")] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the spec; only with one model.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
 ) -> None:
-    """Write specs for models: inputs, shapes and ranges that the models run on, each with its reason."""
+    """Write specs for models: inputs, shapes and ranges that the models run on, with a reason for each."""
     if name is not None and len(models) > 1:
         raise SpecError(
             f"one name for several models: {name}\n  expected one model with --name, got {len(models)}",
@@ -80,7 +82,7 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
     spec_name = find_spec_name(Path(model), out, or_copy=True)
     if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
-            f"spec exists: {spec_name} in {out} is of {model}\n  expected a model without one, got its spec",
+            f"spec exists: {spec_name} in {out} is the spec of {model}\n  expected a model without a spec",
             hint=f"{_command('prepare', spec_name, '--configs', out)}, or "
             f"{_command('init', model, '--out', out)} --force",
         )
@@ -90,7 +92,7 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
     attempts = result.trial.attempts
     tries = "the first try" if attempts == 1 else f"try {attempts}"
     if result.question is None:
-        echo(f"wrote {result.path}: the model ran at {tries}")
+        echo(f"wrote {result.path}: the model ran on {tries}")
     else:
         echo(f"wrote {result.path}, which has an open question: {result.question.text}")
     return result
@@ -112,7 +114,7 @@ def _ask(question: Question) -> tuple[int, ...] | None:
     echo(question.text)
     while True:
         answer = typer.prompt(
-            "shape, as 1,3,640,640; empty to leave it", default="", show_default=False, err=True
+            "shape, such as 1,3,640,640; empty to skip", default="", show_default=False, err=True
         )
         match = _SHAPE.fullmatch(answer.strip())
         if not answer.strip():

@@ -39,8 +39,8 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
         return _read_version(f"registry://{text}", registry)
     raise BundleError(
         f"nothing to compare: {shlex.quote(text)}\n"
-        f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got no such",
-        hint="ortprep compare NAME@VERSION NAME --registry URL   (what was published against what is here)",
+        f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
+        hint="ortprep compare NAME@VERSION NAME --registry URL   (published against local)",
     )
 
 

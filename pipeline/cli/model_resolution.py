@@ -96,7 +96,7 @@ def examine_prepared(name: str, locations: Locations) -> DoctorModel:
         return replace(prepared, remarks=(remark,))
     source = _examine_spec(prepared.name, locations).require_source()
     if not _is_source(Path(source), read_manifest(bundle).source):
-        remark = "its source is not compared: it is another than the bundle was prepared from"
+        remark = "its source is not compared: it is not the one that the bundle was prepared from"
         return replace(prepared, remarks=(remark,))
     return replace(prepared, source=source)
 

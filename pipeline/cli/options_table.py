@@ -64,9 +64,9 @@ def list_options(version: str, owner: OptionOwner | None = None, *, part: str = 
 def describe_version(version: str) -> Iterator[str]:
     """Yields what to know of the tables of a version that they do not end at."""
     if version_parts(version) < version_parts(OLDEST):
-        yield f"the first ONNX Runtime that is listed is {OLDEST}; these are its options"
+        yield f"the oldest ONNX Runtime in the table is {OLDEST}; these are its options"
     if version_parts(version) > version_parts(NEWEST):
-        yield f"the last ONNX Runtime that is listed is {NEWEST}; {version} may have more"
+        yield f"the newest ONNX Runtime in the table is {NEWEST}; {version} may have more"
 
 
 def encode_groups(version: str, groups: Iterable[OptionGroup]) -> dict[str, Any]:
@@ -99,5 +99,5 @@ def _describe(option: Option) -> Text:
 def _describe_values(option: Option) -> Text:
     if not option.effect:  # reserved
         return Text()
-    since = f"{option.since} or before" if option.since == OLDEST else option.since
+    since = f"{option.since} or earlier" if option.since == OLDEST else option.since
     return Text(f"{option.expected}\ndefault {option.default}\nsince {since}")

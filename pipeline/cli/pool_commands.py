@@ -49,9 +49,9 @@ def serve_check(
     bundle: Bundle,
     artifacts: Artifacts = ARTIFACTS,
     devices: Devices = None,
-    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes on each.")] = 1,
-    requests: Annotated[int, typer.Option(min=1, help="How many to make.")] = 1000,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that make them.")] = 4,
+    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes per device.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that send them.")] = 4,
     precision: Precision = FASTEST,
     json: AsJson = False,
 ) -> None:
@@ -85,20 +85,23 @@ def serve_config(
         typer.Argument(metavar="BUNDLE", help="Models, paths of bundles, or registry references."),
     ],
     artifacts: Artifacts = ARTIFACTS,
-    device: Annotated[str, typer.Option(metavar="D", help="cpu or cuda; else what comes first.")] = "all",
+    device: Annotated[
+        str, typer.Option(metavar="D", help="cpu or cuda; by default that of the first variant.")
+    ] = "all",
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Most that autoscaling starts; else no autoscaling.")
+        int | None, typer.Option(min=1, max=4096, help="Maximum for autoscaling; no autoscaling by default.")
     ] = None,
     cpus: Annotated[
-        float | None, typer.Option(min=0.1, help="Processors of a replica; else those it was tuned with.")
+        float | None,
+        typer.Option(min=0.1, help="Processors per replica; by default those it was tuned with."),
     ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Else no gRPC.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="No gRPC by default.")] = None,
     precision: Precision = FASTEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
 ) -> None:
-    """Write the config file that `serve run` and `serve deploy` need to serve bundles."""
+    """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.cluster.serving.config import ServeConfig
     from ortprep.cluster.serving.pinning import pin_version
     from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures

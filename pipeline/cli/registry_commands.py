@@ -28,24 +28,26 @@ Registry = Annotated[
         help="A folder, an fsspec URL, oci://HOST/PREFIX or mlflow+http://HOST:PORT; else $ORTPREP_REGISTRY.",
     ),
 ]
-By = Annotated[str, typer.Option(metavar="TEXT", help="Who does this; recorded for all to see.")]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded for all to see.")]
+By = Annotated[str, typer.Option(metavar="TEXT", help="Who does this; recorded in the registry.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded in the registry.")]
 Verify = Annotated[
     str | None,
     typer.Option(
         metavar="KEY",
-        help="Refuse what is not signed so: a public key's file, or KIND:option=value,… of model-signing.",
+        help="Refuse what it does not verify: a public key's file, or KIND:option=value,… of model-signing.",
     ),
 ]
 Sign = Annotated[
     str | None,
     typer.Option(
-        metavar="KEY", help="Sign it: a private key's file, or KIND:option=value,… of model-signing."
+        metavar="KEY", help="Sign with this: a private key's file, or KIND:option=value,… of model-signing."
     ),
 ]
 NameAndVersion = Annotated[
     str,
-    typer.Argument(metavar="NAME[@VERSION]", help="VERSION: an alias, a label or a digest; else the latest."),
+    typer.Argument(
+        metavar="NAME[@VERSION]", help="VERSION: an alias, a label or a digest; by default the latest."
+    ),
 ]
 
 
@@ -64,16 +66,16 @@ def publish(
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     label: Annotated[
-        str | None, typer.Option(help="Human name of the version; else the date and some digits.")
+        str | None, typer.Option(help="Name of the version; by default the date and some digits.")
     ] = None,
     sign: Sign = None,
     verify: Verify = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Upload files that the registry seems to have, too.")
+        bool, typer.Option("--repair", help="Upload also files that the registry seems to have.")
     ] = False,
     by: By = "",
     record_host: Annotated[
-        bool, typer.Option("--record-host", help="Record this machine's name for all to see.")
+        bool, typer.Option("--record-host", help="Record this machine's name in the registry.")
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -103,7 +105,7 @@ def publish(
         sent = f"{published.uploaded_bytes / 2**20:.1f} of {published.total_bytes / 2**20:.1f} MB uploaded"
         echo(f"{version.model}@{version.label}: {sent}{'' if published.is_new else '; nothing new'}")
     if label is not None and label != version.label:
-        echo(f"{label} names another version of the same source, and goes on to: this one is {version.label}")
+        echo(f"{label} already names another version of the same source: this one is {version.label}")
     if published.superseded_by:
         echo(f"there is a more complete or newer version of the same source: {published.superseded_by}")
 
@@ -124,7 +126,9 @@ def pull(
     registry: Registry = None,
     part: Annotated[
         str | None,
-        typer.Option(metavar="DIGEST", help="This part, for another machine; else what fits this one best."),
+        typer.Option(
+            metavar="DIGEST", help="Part to pull, for another machine; by default the best for this one."
+        ),
     ] = None,
     verify: Verify = None,
     json: AsJson = False,
@@ -176,12 +180,12 @@ def promote(
     registry: Registry = None,
     max_regression: Annotated[
         float,
-        typer.Option(min=1.0, max=1000, help="How many times worse a figure may be than now."),
+        typer.Option(min=1.0, max=1000, help="How many times its current value a figure may be."),
     ] = 1.10,
     across_hardware: Annotated[
-        bool, typer.Option("--across-hardware", help="Compare figures from different hardware all the same.")
+        bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overrule the gate; needs --reason.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Override the gate; needs --reason.")] = False,
     verify: Verify = None,
     sign: Sign = None,
     reason: Reason = "",
@@ -232,7 +236,7 @@ def _write_moved(moved: PromoteResult, *, json: bool) -> None:
     if moved.before:
         echo("unchanged" if moved.before == version.digest else f"before: {moved.before}")
     for objection in moved.forced:
-        echo(f"  overruled: {objection}")
+        echo(f"  overridden: {objection}")
 
 
 @command
@@ -286,19 +290,17 @@ def versions(
 
 @command
 def gc(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models; all if none is named.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models; all by default.")] = None,
     registry: Registry = None,
-    keep_latest: Annotated[int, typer.Option(min=0, help="Keep so many of the latest versions.")] = 3,
+    keep_latest: Annotated[int, typer.Option(min=0, help="Number of latest versions to keep.")] = 3,
     keep_days: Annotated[
-        float, typer.Option(min=0, max=36_500, help="Keep what is younger than so many days.")
+        float, typer.Option(min=0, max=36_500, help="Keep versions younger than this, in days.")
     ] = 30,
     grace_hours: Annotated[
         float,
-        typer.Option(min=0, max=10_000, help="Keep what was uploaded in the last so many hours."),
+        typer.Option(min=0, max=10_000, help="Keep what was uploaded within this many hours."),
     ] = 24,
-    delete: Annotated[bool, typer.Option("--delete", help="Do it; else only say what would go.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove them; by default only list them.")] = False,
     json: AsJson = False,
 ) -> None:
     """List the versions that neither an alias nor the policy keeps; --delete removes them."""
@@ -323,4 +325,4 @@ def gc(
         for line in describe_collected(result, done=delete):
             write_line(line)
     if not delete:
-        echo("nothing was removed; --delete does it")
+        echo("nothing was removed; --delete removes these")

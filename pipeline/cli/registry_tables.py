@@ -67,7 +67,7 @@ def build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
         )
         for move in moves
     ]
-    headings = ("alias", "when", "what", "version", "by", "reason", "overruled", "signed")
+    headings = ("alias", "when", "what", "version", "by", "reason", "overridden", "signed")
     return build_table("aliases", headings, rows)
 
 

@@ -1,4 +1,4 @@
-"""`ortprep run`: an application that makes its own sessions gets those of bundles."""
+"""`ortprep run`: an application that creates its own sessions gets those of bundles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from ortprep.cli.command import command
 
 
 def run(
-    program: Annotated[list[str] | None, typer.Argument(metavar="PROGRAM", help="What to run.")] = None,
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="PROGRAM", help="The program to run.")
+    ] = None,
     bundles: Annotated[
         list[str] | None,
         typer.Option(
             metavar="DIR",
-            help="A bundle, a folder of bundles, or registry://NAME@VERSION; may be given several times. "
-            "Else $ORTPREP_BUNDLES, else artifacts/.",
+            help="A bundle, a folder of bundles, or registry://NAME@VERSION; may be repeated. "
+            "By default $ORTPREP_BUNDLES, else artifacts/.",
         ),
     ] = None,
     verbose: Annotated[
@@ -25,7 +27,9 @@ def run(
     ] = False,
     print_environment: Annotated[
         bool,
-        typer.Option("--print-environment", help="Write the variables that do the same, and run nothing."),
+        typer.Option(
+            "--print-environment", help="Print environment variables with the same effect, and run nothing."
+        ),
     ] = False,
 ) -> None:
     """Run a program with bundles of its models: `ortprep run -- python app.py`."""

@@ -335,7 +335,7 @@ def describe_load_test(result: LoadTestResult) -> Iterator[str]:
         f"{result.requests} requests in {result.elapsed_s:.2f} s: {result.per_second:.0f} a second, "
         f"{result.wrong} answered wrongly, {result.failed} failed"
     )
-    yield "p50 and p99 ms: from a request's call to its answer, with the wait for a free worker"
+    yield "p50 and p99 ms: from a request's call to its answer, including the wait for a free worker"
     for problem in result.problems:
         yield f"  {problem}"
 

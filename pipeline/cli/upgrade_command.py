@@ -34,17 +34,21 @@ def upgrade_check(
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Annotated[
-        str | None, typer.Option(metavar="T", help="cpu or cuda; else what a job on this machine takes.")
+        str | None,
+        typer.Option(metavar="T", help="cpu or cuda; by default what a job on this machine takes."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=MIN_ROUNDS, max=99, help="Fresh processes per version and way.")
+        int,
+        typer.Option(
+            min=MIN_ROUNDS, max=99, help="Fresh processes per version, for the bundle and for its source."
+        ),
     ] = ROUNDS,
     fail_over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LIMIT",
-            help="How much worse a figure may become: 10% (the default), or ready=20% for one of them; "
-            "may be given several times.",
+            help="How much worse a figure may become: 10% (the default), or ready=20% for one figure; "
+            "may be repeated.",
         ),
     ] = None,
     json: AsJson = False,

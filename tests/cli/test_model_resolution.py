@@ -28,4 +28,6 @@ def test_a_source_with_other_weights_is_not_compared(tmp_path: Path, monkeypatch
     (tmp_path / "inputs").mkdir()
     found = examine_prepared("linear", Locations(tmp_path / "inputs", project.configs, project.artifacts))
     assert found.source is None
-    assert found.remarks == ("its source is not compared: it is another than the bundle was prepared from",)
+    assert found.remarks == (
+        "its source is not compared: it is not the one that the bundle was prepared from",
+    )

@@ -123,7 +123,7 @@ def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_se
             left, right = columns_of(draw([replace(group, options=(option,))], width=100))
             owner = f"Not to be set: {option.owner}." if option.owner is not None else ""
             assert left == without_blanks(option.name + option.effect + owner)
-            before = " or before" if option.since == OLDEST else ""
+            before = " or earlier" if option.since == OLDEST else ""
             values = f"{option.expected} default {option.default} since {option.since}{before}"
             assert right == without_blanks(values if option.effect else "")
 
@@ -172,8 +172,8 @@ def test_nothing_found_is_empty_data(project: Project) -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ("1.20", f"the first ONNX Runtime that is listed is {OLDEST}; these are its options\n"),
-        ("1.99.1", f"the last ONNX Runtime that is listed is {NEWEST}; 1.99.1 may have more\n"),
+        ("1.20", f"the oldest ONNX Runtime in the table is {OLDEST}; these are its options\n"),
+        ("1.99.1", f"the newest ONNX Runtime in the table is {NEWEST}; 1.99.1 may have more\n"),
         (NEWEST, ""),
         (OLDEST, ""),
     ],

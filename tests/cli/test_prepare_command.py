@@ -14,16 +14,16 @@ def test_options_of_one_engine_are_refused_by_the_other(tmp_path: Path) -> None:
     project = Project(tmp_path)
     ended = project.run("prepare", "--store", "store", "--no-collect", "--node-timeout", "1")
     assert ended.code == 2
-    assert "an option of another engine: --store, --collect, --node-timeout" in ended.err
+    assert "option of another engine: --store, --collect, --node-timeout" in ended.err
     ended = project.run("prepare", "--engine", "ray", "--store", "store", "-n", "4")
     assert ended.code == 2
-    assert "an option of another engine: --jobs\n  expected it with --engine doit" in ended.err
+    assert "option of another engine: --jobs\n  expected it only with --engine doit" in ended.err
 
 
 def test_a_cluster_needs_a_store(tmp_path: Path) -> None:
     ended = Project(tmp_path).run("prepare", "--engine", "ray")
     assert ended.code == 2
-    assert "expected one by --store or in $ORTPREP_STORE, got nothing" in ended.err
+    assert "expected --store or $ORTPREP_STORE, got neither" in ended.err
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_a_vanished_figure_fails(figure: str) -> None:
     lost = None if figure == "gpu" else exactly(math.nan)
     comparison = compare(manifest(variant()), with_figure(figure, lost))
     assert comparison.outcome == "regression"
-    assert comparison.variants[0].failures == (f"not known any more, warm cache: {figure}",)
+    assert comparison.variants[0].failures == (f"missing, warm cache: {figure}",)
 
 
 def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
@@ -234,7 +234,7 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
     warm, both = manifest(variant()), manifest(variant(measurements=(*measured(), *cold)))
     assert compare(warm, both).outcome == "ok"
     (failure,) = compare(both, warm).variants[0].failures
-    assert failure.startswith("not known any more, cold cache: ready, init, first-run")
+    assert failure.startswith("missing, cold cache: ready, init, first-run")
 
 
 def test_it_is_said_why_a_target_is_missing() -> None:

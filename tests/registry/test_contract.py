@@ -303,7 +303,7 @@ def test_promoting_twice_is_recorded_once(catalogue: Catalogue, model: str, tmp_
         (Made("portable", error=2.0), "verification failed"),
         (Made("portable", init_ms=12.0), r"ready, warm cache: 12 ms instead of 10 ms, 1.200×"),
         (Made("portable", steady_ms=6.0), "steady, warm cache: 6 ms instead of 5 ms"),
-        (Made("portable", init_ms=None), "not known any more"),
+        (Made("portable", init_ms=None), "missing, warm cache"),
     ],
 )
 @pytest.mark.parametrize("kind", ["directory"])

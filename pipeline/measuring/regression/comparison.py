@@ -203,7 +203,7 @@ def _losses(changes: Sequence[Change]) -> Iterator[str]:
     missing = [change for change in changes if change.verdict == "missing"]
     for cache in dict.fromkeys(change.cache for change in missing):
         names = ", ".join(change.figure for change in missing if change.cache == cache)
-        yield f"not known any more{f', {cache} cache' if cache else ''}: {names}"
+        yield f"missing{f', {cache} cache' if cache else ''}: {names}"
 
 
 def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> Iterator[str]:
