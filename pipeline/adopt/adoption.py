@@ -128,7 +128,7 @@ def _locate(record: ModelRecord, records: Path) -> tuple[Path | None, str]:
     try:
         status = path.stat()
     except OSError as error:
-        return None, f"cannot be read any more: {error.strerror}"
+        return None, f"can no longer be read: {error.strerror}"
     if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.modified_ns):
         return None, "changed since the application loaded it"
     return path, ""
@@ -188,12 +188,12 @@ def _name(model: Path, folder: Path) -> str | None:
 def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
     seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shape_count}"
     lines = [
-        f"Adopted from `{program}`: {seen}. What stands in `runtime` is how the application sets it, and is "
+        f"Adopted from `{program}`: {seen}. The options in `runtime` are the application's own, and are "
         "not tuned. If sessions run more often in production, raise tune.runs_per_load."
     ]
     if use.other_options:
         other = "1 other set" if use.other_options == 1 else f"{use.other_options} other sets"
-        lines.append(f"Seen with {other} of options, too; these are those with the most runs.")
+        lines.append(f"Also seen with {other} of options; these are the ones with the most runs.")
     lines += [f"Not kept: {item}" for item in options.left_out]
     for line in lines:
         printable = "".join(item if item.isprintable() else " " for item in line)

@@ -75,9 +75,9 @@ def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecor
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not files:
         raise SpecError(
-            "the program made no ONNX Runtime session\n"
+            "the program created no ONNX Runtime session\n"
             "  expected a Python process, 3.11 or newer, that imports onnxruntime, got none",
-            hint="python's options -E, -I and -S keep the recorder out; run the program without them",
+            hint="python's options -E, -I and -S disable the recorder; run the program without them",
         )
     if len(files) > MAX_RECORDS:
         raise SpecError(
@@ -88,7 +88,7 @@ def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecor
         try:
             records.append(decode(ProcessRecord, read_json(path)))
         except BundleError as error:
-            say(f"record of a process left out: {error.message}")
+            say(f"skipped the record of a process: {error.message}")
     if not records:
         raise SpecError(f"no record can be read\n  expected one of {len(files)}, got none")
     return tuple(records)

@@ -49,9 +49,9 @@ def options_of(use: ModelUse, *, version: str) -> SpecOptions:
         "tune": _tune_section(use),
     }
     if use.excluded_shapes:
-        left_out.append(f"sets of shapes in which small inputs had other values: {use.excluded_shapes}")
+        left_out.append(f"sets of shapes with other values of small inputs: {use.excluded_shapes}")
     others = [name for name in use.model.obtained if name not in (CPU, CUDA)]
-    left_out += [f"{name}: bundles are for CPU and CUDA" for name in others]
+    left_out += [f"{name}: bundles support only CPU and CUDA" for name in others]
     if use.model.obstacle is not None:
         left_out.append(f"{use.model.obstacle}, so `ortprep run` leaves its session as it is")
     return SpecOptions({name: section for name, section in sections.items() if section}, tuple(left_out))

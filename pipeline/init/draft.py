@@ -66,7 +66,7 @@ class InitResult:
         """
         if self.path.exists() and not force:
             raise SpecError(
-                f"spec exists: {self.path}\n  expected no such file, since what is in it would be lost",
+                f"spec exists: {self.path}\n  expected no such file, since its content would be lost",
                 hint=f"ortprep init MODEL --out {self.path.parent} --force   # replaces it",
             )
         try:
@@ -180,7 +180,7 @@ def _check_folder(folder: Path) -> None:
         raise _unusable(folder, str(error.strerror)) from error
     existing = next(one for one in (absolute, *absolute.parents) if os.path.lexists(one))
     if not existing.is_dir():
-        raise _unusable(folder, f"something else at {existing}")
+        raise _unusable(folder, f"{existing}, which is not one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise _unusable(folder, f"no permission to write to {existing}")
 
@@ -214,7 +214,7 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
     for item in (*interface.inputs, *interface.outputs):
         if "(" in item.dtype:
             raise SourceError(
-                f"model with an input or output that is no tensor: {model}\n"
+                f"model with an input or output that is not a tensor: {model}\n"
                 f"  expected tensors, got {item.name!r} of {item.dtype}",
                 hint="use the model without ortprep, or export it with tensors only",
             )
@@ -254,7 +254,7 @@ def _question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | No
         raise SourceError(
             f"model that does not run, and has no inputs: {model}\n"
             f"  expected ONNX Runtime to run it, got: {trial.error}",
-            hint="export the model again; nothing that is fed to it can change this",
+            hint="export the model again; no input can change this",
         )
     named = find_input(trial.error, tuple(item.name for item in inputs))
     open_ones = [

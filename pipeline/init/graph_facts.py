@@ -107,8 +107,8 @@ def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
         inspection = describe_model(model)
     except (WireError, ValueError) as error:
         raise SourceError(
-            f"not an ONNX model, or a part of one: {path}\n  expected a whole ONNX file, got: {error}",
-            hint=f"ls -l {shlex.quote(str(path))}   # then download or export the whole file again",
+            f"not an ONNX model, or an incomplete one: {path}\n  expected a complete ONNX file, got: {error}",
+            hint=f"ls -l {shlex.quote(str(path))}   # then download or export the file again",
         ) from error
     facts = GraphFacts(
         inspection=inspection,

@@ -270,7 +270,7 @@ class InputSearch:
         limit = choice.limits.get(item.name)
         if limit is None:
             return chosen
-        return ValueProposal((0, limit - 1), None, f"rows of a table of {limit}, as ONNX Runtime said")
+        return ValueProposal((0, limit - 1), None, f"rows of a table of {limit}, from ONNX Runtime's message")
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def choose_name(model: Path, configs: Path) -> str:
         if _is_free(name, absolute, configs, taken):
             return name
     raise SpecError(
-        f"no name left for the spec of {model}\n  expected a free one, got other models called "
+        f"no name left for the spec of {model}\n  expected a free name, got other models called "
         f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
         hint=f"ortprep init {model} --name NAME",
     )

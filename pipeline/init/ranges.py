@@ -72,7 +72,7 @@ def _propose(
 ) -> Iterator[ValueProposal]:
     if kind == "text":
         words = use.words or ("a",)
-        why = "words that the graph knows" if use.words else "nothing in the graph says which words it knows"
+        why = "words that the graph knows" if use.words else "the graph does not list its words"
         yield ValueProposal(None, words, why)
     elif kind == "mask":
         yield from _propose_mask(item)
@@ -84,8 +84,8 @@ def _propose(
     elif kind == "audio":
         yield from _propose_audio(item)
     elif kind == "state":
-        yield ValueProposal(None, (0,), "a state that begins with nothing")
-        yield ValueProposal((-1, 1), None, "a state of any values")
+        yield ValueProposal(None, (0,), "an initial state of zeros")
+        yield ValueProposal((-1, 1), None, "a state with any values")
     elif item.dtype in _FLOATS:
         yield from _propose_number(kind, context)
     else:
@@ -94,15 +94,15 @@ def _propose(
 
 def _propose_mask(item: TensorSpec) -> Iterator[ValueProposal]:
     if item.dtype == "bool" and "pad" in item.name.lower():
-        yield ValueProposal(None, (False,), "nothing is padding")
+        yield ValueProposal(None, (False,), "no padding")
     yield ValueProposal(None, (1,), "a mask that keeps every position")
-    yield ValueProposal(None, (0,), "a mask that adds nothing")
+    yield ValueProposal(None, (0,), "an additive mask of zeros")
 
 
 def _propose_image(item: TensorSpec, use: InputUse) -> Iterator[ValueProposal]:
     if item.dtype in ("uint8", "int8"):
         low = 0 if item.dtype == "uint8" else -128
-        yield ValueProposal((low, low + 255), None, "pixels of 8 bits")
+        yield ValueProposal((low, low + 255), None, "8-bit pixels")
         return
     if use.scaled_from is not None:
         yield ValueProposal((0, use.scaled_from), None, "pixels; the graph scales them itself")
@@ -112,24 +112,24 @@ def _propose_image(item: TensorSpec, use: InputUse) -> Iterator[ValueProposal]:
 
 def _propose_audio(item: TensorSpec) -> Iterator[ValueProposal]:
     if item.dtype == "int16":
-        yield ValueProposal((-32768, 32767), None, "samples of 16 bits")
+        yield ValueProposal((-32768, 32767), None, "16-bit audio samples")
     else:
-        yield ValueProposal((-1, 1), None, "samples of audio, at full scale")
+        yield ValueProposal((-1, 1), None, "audio samples, at full scale")
 
 
 def _propose_number(kind: InputKind, context: ValueContext) -> Iterator[ValueProposal]:
     if kind == "rate":
-        yield ValueProposal(None, (_SAMPLE_RATE,), "a usual sample rate, in Hz")
+        yield ValueProposal(None, (_SAMPLE_RATE,), "a common sample rate, in Hz")
     elif kind == "image size" and context.height:
         yield ValueProposal(None, (context.height,), "the size of the image")
     elif kind == "scale":
         yield ValueProposal(None, (1,), "a scale that changes nothing")
-        yield ValueProposal(None, (0,), "a scale that leaves nothing")
+        yield ValueProposal(None, (0,), "a scale of zero")
     elif kind == "threshold":
         yield ValueProposal(None, (0.5,), "a threshold in the middle")
-    yield ValueProposal((-1, 1), None, "features; nothing in the graph says more")
-    yield ValueProposal((0, 1), None, "features; nothing in the graph says more")
-    yield ValueProposal(None, (1,), "nothing in the graph says more")
+    yield ValueProposal((-1, 1), None, "features; the graph gives no hint")
+    yield ValueProposal((0, 1), None, "features; the graph gives no hint")
+    yield ValueProposal(None, (1,), "the graph gives no hint")
 
 
 def _propose_integer(
@@ -137,17 +137,17 @@ def _propose_integer(
 ) -> Iterator[ValueProposal]:
     if kind == "rate" or (use.compared and len(use.compared) > 1):
         known = sorted(use.compared, key=lambda one: one != _SAMPLE_RATE) or [_SAMPLE_RATE]
-        why = "a value that the graph asks for" if use.compared else "a usual sample rate"
+        why = "a value that the graph compares it with" if use.compared else "a common sample rate"
         yield from (ValueProposal(None, (one,), why) for one in known)
     if kind == "lengths" and context.length:
         yield ValueProposal(None, (context.length,), "the whole sequence")
     if kind == "image size" and context.height:
         yield ValueProposal(None, (context.height,), "the size of the image")
     if kind == "positions" and context.past:
-        yield ValueProposal(None, (context.past,), "the position after those computed before")
+        yield ValueProposal(None, (context.past,), "the position after the past ones")
     if bound is not None:
-        yield ValueProposal((0, bound - 1), None, f"one of {bound}, which the graph has a row for")
-        yield ValueProposal(None, (0,), f"the first of {bound}, which the graph has a row for")
+        yield ValueProposal((0, bound - 1), None, f"rows of a table of {bound} in the graph")
+        yield ValueProposal(None, (0,), f"the first row of a table of {bound} in the graph")
     if "trip count" in use.roles or kind == "scale":
         yield ValueProposal(None, (1,), "a count of one")
     if item.dtype in ("uint8", "int8", "uint4", "int4"):
@@ -156,9 +156,9 @@ def _propose_integer(
         yield ValueProposal(
             (0, 100), None, "ids of a small vocabulary; the graph does not say how large it is"
         )
-    yield ValueProposal((0, 1), None, "nothing in the graph says more")
-    yield ValueProposal(None, (1,), "nothing in the graph says more")
-    yield ValueProposal(None, (0,), "nothing in the graph says more")
+    yield ValueProposal((0, 1), None, "the graph gives no hint")
+    yield ValueProposal(None, (1,), "the graph gives no hint")
+    yield ValueProposal(None, (0,), "the graph gives no hint")
     if context.length:
         yield ValueProposal(None, (context.length,), "the whole sequence")
 

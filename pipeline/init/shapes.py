@@ -50,12 +50,12 @@ _WHY: Mapping[Role, str] = {
     "height": "side of an image",
     "width": "side of an image",
     "channels": "channels of an image",
-    "samples": "samples of audio",
-    "frames": "frames of features",
-    "sequence": "positions of a sequence",
-    "past": "positions that were computed before",
+    "samples": "audio samples",
+    "frames": "feature frames",
+    "sequence": "sequence positions",
+    "past": "past positions",
     "total": "past and new positions together",
-    "other": "nothing in the graph says more",
+    "other": "the graph gives no hint",
 }
 
 _SYMBOLS: tuple[tuple[str, Role], ...] = (
@@ -174,7 +174,7 @@ def _guess_rank(item: TensorSpec, facts: GraphFacts) -> int:
 def _propose(item: TensorSpec, axis: int, key: str, facts: GraphFacts) -> OpenSize:
     use = facts.uses.get(item.name, InputUse())
     if axis in use.sizes and axis != use.batch:
-        return OpenSize(key, "channels", (use.sizes[axis],), "the weights ask for it")
+        return OpenSize(key, "channels", (use.sizes[axis],), "the weights require it")
     role = _role(item, axis, key, facts)
     sizes, why = _SIZES[role], _WHY[role]
     if role in ("height", "width"):
@@ -234,11 +234,11 @@ def _image_sizes(item: TensorSpec, facts: GraphFacts) -> tuple[tuple[int, ...], 
     if fixed and fixed[-1] <= 64:
         return _LINE, f"a line of text or the like, {fixed[-1]} high"
     if fixed:
-        return (fixed[-1], *(size for size in _IMAGE if size != fixed[-1])), "as its other side"
+        return (fixed[-1], *(size for size in _IMAGE if size != fixed[-1])), "the same as its other side"
     operators = facts.inspection.operators
     if any(name in operators for name in ("Resize", "Upsample", "NonMaxSuppression", "ConvTranspose")):
-        return _DETECTOR, "side of an image, as detectors usually take it"
-    return _IMAGE, "side of an image, as classifiers usually take it"
+        return _DETECTOR, "side of an image, as usual for detectors"
+    return _IMAGE, "side of an image, as usual for classifiers"
 
 
 def _most_certain(found: Sequence[OpenSize]) -> OpenSize:

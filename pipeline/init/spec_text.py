@@ -103,14 +103,14 @@ def _head(draft: Draft) -> Iterator[str]:
     else:
         how = f"The model did not run on these inputs with ONNX Runtime {trial.onnxruntime}."
     yield from _comment(
-        f"Written by `ortprep init`. {how} Every value is a proposal: replace it by what production sends."
+        f"Written by `ortprep init`. {how} Every value is a proposal: replace it with what production sends."
     )
     if draft.question is not None:
         yield f"{OPEN_QUESTION} {draft.question.text}"
     if trial.ran and not trial.is_finite:
-        yield from _comment("Some of its answers are no finite numbers: other ranges may suit it better.")
+        yield from _comment("Some answers are not finite numbers: other ranges may suit the model better.")
     if trial.ran and not trial.is_repeatable:
-        yield from _comment("It draws random numbers: two runs differ, so that no answer can be verified.")
+        yield from _comment("The model draws random numbers: two runs differ, so answers cannot be verified.")
     if draft.changes:
         yield from _comment(f"The source is a copy of the model: {'; '.join(draft.changes)}.")
     yield f"name: {_scalar(draft.name)}"
@@ -171,17 +171,17 @@ def _settings(draft: Draft) -> Iterator[str]:
 
 def _targets() -> Iterator[str]:
     yield ""
-    yield "targets: auto  # cpu, and cuda on a machine where a session gets it"
+    yield "targets: auto  # cpu, and cuda on machines where it works"
 
 
 def _precision(facts: GraphFacts) -> Iterator[str]:
     if facts.quantized:
         why = "The weights are quantised already, so nothing is converted."
     elif facts.half:
-        why = "The weights have 16 bits already, so nothing is converted."
+        why = "The weights are 16-bit already, so nothing is converted."
     else:
         why = (
-            "Precision: as the model has it. Fewer bits change answers, so ask for them: "
+            "Precision: that of the model. Lower precision changes answers, so you must ask for it: "
             "`convert: {precision: int8, ladder: [int8, fp32]}` tries int8 behind an accuracy gate."
         )
     yield from _comment(why)
@@ -200,9 +200,9 @@ def _tolerances(trial: InitTrial) -> Iterator[str]:
     if not noisy:
         return
     yield from _comment(
-        "ONNX Runtime's own optimisation moves these outputs by "
+        "ONNX Runtime's own optimisation changes these outputs by "
         + ", ".join(f"{one.max_abs:.2g}" for one in noisy)
-        + ", close to or beyond the usual tolerance; theirs is three times that."
+        + ", close to or beyond the usual tolerance, so they get three times that."
     )
     outputs = {
         one.output: {"rtol": VerifySpec().rtol, "atol": _round_up(_TOLERANCE_ROOM * one.max_abs)}

@@ -121,7 +121,7 @@ def try_inputs(
         reason = plain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error
     except ChildError as error:
-        raise type(error)(f"cannot try the model: {model}\n  {error.message}", hint=error.hint) from error
+        raise type(error)(f"cannot run the model: {model}\n  {error.message}", hint=error.hint) from error
 
 
 def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class FusionSpec(SpecSection):
     library: Literal["onnxruntime", "onnxruntime-tools"] = Field(
         default="onnxruntime", description="Package whose optimizer fuses; the second is the older one."
     )
-    disable: tuple[Text, ...] = Field(default=(), description="Fusions left out: attention, gelu, ….")
-    optional: bool = Field(default=False, description="Whether it is no error if nothing could be fused.")
+    disable: tuple[Text, ...] = Field(default=(), description="Fusions to skip: attention, gelu, ….")
+    optional: bool = Field(default=False, description="Whether it is allowed that nothing is fused.")
 
 
 class HalfSpec(SpecSection):
@@ -59,7 +59,7 @@ class HalfSpec(SpecSection):
         default=True, description="Whether inputs and outputs keep their types; bf16 always does."
     )
     block_operators: tuple[OperatorType, ...] = Field(
-        default=(), description="Operators that stay in fp32, besides those that have no half precision."
+        default=(), description="Operators that stay in fp32, besides those without half precision."
     )
     keep_nodes: tuple[Text, ...] = Field(default=(), description="Nodes that stay in fp32, by name.")
     clip: bool = Field(
@@ -76,7 +76,7 @@ class CalibrationSpec(SpecSection):
         default=None, description="Glob of .npz files, relative to the spec; the spec's samples if not given."
     )
     method: Literal["minmax", "entropy", "percentile"] = Field(
-        default="minmax", description="How a range is taken from what was seen."
+        default="minmax", description="How a range is computed from the observed values."
     )
 
 
@@ -85,20 +85,22 @@ class QuantizeSpec(SpecSection):
 
     mode: Literal["auto", "dynamic", "static", "weight_only"] = Field(
         default="auto",
-        description="Of int8: activations quantised as they come, by calibrated ranges, or not at all; "
-        "auto takes what pays on the target. int4 is always weight_only.",
+        description="For int8: activations are quantised at run time, with calibrated ranges, or not at "
+        "all; auto chooses by target and model. int4 is always weight_only.",
     )
     per_channel: bool = Field(default=True, description="Whether every output channel has a scale.")
     operators: tuple[OperatorType, ...] = Field(
         default=(),
-        description="Operators that are quantised; if not given, those with kernels.",
+        description="Operators to quantise; by default those with kernels.",
     )
-    exclude: tuple[Text, ...] = Field(default=(), description="Nodes that are not quantised, by name.")
-    activation: Literal["uint8", "int8"] = Field(default="uint8", description="Of static: activations' type.")
+    exclude: tuple[Text, ...] = Field(default=(), description="Nodes not to quantise, by name.")
+    activation: Literal["uint8", "int8"] = Field(
+        default="uint8", description="For static: type of activations."
+    )
     block_size: Literal[16, 32, 64, 128, 256] = Field(
-        default=32, description="Of weight_only: weights that share a scale."
+        default=32, description="For weight_only: number of weights that share a scale."
     )
-    symmetric: bool = Field(default=True, description="Of weight_only: whether zero is always exact.")
+    symmetric: bool = Field(default=True, description="For weight_only: whether zero is exact.")
     calibration: CalibrationSpec = CalibrationSpec()
 
 
@@ -108,13 +110,13 @@ class ThresholdsSpec(SpecSection):
     max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
     mean_abs: NotNegative | None = Field(default=None, description="Largest mean absolute difference.")
     cosine: Annotated[float, Field(ge=-1, le=1)] | None = Field(
-        default=0.99, description="Least cosine of the angle to the reference, of every sample."
+        default=0.99, description="Minimum cosine of the angle to the reference, for every sample."
     )
     snr_db: Number | None = Field(
-        default=20.0, description="Least signal-to-noise ratio in decibels, of every sample."
+        default=20.0, description="Minimum signal-to-noise ratio in decibels, for every sample."
     )
     top1: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Least share of rows whose largest element is the reference's."
+        default=None, description="Minimum share of rows with the same largest element as the reference."
     )
 
 
@@ -122,13 +124,13 @@ class GateSpec(ThresholdsSpec):
     """What a converted model must reach; what does not is not shipped."""
 
     outputs: Mapping[str, ThresholdsSpec] = Field(
-        default_factory=dict, description="Thresholds by output name, in place of the common ones."
+        default_factory=dict, description="Thresholds by output name, which replace the common ones."
     )
     metric: Metric | None = Field(
         default=None,
-        description="module:function of your own, relative to the spec: (inputs, expected, got) → number.",
+        description="Your own module:function, relative to the spec: (inputs, expected, got) → number.",
     )
-    metric_at_least: Number | None = Field(default=None, description="What it must return at least.")
+    metric_at_least: Number | None = Field(default=None, description="Minimum that the metric must return.")
 
     @model_validator(mode="after")
     def _metric_has_threshold(self) -> GateSpec:
@@ -140,8 +142,12 @@ class GateSpec(ThresholdsSpec):
 class SearchSpec(SpecSection):
     """The search for nodes to leave unconverted when the gate does not hold."""
 
-    max_trials: int = Field(default=200, ge=0, le=100_000, description="Most sets of nodes that are tried.")
-    budget_s: Seconds = Field(default=1800.0, description="Seconds it takes; what has begun is finished.")
+    max_trials: int = Field(
+        default=200, ge=0, le=100_000, description="Maximum number of sets of nodes to try."
+    )
+    budget_s: Seconds = Field(
+        default=1800.0, description="Seconds for the search; a trial that has started is finished."
+    )
 
 
 class ConvertSpec(SpecSection):
@@ -150,18 +156,18 @@ class ConvertSpec(SpecSection):
     fusion: FusionSpec | None = Field(default=None, description="Fuse transformer subgraphs.")
     shapes: Binding | tuple[Binding, ...] = Field(
         default_factory=dict,
-        description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one for each.",
+        description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry.",
     )
     precision: Precision | Precisions | Mapping[str, Precision | Precisions] = Field(
-        default=(), description="Precisions that are variants beside fp32; by target if that matters."
+        default=(), description="Precisions to prepare as variants beside fp32, for all targets or by target."
     )
     half: HalfSpec = HalfSpec()
     quantize: QuantizeSpec = QuantizeSpec()
     gate: GateSpec = GateSpec()
     ladder: Annotated[tuple[Step, ...], AfterValidator(_check_each_once)] = Field(
         default=(),
-        description="What a precision whose gate does not hold becomes, from the left: "
-        "[int8, mixed, fp16, fp32]; the build fails if there is none.",
+        description="Precisions to try, from left to right, if one does not pass its gate: "
+        "[int8, mixed, fp16, fp32]; the build fails if none is left.",
     )
     search: SearchSpec = SearchSpec()
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one pass, in seconds.")
@@ -170,7 +176,7 @@ class ConvertSpec(SpecSection):
     @classmethod
     def _ends_in_fp32(cls, value: Any) -> Any:
         if "fp32" in value[:-1]:
-            raise ValueError("expected nothing after fp32, which is what is always accurate enough")
+            raise ValueError("expected nothing after fp32, which is always accurate enough")
         return value
 
     @field_validator("precision")
@@ -187,7 +193,7 @@ class ConvertSpec(SpecSection):
         if isinstance(value, tuple) and (
             not all(value) or any(binding in value[:index] for index, binding in enumerate(value))
         ):
-            raise ValueError("expected mappings that differ and are not empty")
+            raise ValueError("expected different mappings that are not empty")
         return value
 
     @property

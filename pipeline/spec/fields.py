@@ -25,7 +25,7 @@ def check_text(text: str) -> str:
         ValueError: It is empty or has a NUL.
     """
     if not text or "\0" in text:
-        raise ValueError("expected text that is not empty and has no NUL")
+        raise ValueError("expected text that is not empty, without NUL")
     return text
 
 
@@ -50,7 +50,7 @@ def _check_url(url: str) -> str:
             "put them into ~/.netrc or the environment"
         )
     if not _URL.fullmatch(last_link(url)):
-        raise ValueError("expected scheme://… without spaces; a file on this machine is given by path:")
+        raise ValueError("expected scheme://… without spaces; for a file on this machine use path:")
     if is_hub_url(url):
         parse_hub_url(url)
     return url

@@ -47,14 +47,14 @@ Selector = Annotated[str, Field(pattern=_SELECTOR)]
 class HardwareKind(SpecSection):
     """One kind of hardware: what is prepared there, and which nodes are of it."""
 
-    target: Target = Field(description="Execution provider that is prepared for on it.")
+    target: Target = Field(description="Execution provider to prepare for.")
     labels: Mapping[LabelKey, Selector] = Field(
         default={}, validate_default=True, description="Labels that a node of the kind has, by key."
     )
     resources: Annotated[Mapping[str, Positive], AfterValidator(_check_resources)] = Field(
         default={},
         validate_default=True,
-        description="What a build takes of a node's custom resources, by name.",
+        description="Custom resources that a build takes on a node, by name.",
     )
 
     def fits(self, labels: Mapping[str, str], resources: Mapping[str, float]) -> bool:
@@ -79,7 +79,7 @@ class Fleet(SpecSection):
     def _no_name_misleads(cls, kinds: Mapping[str, HardwareKind]) -> Mapping[str, HardwareKind]:
         for name, kind in kinds.items():
             if name in get_args(Target) and name != kind.target:
-                raise ValueError(f"expected another name: {name!r} means something else")
+                raise ValueError(f"expected another name: {name!r} is reserved")
         return kinds
 
 

@@ -45,7 +45,7 @@ class SourceSpec(SpecSection):
         "whose filesystem is installed; credentials come from ~/.netrc, the environment or the Hub's login.",
     )
     demo: Text | None = Field(
-        default=None, description="A real architecture with seeded weights, made offline."
+        default=None, description="A real architecture with seeded weights, generated offline."
     )
     sha256: Sha256 | None = Field(
         default=None,
@@ -71,8 +71,8 @@ class InputSpec(SpecSection):
     range: tuple[Number, Number] | None = Field(
         default=None,
         description="Lowest and highest value of seeded inputs, both included. Without range and values: "
-        "floats are standard normal, booleans either, integers that index a table of the model any of its "
-        "rows, integers of 8 bits any value, other integers 0 or 1.",
+        "floats are standard normal, booleans true or false, integers that index a table of the model any "
+        "of its rows, 8-bit integers any value, other integers 0 or 1.",
     )
     values: tuple[ScalarOption, ...] | None = Field(
         default=None,
@@ -161,51 +161,54 @@ class TuneSpec(SpecSection):
         default=1000,
         ge=1,
         le=10**12,
-        description="Runs of a session before it is gone: what decides between a soon first result and short "
+        description="Runs of a session before it is closed: decides between an early first result and short "
         "runs.",
     )
     max_trials: int = Field(
         default=100,
         ge=0,
         le=1000,
-        description="Most plans that are tried; 0 takes the plan without a search, with the first value of "
-        "each knob in space.",
+        description="Maximum number of plans to try; 0 takes the base plan without a search, with the first "
+        "value of each knob in space.",
     )
     budget_s: Seconds = Field(
         default=300.0,
-        description="Seconds the search takes, per target; what has begun is finished, and the best plans "
-        "are compared in three rounds in any case.",
+        description="Seconds for the search, per target; what has started is finished, and the best plans "
+        "are always compared in three rounds.",
     )
     rounds: int = Field(
-        default=12, ge=3, le=99, description="Most processes per plan in the last comparison; three at least."
+        default=12,
+        ge=3,
+        le=99,
+        description="Maximum processes per plan in the final comparison; at least three.",
     )
     steady_s: Seconds = Field(default=0.3, description="Seconds of repeated runs per process and shape.")
     timeout_s: Seconds = Field(default=300.0, description="Deadline of one process, in seconds.")
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the sampler.")
     max_private_mb: Positive | None = Field(
-        default=None, description="Most private memory of a session's process, in MB of 2**20 bytes."
+        default=None, description="Maximum private memory of a session's process, in MB of 2**20 bytes."
     )
-    max_gpu_mb: Positive | None = Field(default=None, description="Most GPU memory, in MB of 2**20 bytes.")
+    max_gpu_mb: Positive | None = Field(default=None, description="Maximum GPU memory, in MB of 2**20 bytes.")
     max_steady_ratio: Positive | None = Field(
-        default=None, description="Longest run, relative to default ONNX Runtime's."
+        default=None, description="Maximum time of a run, relative to default ONNX Runtime."
     )
     shape_weights: Annotated[tuple[NotNegative, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="How often each declared shape is sent, in the order of the shapes; equally often if not "
-        "given.",
+        description="How often each declared shape is sent, in the order of the shapes; equally often by "
+        "default.",
     )
     allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = Field(
         default=(),
-        description="What may be searched though it changes answers (tf32), can be very slow "
-        "(cudnn_default), or makes jobs bind inputs and outputs (io_binding).",
+        description="Options to search although they change answers (tf32), can be very slow "
+        "(cudnn_default), or require jobs to bind inputs and outputs (io_binding).",
     )
     space: Mapping[str, Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Values that are searched, by knob, the base plan's first; all of a knob not named.",
+        description="Values to search, by knob, the base plan's first; a knob that is not named has all.",
     )
     first_phase: bool = Field(
         default=True,
-        description="Whether a plan with a sooner first result is recorded too, for load_progressive.",
+        description="Whether to record a plan with an earlier first result too, for load_progressive.",
     )
 
     @property
@@ -236,22 +239,22 @@ class PublishSpec(SpecSection):
         description="A folder, relative to the spec; an fsspec URL; oci://HOST/PREFIX; mlflow+http://HOST:PORT."
     )
     label: Name | None = Field(
-        default=None, description="Human name of the version; the date and a number if not given."
+        default=None, description="Name of the version; by default the date and some digits."
     )
     alias: Name | None = Field(
-        default=None, description="Alias the version is promoted to, if the gate lets it pass."
+        default=None, description="Alias that the version is promoted to, if it passes the gate."
     )
     sign: Text | None = Field(
         default=None, description="Private key to sign with, relative to the spec; or KIND:option=value,…"
     )
     require_signature: Text | None = Field(
         default=None,
-        description="Public key, relative to the spec, or KIND:option=value,…: what is not signed so is not "
-        "published.",
+        description="Public key, relative to the spec, or KIND:option=value,…: what it does not verify "
+        "is not published.",
     )
     max_regression: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.10,
-        description="How many times worse a figure may be, beyond the noise, than of what alias names now.",
+        description="How many times its value in the alias's version a figure may be, beyond the noise.",
     )
 
 
@@ -279,7 +282,8 @@ class ModelSpec(SpecSection):
     tune: TuneSpec = TuneSpec()
     measure: MeasureSpec = MeasureSpec()
     publish: PublishSpec | None = Field(
-        default=None, description="Where `doit publish` publishes it; nothing that is built depends on it."
+        default=None,
+        description="Where `doit publish` publishes the bundle; the build does not depend on it.",
     )
 
     _folder: Path = PrivateAttr(default=Path())

@@ -179,7 +179,7 @@ def _read_defaults(path: Path) -> YamlDocument:
         return document
     stray = [key for key in _OWN_KEYS if key in document.data]
     problems = [
-        Problem(document.file, document.line_of((key,)), (key,), "belongs into each model's own file")
+        Problem(document.file, document.line_of((key,)), (key,), "belongs in each model's own file")
         for key in stray
     ]
     filled = {**document.data, "name": "defaults", "source": {"demo": "defaults"}}
@@ -197,7 +197,7 @@ def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: P
     near = difflib.get_close_matches(unknown[0], known_names, n=1)
     raise SpecError(
         f"no such model: {', '.join(unknown)}\n"
-        f"  expected a name of a spec in {folder}: {', '.join(known_names)}",
+        f"  expected the name of a spec in {folder}: {', '.join(known_names)}",
         hint=f"ortprep prepare {near[0] if near else known_names[0]}",
     )
 

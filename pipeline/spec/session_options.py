@@ -89,9 +89,9 @@ def warn_if_newer(runtime: object, *, version: str | None) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _warn(version: str, unlisted: tuple[str, ...]) -> None:
-    unchecked = f"; taken unchecked: {', '.join(unlisted)}" if unlisted else ""
+    unchecked = f"; accepted unchecked: {', '.join(unlisted)}" if unlisted else ""
     log.warning(
-        "ONNX Runtime %s is newer than %s, the last one whose options are listed%s",
+        "ONNX Runtime %s is newer than %s, the newest in the table of options%s",
         version,
         NEWEST,
         unchecked,

@@ -182,7 +182,7 @@ class _Reading:
         if self._expanded_bytes > MAX_EXPANDED_BYTES or len(place) > MAX_DEPTH:
             limit = f"{MAX_EXPANDED_BYTES} bytes and {MAX_DEPTH} levels"
             raise _UnreadableError(
-                _line(node), f"too large; expected at most {limit} with every alias written out"
+                _line(node), f"too large; expected at most {limit} with all aliases expanded"
             )
 
     def _read_item(self, node: yaml.Node, place: Place) -> Any:
@@ -198,7 +198,7 @@ class _Reading:
             inner = (*place, key)
             if key in result:
                 first = self.lines[inner]
-                self._complain(key_node, inner, f"duplicate key; it already stands in line {first}")
+                self._complain(key_node, inner, f"duplicate key; it is already in line {first}")
                 continue
             self.lines[inner] = _line(key_node)
             result[key] = self.read(value_node, inner)
@@ -236,7 +236,7 @@ class _Reading:
     def _read_number(self, node: yaml.Node, place: Place) -> int | float:
         text: str = node.value
         if len(text) > _MAX_DIGITS:
-            self._complain(node, place, "number of too many digits; write it in quotes if it is a string")
+            self._complain(node, place, "number with too many digits; write it in quotes if it is a string")
             return 0
         if _INT.fullmatch(text):
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)

@@ -46,7 +46,7 @@ def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda path: path.unlink(), "cannot be read any more: No such file"),
+        (lambda path: path.unlink(), "can no longer be read: No such file"),
         (lambda path: path.write_bytes(b"another"), "changed since the application loaded it"),
     ],
 )

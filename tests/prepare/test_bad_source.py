@@ -67,7 +67,7 @@ BAD: dict[str, tuple[Change, str]] = {
         lambda p: p.write_spec(inputs=SHAPES, samples=f"{'n' * 300}/x.npz"),
         r"cannot read the samples of net.*File name too long",
     ),
-    "truncated": (truncate, r"not an ONNX model, or a part of one"),
+    "truncated": (truncate, r"not an ONNX model, or an incomplete one"),
     "another digest": (
         lambda p: p.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": "0" * 64}),
         r"wrong digest.*expected sha256:0{64}, got sha256:[0-9a-f]{64}",

@@ -61,7 +61,7 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         ("hardware:\n  a: {target: cpu}\n  a: {target: cpu}", r":3: "),
         ("hardware:\n  a: {target: cpu, resources: {CPU: 2}}", r"resources: .*CPU is reserved by target"),
         ("hardware:\n  a: {target: cpu, labels: {x: 'in( a )'}}", r"expected .*VALUE, !VALUE, in\(A, B\)"),
-        ("hardware:\n  cuda: {target: cpu}", r"expected another name: 'cuda' means something else"),
+        ("hardware:\n  cuda: {target: cpu}", r"expected another name: 'cuda' is reserved"),
         ("- 1", r"fleet\.yaml"),
     ],
 )

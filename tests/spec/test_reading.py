@@ -103,7 +103,7 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "x.yaml:3: runtime.cuda.a: expected a valid string or a valid integer or ",
         ),
         ("# OPEN QUESTION: which?", "x.yaml:3: answer this question, then delete the line: which?"),
-        ("name: twice", "x.yaml:3: name: duplicate key; it already stands in line 1"),
+        ("name: twice", "x.yaml:3: name: duplicate key; it is already in line 1"),
     ],
 )
 def test_a_wrong_value_is_told_with_line_place_expected_and_got(
@@ -253,7 +253,7 @@ def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path
         read_specs(tmp_path)
     assert told(caught.value, tmp_path) == [
         "b.yaml:3: verify.rtl: unknown key; did you mean 'rtol'?",
-        "defaults.yaml:2: name: belongs into each model's own file",
+        "defaults.yaml:2: name: belongs in each model's own file",
         "defaults.yaml:4: verify.seed: expected a valid integer, got 'a'",
     ]
 

@@ -125,7 +125,9 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
     except ValueError as error:  # no path at all; ONNX Runtime says so in its own way
         return str(error)
     if not bundles:
-        return f"no bundle of these bytes in {', '.join(map(name_place, split_places(places)))}"
+        return (
+            f"no bundle was prepared from these bytes in {', '.join(map(name_place, split_places(places)))}"
+        )
     onnxruntime = import_onnxruntime()
     return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, bundles)
 
@@ -157,7 +159,7 @@ def _try_bundles(
     except ValueError as error:
         return str(error)
     if placement is None:
-        return f"no bundle is for the providers {request.providers}"
+        return f"no bundle supports the providers {request.providers}"
     plain = plain_session_class()
 
     def create(*args: Any, **kwargs: Any) -> Any:

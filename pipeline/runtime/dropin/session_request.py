@@ -156,9 +156,9 @@ def _find_options_obstacle(options: Any) -> str | None:
     if level != _DEFAULT_LEVEL:
         return f"the application asks for the optimisation level {level}"
     if options.optimized_model_filepath:
-        return "the application has the optimised model saved"
+        return "the application saves the optimised model"
     if hasattr(options, "has_providers") and options.has_providers():
-        return "the application chose devices by its session options"
+        return "the application chooses devices in its session options"
     entries = own_entries(options, _GRAPH_ENTRIES)
     return f"the application sets {next(iter(entries))}" if entries else None
 

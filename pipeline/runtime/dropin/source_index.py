@@ -229,7 +229,7 @@ def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
         if len(content) <= _MAX_INDEX_BYTES:
             write_entry(_index_path(folder), content)
     except OSError as error:
-        log_line("debug", "cannot remember which bundles there are: %s", error)
+        log_line("debug", "cannot cache the list of bundles: %s", error)
 
 
 def _format(folder: str, bundle: IndexedBundle) -> str:

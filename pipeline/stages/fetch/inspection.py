@@ -75,7 +75,7 @@ def inspect_model(request: Mapping[str, Any]) -> dict[str, Any]:
         return dict(encode(describe_model(parse_skeleton(model))))
     except (WireError, ValueError) as error:
         raise SourceError(
-            f"not an ONNX model, or a part of one: {name}\n  {error}",
+            f"not an ONNX model, or an incomplete one: {name}\n  {error}",
             hint="export or download the model again",
         ) from error
 

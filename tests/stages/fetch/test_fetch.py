@@ -153,8 +153,8 @@ def refusal(tmp_path: Path, **fields: Any) -> str:
         (b"\n<!DOCTYPE html><html>", "got a web page or XML"),
         (b'{"error": "gone"}', "got JSON"),
         (b"version https://git-lfs.github.com/spec/v1\n", "hint: git lfs pull"),
-        (b"\x89PNG\r\n", "not an ONNX model, or a part of one"),
-        (models.conv_net().SerializeToString()[:-40], "not an ONNX model, or a part of one"),
+        (b"\x89PNG\r\n", "not an ONNX model, or an incomplete one"),
+        (models.conv_net().SerializeToString()[:-40], "not an ONNX model, or an incomplete one"),
     ],
 )
 def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, message: str) -> None:

@@ -133,7 +133,7 @@ def test_sizes_follow_the_element_type(kind: int, expected: int) -> None:
 def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    with pytest.raises(SourceError, match="not an ONNX model, or a part of one: the model"):
+    with pytest.raises(SourceError, match="not an ONNX model, or an incomplete one: the model"):
         inspect_model({"model": str(path), "name": "the model"})
 
 
