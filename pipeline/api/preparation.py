@@ -29,10 +29,10 @@ class BuildProgress:
         task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`.
         event: The task `started`, `said` something, `progressed`, `finished`, was `current` (up to date), or
             `failed`.
-        text: What it said, or why it failed; else empty.
-        done: Number of tasks that are up to date now.
+        text: What the task said, or why it failed; else empty.
+        done: Number of tasks that are up to date.
         total: Number of tasks; 0 for `init:MODEL`, which comes before them.
-        fraction: Part of this task's work that is done, from 0 to 1, as far as it is known.
+        fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
     """
 
     task: str
@@ -70,28 +70,28 @@ def prepare(
 ) -> PreparedBundle:
     """Prepares a model, as `ortprep prepare` does, and returns its bundle.
 
-    It does what is not up to date and nothing else: the command line, doit and this function share receipts.
-    It blocks until the bundle is there, in the calling thread, and writes to no stream; under asyncio call it
-    by `await asyncio.to_thread(prepare, …)`.
+    It only runs tasks that are not up to date: the command line, doit and this function share receipts. It
+    blocks the calling thread until the bundle is ready, and writes nothing to stdout or stderr. In asyncio
+    code, use `await asyncio.to_thread(prepare, …)`.
 
     Args:
         model: A spec's file (`configs/net.yaml`, over the `defaults.yaml` beside it), a model's path or URL,
             or a `Spec`.
-        name: Name of the bundle; else as the spec says, or that of the model's file.
+        name: Name of the bundle; by default the spec's, else that of the model's file.
         artifacts: Folder of bundles.
-        configs: Folder of specs, for the path of a model without `inputs` and `samples`: its spec is looked
-            for there; if it has none, one is drafted and written, as `ortprep init` does.
-        target: Build this target alone: `cpu` or `cuda`.
+        configs: Folder of specs. For a model's path without `inputs` and `samples`, the spec is looked up
+            there; if there is none, it is drafted and written, as `ortprep init` does.
+        target: Build only this target: `cpu` or `cuda`.
         skip_unavailable: Build the rest when a named target is not available on this machine.
-        on_progress: Called with every event; what it raises ends the build.
-        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), over those of the spec's file, which
-            stays as it is.
+        on_progress: Called with every event; an exception that it raises ends the build.
+        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), merged over those of the spec's file,
+            which is not changed.
 
     Raises:
         SourceError: There is no such model; nothing was started.
         SpecError: The spec is wrong, a target is not available, or no inputs were found that the model runs
             on; nothing was started.
-        PipelineError: A task failed; the old bundle, if there was one, is untouched.
+        PipelineError: A task failed; an old bundle, if any, is untouched.
     """
     _check_arguments(model, artifacts, configs, skip_unavailable, on_progress)
     check_keywords(sections, function="prepare", others=_KEYWORDS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PreparedBundle:
     """A bundle that is up to date.
 
-    It stands for its folder's path wherever one is taken, as in `SessionPool(bundle)`.
+    It can be used wherever a path is accepted, as in `SessionPool(bundle)`.
 
     Attributes:
         folder: The bundle's folder.
@@ -56,7 +56,7 @@ class PreparedBundle:
         """Writes the HTML report of this bundle, unless it is up to date, and returns its path.
 
         Args:
-            out: The file; else `report-NAME.html` beside the bundle.
+            out: The file; by default `report-NAME.html` beside the bundle.
 
         Raises:
             MissingExtraError: The packages of the extra `report` are not installed.
@@ -74,7 +74,7 @@ class PreparedBundle:
         """Writes the spec as YAML, so that the command line finds this bundle up to date; returns the path.
 
         Args:
-            path: The file, as in `configs/net.yaml`; it is replaced.
+            path: The file, such as `configs/net.yaml`; an existing one is replaced.
         """
         place = Path(path)
         write_spec(self.spec, place)

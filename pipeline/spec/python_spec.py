@@ -52,13 +52,13 @@ class SpecSections(TypedDict, total=False):
 
 
 class Spec(ModelSpec):
-    """A model and everything that is to be done with it, as `configs/NAME.yaml` says it.
+    """A model and how to prepare it, with the content of a `configs/NAME.yaml`.
 
-    Relative paths start from the working folder. Arrays and numbers of numpy, and paths, are taken as well.
+    Relative paths start from the working folder. Numpy's arrays and numbers, and paths, are accepted.
 
     Args:
         source: Path or URL of the model; or a mapping with `path`, `url` or `demo`, and `sha256`.
-        name: Name of the bundle; that of the source's file if it is not given.
+        name: Name of the bundle; by default that of the source's file.
         sections: The other sections.
 
     Raises:

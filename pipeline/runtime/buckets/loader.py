@@ -34,17 +34,17 @@ def load_bucketed(
     make: BucketStart = "first_use",
     **options: Unpack[LoadArguments],
 ) -> BucketedSession:
-    """Opens a bundle as `load` does, and runs batches for whose sizes it has a bucket on that.
+    """Opens a bundle as `load` does, and runs each batch on the bucket for its sizes, if there is one.
 
-    The buckets are those for the target and in the precision of the variant that `load` takes; one whose
-    requirements this machine does not meet is logged with its reasons, at WARNING. One whose requirements are
-    met and that cannot be loaded all the same is an error of the run that needs it, never passed over.
+    The buckets are those of the target and precision of the variant that `load` takes. If this machine does
+    not meet a bucket's requirements, the reasons are logged at WARNING. If the requirements are met but the
+    bucket cannot be loaded, the run that needs it raises the error.
 
     Args:
         bundle: As for `load`.
-        make: When the sessions of buckets are made: each at its `first_use`, or all `now`.
-        **options: Every other argument of `load`, for all sessions; `timeout_s` is for each of them. A
-            variant for all shapes that is named as `target` has its buckets beside it.
+        make: When to create the sessions of buckets: each at its `first_use`, or all `now`.
+        **options: Every other argument of `load`, for all sessions; `timeout_s` applies to each.
+            If `target` names a variant for all shapes, its buckets are used too.
 
     Raises:
         PipelineError: As `load` does.

@@ -76,11 +76,11 @@ class VariantSession:
 
 
 class BucketedSession(SessionProxy):
-    """What jobs use of an `onnxruntime.InferenceSession`; a run is on the session prepared for its batch.
+    """The methods of `onnxruntime.InferenceSession` that jobs use, on the session prepared for each batch.
 
-    That is the one of a bucket whose sizes the batch has, else the one for all shapes. What is asked of the
-    session itself, its inputs and options, is answered for the one for all shapes. It may be used from many
-    threads. A session that cannot be made is an error, as `load` raises it, of the call that needs it.
+    That is the session of the bucket with the batch's sizes, else the one for all shapes. Methods that
+    describe the session (inputs, options) describe the one for all shapes. It may be used from many threads.
+    If a session cannot be created, the call that needs it raises the error, as `load` does.
 
     Args:
         config: The bundle, with the variant for all shapes and those of its buckets this machine can run.

@@ -12,10 +12,10 @@ from ortprep.runtime.loading.session import PLAIN_CLASS
 
 
 def install() -> None:
-    """Has this process make its sessions of bundles, wherever there is one of the same model.
+    """Makes this process create its sessions from bundles of the same models, where there are any.
 
     Every `onnxruntime.InferenceSession(…)` then does what `ortprep.session(…)` does. ONNX Runtime need not be
-    imported yet, and this call does not import it. A module that took the class by its name before
+    imported yet, and this call does not import it. A module that imported the class by name before
     (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do nothing.
     """
     call_after_import("onnxruntime", install_in)

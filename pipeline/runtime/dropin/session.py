@@ -52,17 +52,17 @@ def session(
     provider_options: Sequence[dict[Any, Any]] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """Makes what `onnxruntime.InferenceSession` makes of the same arguments, sooner if a bundle is there.
+    """Creates the session that `onnxruntime.InferenceSession` creates, sooner if there is a bundle for it.
 
-    A bundle is used if it was prepared from the same bytes, if it has a variant for this machine on the
-    providers asked for, and if it can give everything else that is asked for. Otherwise the session is plain,
-    and a line at INFO says why; at WARNING, if such a bundle is damaged or ONNX Runtime refuses it.
+    A bundle is used if it was prepared from the same bytes, has a variant for this machine on the requested
+    providers, and supports everything else that the call asks for. Otherwise the session is a plain one, and
+    the reason is logged at INFO; at WARNING, if such a bundle is damaged or ONNX Runtime refuses it.
 
     Args:
         path_or_bytes: The source model.
-        sess_options: As ONNX Runtime takes them; they win over the bundle's.
+        sess_options: As ONNX Runtime takes them; they take precedence over the bundle's.
         providers: Execution providers, as names or with options; None for ONNX Runtime's default.
-        provider_options: Options of each provider; they win over the bundle's.
+        provider_options: Options of each provider; they take precedence over the bundle's.
         **kwargs: Every other argument of `onnxruntime.InferenceSession`.
 
     Raises:

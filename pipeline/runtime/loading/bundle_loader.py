@@ -37,7 +37,7 @@ _LARGE_BYTES = 4 * 1024 * 1024
 
 
 class OpenedBundle:
-    """A session with what was decided on the way to it."""
+    """A session, and the decisions that led to it."""
 
     def __init__(
         self,
@@ -97,35 +97,35 @@ def load(
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
-    A variant that is passed over is logged with its reasons, at WARNING. A variant whose requirements are met
-    and that cannot be loaded all the same is an error, never passed over.
+    If it passes over variants, it logs the reasons at WARNING. If a variant's requirements are met but it
+    cannot be loaded, that is an error; it is never passed over.
 
     Args:
         bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
             into the local cache first.
         target: Load only what was prepared for this target (`cpu`, `cuda`), or the variant of this name;
-            None for the bundle's first that fits.
-        device_id: CUDA ordinal of the GPU; None for what the bundle records, else the first.
+            None for the first one that fits.
+        device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
         digests: Which files are hashed and compared with their records before they are used.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
-        timeout_s: Seconds after which the load is given up; pulling comes before.
-        require_signature: A public key's file, or what else `ortprep pull --verify` takes: a bundle that is
-            not signed so is refused.
-        precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was made, of
-            those whose answers are as near to the source's as its spec requires; `fp32`, `fp16`, `bf16`,
-            `mixed`, `int8` or `int4` takes that one.
-        session_options: The application's own, as an `onnxruntime.SessionOptions` or as values by attribute
-            or config key. They win over the bundle's, which adds what they leave at its default; the
-            optimisation level is always the bundle's. What they contradict is logged once.
+        timeout_s: Seconds after which the load is given up, not counting a pull from a registry.
+        require_signature: A public key's file, or anything else that `ortprep pull --verify` takes; bundles
+            that it does not verify are refused.
+        precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was prepared,
+            among those that passed the accuracy gate of the spec; `fp32`, `fp16`, `bf16`, `mixed`, `int8` or
+            `int4` takes that precision.
+        session_options: The application's own options, as an `onnxruntime.SessionOptions` or as values by
+            attribute or config key. They take precedence over the bundle's, which apply where these are at
+            their defaults; the optimisation level is always the bundle's. Conflicts are logged once.
 
     Raises:
-        SignatureError: The bundle is not signed as is required.
+        SignatureError: The bundle is not signed as required.
         RegistryError: The registry has no such version, or failed.
-        LoadError: No variant fits, ONNX Runtime refused one, or the golden sample was answered wrongly.
+        LoadError: No variant fits, ONNX Runtime refused it, or the answers to the golden sample are wrong.
         LoadTimeoutError: The deadline passed.
         ProviderError: The session did not get its execution provider.
         BundleError: The bundle cannot be read.
-        IntegrityError: A file is not as it was written, or the bundle sets what none may.
+        IntegrityError: A file has changed since it was written, or the bundle sets a forbidden option.
         UnsupportedVersionError: The bundle is of a newer format.
         MissingExtraError: ONNX Runtime is not installed.
     """
@@ -155,9 +155,9 @@ def open_bundle(
     precision: str = "fastest-within-gate",
     session_options: SessionOptions | None = None,
 ) -> OpenedBundle:
-    """Does what `load` does, with its arguments and errors, and also returns what was decided.
+    """Does what `load` does, with its arguments and errors, and also returns the decisions.
 
-    With `plan="first"` the session is that of the variant's first phase, where the variant records one.
+    With `plan="first"` the session is that of the variant's first phase, if the variant records one.
     """
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))

@@ -24,13 +24,13 @@ def locate(
     Args:
         bundle: A folder; `registry://NAME@VERSION` in the registry that `$ORTPREP_REGISTRY` names; or
             `REGISTRY/NAME@VERSION` with a registry's URL. VERSION is an alias, a label or a digest.
-        require_signature: A public key's file, or `KIND:option=value,…` as `ortprep pull --verify` takes it:
-            what is not signed so is refused.
+        require_signature: A public key's file, or `KIND:option=value,…` as `ortprep pull --verify` takes it;
+            bundles that it does not verify are refused.
 
     Raises:
-        LoadError: `bundle` names no path.
+        LoadError: `bundle` is not a path.
         MissingExtraError: Registries, or signatures, need packages that are not installed.
-        SignatureError: The bundle is not signed as is required.
+        SignatureError: The bundle is not signed as required.
         RegistryError: The registry has no such version, failed, or cannot be reached and never was.
         IntegrityError: The bytes are not those that were published.
     """

@@ -78,10 +78,10 @@ class BasePool(ABC):
             options: See `CallOptions`.
 
         Raises:
-            InvalidRequestError: The inputs are not the model's.
-            RunError: ONNX Runtime refused them.
+            InvalidRequestError: The inputs do not fit the model.
+            RunError: ONNX Runtime refused the request.
             RequestTimeoutError: The deadline passed.
-            WorkerDiedError: The worker died of it.
+            WorkerDiedError: The worker died while it ran the request.
             PoolClosedError: The pool was closed.
             PoolError: There is no worker left for the model, or no memory.
         """
@@ -107,9 +107,9 @@ class BasePool(ABC):
     async def arun(
         self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
     ) -> Answer:
-        """Does what `run` does, for asyncio; cancelling it takes the request back if no worker has it.
+        """Does what `run` does, for asyncio; cancelling it cancels the request if no worker has it yet.
 
-        One that is cancelled while it waits for room is taken back as soon as it has got some.
+        A request that is cancelled while it waits for room is withdrawn as soon as it gets some.
 
         Raises:
             PoolError: As `run`.
@@ -146,14 +146,14 @@ class BasePool(ABC):
         """Runs many requests, a bounded number at a time, and yields their answers.
 
         Args:
-            batches: Inputs of each; read as answers are taken, so it may be endless.
+            batches: Inputs of each request; read as answers are consumed, so it may be endless.
             model: Which one, if the pool has several.
             ordered: Whether answers come in the order of their requests, or as they are ready.
-            in_flight: Most requests at a time; None for four per worker.
+            in_flight: Maximum number of requests at a time; None for four per worker.
             options: Options of each request, see `CallOptions`.
 
         Raises:
-            PoolError: As `run`, at the request it concerns; those begun after it are taken back.
+            PoolError: As `run`, for the first request that fails; later ones are withdrawn.
         """
         name = self._model(model)
         futures: deque[PoolFuture] = deque()
@@ -194,7 +194,7 @@ class BasePool(ABC):
             options: Options of each part, see `CallOptions`.
 
         Returns:
-            Outputs by name, the parts one after the other along the first axis, as arrays of their own.
+            Outputs by name, the parts one after the other along the first axis, as new arrays.
 
         Raises:
             InvalidRequestError: The inputs cannot be cut.
@@ -227,7 +227,7 @@ class BasePool(ABC):
         models: Sequence[str] | None = None,
         **options: Unpack[CallOptions],
     ) -> dict[str, Answer]:
-        """Runs several models on one input at once, each on those of the inputs that it has.
+        """Runs several models on the same inputs at once; each gets the inputs that it has.
 
         Args:
             inputs: Arrays by input name; large ones are moved once for all.
@@ -238,7 +238,7 @@ class BasePool(ABC):
             Outputs by model.
 
         Raises:
-            InvalidRequestError: No model has an input of some name.
+            InvalidRequestError: An input belongs to none of the models.
             PoolError: As `run`.
         """
         names = [self._model(name) for name in (models or self._signatures)]

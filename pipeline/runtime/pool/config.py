@@ -21,26 +21,26 @@ class PoolConfig:
     """The settings of a `SessionPool`.
 
     Attributes:
-        devices: `all` (every GPU, or the CPU where there is none), or some of `cpu`, `cuda:0`, ….
-        workers_per_device: Processes on each.
+        devices: `all` (every GPU, or the CPU if there is none), or some of `cpu`, `cuda:0`, ….
+        workers_per_device: Processes per device.
         target: Take only variants prepared for this target; None for what fits the device.
         precision: As `load` takes it.
-        buckets: Whether workers also load the variants for batches of certain sizes, which then take those
-            batches. All are loaded before a worker is ready, and each needs memory of its own.
+        buckets: Whether workers also load the shape buckets, which then run the batches of their sizes. All
+            are loaded before a worker is ready, and each needs extra memory.
         digests: As `load` takes it.
         require_signature: As `load` takes it, of every bundle.
-        session_options: As `load` takes them, of every session; of an object, its attributes and the entries
-            that the table of options knows. They also win over the share of a worker (`threads`).
+        session_options: As `load` takes them, for every session; from an object, its attributes and the
+            entries in the table of options. They also take precedence over `threads`.
         threads: Threads per worker; None divides the processors among them.
-        min_ready: Return as soon as so many workers are ready; None for all of them. 0 waits for none.
+        min_ready: Return as soon as this many workers are ready; None for all of them. 0 waits for none.
         start_timeout_s: Seconds within which a worker must be ready.
-        run_timeout_s: Seconds that one run may take; a worker that takes longer is ended and replaced.
-        max_pending: Requests that may be unanswered at a time; further calls block.
-        max_shared_bytes: Shared memory that requests and answers in use may take; None for half of what this
+        run_timeout_s: Seconds that one run may take; a worker that takes longer is killed and replaced.
+        max_pending: Maximum number of unanswered requests; further calls block.
+        max_shared_bytes: Maximum shared memory of requests and answers in use; None for half of what this
             machine and the control group of this process have free.
-        max_restarts: Deaths of a worker in a row after which it is given up; an answer, or 30 s of uptime,
+        max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
-        observer: Called with everything that happens to workers, on a thread of the pool.
+        observer: Called with every `WorkerEvent`, on a thread of the pool.
         worker: The function that workers run, `module:function`.
 
     Raises:

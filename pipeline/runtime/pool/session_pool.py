@@ -41,22 +41,22 @@ _STOP_GRACE_S = 10.0
 
 
 class SessionPool(BasePool):
-    """Sessions of one or several bundles, in a process per device that are all made ready at once.
+    """Sessions of one or several bundles, in one process per device; all processes start at once.
 
-    It may be used from many threads. Large arrays go through shared memory: those from `empty`, and answers
-    handed on, are not copied at all. It needs Linux.
+    It may be used from many threads. Large arrays travel through shared memory; arrays from `empty`, and
+    answers that are passed on to another model, are not copied at all. It needs Linux.
 
-    Answers are arrays over shared memory, which is theirs until the last of them is gone; those under 16 KiB
-    and those asked for with `copy=True` are ordinary arrays.
+    Answers are views of shared memory, which stays allocated until the last of them is gone. Answers under
+    16 KiB, and those requested with `copy=True`, are ordinary arrays.
 
     Args:
-        bundles: A bundle's folder or its place in a registry, as `load` takes it, or several by the name that
-            requests call them by.
+        bundles: A bundle's folder or registry reference, as `load` takes it, or several by the names that
+            requests use.
         config: The settings; None for the defaults.
 
     Raises:
-        PipelineError: The bundles cannot be read, or fewer than `min_ready` workers became ready; then what
-            the first of the others said, as `load` would have raised it.
+        PipelineError: The bundles cannot be read, or fewer than `min_ready` workers became ready; then the
+            first error of the ones that failed, as `load` would have raised it.
         PoolError: There are no such devices, no memory, or a model cannot be served through shared memory.
         WorkerDiedError: A worker died before it was ready.
     """
@@ -120,7 +120,7 @@ class SessionPool(BasePool):
         return shared
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
-        """Has every ready worker run its golden samples again; one that answers wrongly is replaced.
+        """Makes every ready worker run its golden samples again; a worker with a wrong answer is replaced.
 
         Args:
             timeout_s: Seconds to wait; None as long as it takes.
@@ -129,7 +129,7 @@ class SessionPool(BasePool):
             What was wrong, by worker's name; empty if nothing was.
 
         Raises:
-            RequestTimeoutError: Some had not said by then.
+            RequestTimeoutError: Some workers had not answered by then.
         """
         self._broker.admission.refuse_in_callback("check()")
         checks = self._supervisor.manager.begin_check()
@@ -138,10 +138,10 @@ class SessionPool(BasePool):
         return {name: wrong for name, check in checks.items() if (wrong := check.result()) is not None}
 
     def wait_ready(self, count: int | None = None) -> None:
-        """Waits until so many workers are ready; None for all.
+        """Waits until this many workers are ready; None for all.
 
         Raises:
-            PipelineError: They never will be.
+            PipelineError: They never will be ready.
         """
         require_counts(minimum=0, count=count)
         self._supervisor.wait_ready(len(self._supervisor.workers) if count is None else count)
@@ -151,12 +151,12 @@ class SessionPool(BasePool):
         return self._supervisor.stats()
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Takes no more requests, and ends the workers and removes the shared memory.
+        """Accepts no more requests, ends the workers, and removes the shared memory.
 
         Answers that are still held stay readable.
 
         Args:
-            drain: Whether requests that were taken are answered first; otherwise they fail.
+            drain: Whether accepted requests are answered first; otherwise they fail.
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:

@@ -19,9 +19,9 @@ class WorkerEvent:
     Attributes:
         worker: Its number.
         name: Its name.
-        state: What it is now.
-        phase: What it has just finished of its start, "" for none: `import`, or a model's name.
-        seconds: What that took.
+        state: Its new state.
+        phase: The phase of its start that just ended (`import`, or a model's name), else "".
+        seconds: Duration of that phase.
         error: Why it failed or died, None if it did not.
     """
 
@@ -39,15 +39,15 @@ class WorkerStats:
 
     Attributes:
         number: From 0.
-        name: `cpu/0`, `cuda:1/0`: its device, and which of the workers there it is.
+        name: Its device and its number there: `cpu/0`, `cuda:1/0`.
         device: Its device.
-        models: What it serves.
-        variants: Which variant of each model it took.
-        buckets: Variants for batches of certain sizes that it has, by model.
+        models: The models that it serves.
+        variants: Its variant of each model.
+        buckets: Its shape buckets, by model.
         state: What it is doing.
         pid: Its process; None without one.
-        start_s: What its last start took, from before its process was made; None before it was ready.
-        phases_s: What the parts of that took: `import`, then every model by name.
+        start_s: Duration of its last start, process creation included; None before it was ready.
+        phases_s: Durations of the phases of that: `import`, then every model by name.
         private_bytes: Its anonymous memory when it was ready.
         served: Requests it answered.
         in_flight: Requests it has.
@@ -86,8 +86,8 @@ class PoolStats:
         waiting: Requests among them that no worker has.
         is_degraded: Whether a worker was given up.
         shared_bytes: Shared memory it holds.
-        used_bytes: What of that is somebody's.
-        copied_in_bytes: Bytes of inputs it copied since it was made.
+        used_bytes: The part of it that is in use.
+        copied_in_bytes: Bytes of inputs that it has copied so far.
         copied_out_bytes: Bytes of outputs that were copied, in workers and here.
     """
 

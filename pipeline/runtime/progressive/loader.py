@@ -27,15 +27,16 @@ def load_progressive(
     steady_after: BuildStart = "first_run",
     **options: Unpack[LoadArguments],
 ) -> ProgressiveSession:
-    """Opens a bundle as `load` does, on the variant's first phase; its steady session follows by itself.
+    """Opens a bundle as `load` does, on the variant's first phase; the steady session follows automatically.
 
-    The steady session is made by a thread and takes over between two runs. Where the variant records no first
-    phase, it is made at once. If it cannot be made, the first stays in service, and why is logged at WARNING.
+    A thread creates the steady session, which takes over between two runs. If the variant records no first
+    phase, the session is the steady one from the start. If the steady session cannot be created, the first
+    one stays in service, and the reason is logged at WARNING.
 
     Args:
         bundle: As for `load`.
-        steady_after: When the steady session begins to be made: after the `first_run`, so that it takes
-            nothing from it, or `now`. `wait_steady` has it made in any case.
+        steady_after: When to start creating the steady session: after the `first_run`, so that it does not
+            slow that run down, or `now`. `wait_steady` starts it in either case.
         **options: Every other argument of `load`, for both sessions. `check="golden"` checks the first
             session before it is returned, the steady one before it takes over. `timeout_s` is for the first
             session; the steady one may take as long as it needs.

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class ProgressiveSession(SessionProxy):
-    """What jobs use of an `onnxruntime.InferenceSession`, on a first session and then on a steady one.
+    """The methods of `onnxruntime.InferenceSession` that jobs use, on a first and then a steady session.
 
-    It may be used from many threads. A run ends on the session that it began on, and a session is freed as
-    soon as its last run has ended. What is not offered: `run_async`, which calls back on a thread of the
-    session's own, from where no session can be freed (use an executor), and whatever changes a session.
+    It may be used from many threads. A run finishes on the session on which it started, and a session is
+    freed when its last run ends. It does not offer methods that change a session, nor `run_async`, whose
+    callback runs on a thread of the session, which cannot free sessions (use an executor).
 
     Args:
         swapper: The sessions. It is closed when nobody holds this any more.
@@ -33,30 +33,30 @@ class ProgressiveSession(SessionProxy):
 
     @property
     def phase(self) -> Phase:
-        """`first`; `steady`; or `failed`: no steady session could be made, the first stays in service."""
+        """`first`; `steady`; or `failed`: the steady session could not be created."""
         return self._swapper.phase
 
     @property
     def error(self) -> PipelineError | None:
-        """Why the steady session could not be made, else None."""
+        """Why the steady session could not be created, else None."""
         return self._swapper.error
 
     def wait_steady(self, timeout_s: float | None = None) -> None:
-        """Waits until the steady session is in service, and has it made if no run did yet.
+        """Waits until the steady session is in service, and starts creating it if that has not started.
 
         Args:
             timeout_s: Seconds to wait at most; None waits as long as it takes.
 
         Raises:
-            LoadTimeoutError: The time passed; the steady session is still being made.
-            PipelineError: It could not be made, or this was closed (`LoadError`).
+            LoadTimeoutError: The time passed; the steady session is still being created.
+            PipelineError: It could not be created, or this was closed (`LoadError`).
         """
         self._swapper.wait(timeout_s)
 
     def close(self) -> None:
         """Takes the session out of service: running calls finish, later ones raise `LoadError`.
 
-        A steady session that is being made is cancelled; this waits until ONNX Runtime has noticed.
+        The creation of a steady session is cancelled; this waits until ONNX Runtime has noticed.
         """
         self._swapper.close()
 
