@@ -92,7 +92,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project
     ("program", "code", "said"),
     [
         (["-c", "raise SystemExit(7)"], 7, "exit code 7"),
-        (["-c", "pass"], 2, "made no ONNX Runtime session"),
+        (["-c", "pass"], 2, "created no ONNX Runtime session"),
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
     ],
 )

@@ -52,7 +52,7 @@ def test_the_hint_of_a_spec_that_exists_names_its_folder(project: Project) -> No
 def test_a_folder_that_takes_no_spec_is_refused_at_once(project: Project) -> None:
     outcome = project.call("init", "models/net.onnx", "--out", "models/net.onnx/specs")
     assert outcome.code == 2
-    assert "cannot write specs to models/net.onnx/specs\n  expected a folder, got: something" in outcome.err
+    assert "cannot write specs to models/net.onnx/specs\n  expected a folder, got: /" in outcome.err
     assert "hint: ortprep init MODEL --out DIR" in outcome.err
     assert "running net.onnx" not in outcome.err
 

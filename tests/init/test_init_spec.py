@@ -240,7 +240,7 @@ def test_a_spec_is_found_however_it_names_its_model(
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (models.sequence_input, "no tensor"),
+        (models.sequence_input, "not a tensor"),
         (models.unknown_operator, "No Op registered"),
         (lambda: open_models.copies(x=(FLOAT, [1, 2**40])), r"'x'.*\n.*got \[1, 1099511627776\]"),
         (open_models.copies, "model without outputs"),

@@ -33,7 +33,7 @@ def test_the_copy_answers_with_the_values_of_the_maps(tmp_path: Path) -> None:
 
 def test_no_copy_is_made_where_the_original_is_to_be_served(tmp_path: Path) -> None:
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
-    with pytest.raises(SourceError, match="no tensor"):
+    with pytest.raises(SourceError, match="not a tensor"):
         init_spec(path, folder=tmp_path / "configs")
     assert not (tmp_path / "configs").exists()
 

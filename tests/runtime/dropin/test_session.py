@@ -110,7 +110,7 @@ def test_f26_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest
     model.write_bytes(data)
     assert not is_of_bundle(ortprep.session(model))
     (reason,) = reasons(said)
-    assert "no bundle of these bytes" in reason
+    assert "no bundle was prepared from these bytes" in reason
 
 
 @pytest.mark.usefixtures("bundle")
