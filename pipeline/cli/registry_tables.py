@@ -11,6 +11,7 @@ from ortprep.registry.alias_moves import Move
 from ortprep.registry.documents import PartVariant, Version
 from ortprep.registry.garbage_collection import CollectResult
 from ortprep.registry.versions import ModelState
+from ortprep.report.formatting import count_of
 
 
 def build_models_table(states: Iterable[ModelState]) -> Table:
@@ -74,7 +75,7 @@ def build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
 def describe_collected(collected: CollectResult, *, done: bool) -> Iterator[str]:
     """Yields the lines that say what a collection removes, or removed."""
     what, swept = "removed" if done else "would remove", collected.swept
-    files = f"{swept.files} files of {swept.size_bytes / 2**20:.1f} MB"
-    versions = f"{len(collected.versions)} versions"
-    yield f"{collected.model}: {what} {versions}, {len(swept.parts)} parts, {files}; keeps {collected.kept}"
+    files = f"{count_of(swept.files, 'file')} of {swept.size_bytes / 2**20:.1f} MB"
+    counts = f"{count_of(len(collected.versions), 'version')}, {count_of(len(swept.parts), 'part')}, {files}"
+    yield f"{collected.model}: {what} {counts}; keeps {collected.kept}"
     yield from (f"  {version.label} {version.digest}" for version in collected.versions)

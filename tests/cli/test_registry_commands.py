@@ -131,7 +131,7 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     back = project.run("rollback", "net", "production", "--reason", "slow")
     assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
     planned = project.call("gc", "net", "--keep-latest", "0", "--keep-days", "0")
-    assert "would remove 1 versions" in planned.out
+    assert "would remove 1 version," in planned.out
     assert f"v1 {state['labels']['v1']}" in planned.out
     assert "nothing was removed" in planned.err
     done = project.run("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
