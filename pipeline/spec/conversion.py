@@ -124,7 +124,8 @@ class GateSpec(ThresholdsSpec):
     """What a converted model must reach; what does not is not shipped."""
 
     outputs: Mapping[str, ThresholdsSpec] = Field(
-        default_factory=dict, description="Thresholds by output name, which replace the common ones."
+        default_factory=dict,
+        description="Thresholds by output name; the common ones apply where it sets none.",
     )
     metric: Metric | None = Field(
         default=None,
