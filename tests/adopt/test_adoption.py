@@ -65,7 +65,7 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
     sequence = write_model(sequence_input(), tmp_path / "sequence.onnx")
     found = adopt(tmp_path, record_of(ready), record_of(sequence), record_of(None, size_bytes=2**33))
     assert [name for name, _ in found] == [None, None, None]
-    for (_, problem), word in zip(found, ("own format", "no tensor", "too large to keep"), strict=True):
+    for (_, problem), word in zip(found, ("own format", "not a tensor", "too large to keep"), strict=True):
         assert word in problem
 
 

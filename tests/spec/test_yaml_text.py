@@ -99,7 +99,7 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
         (b"a: -.INF\n", "x.yaml:1: a: expected a finite number, got -.INF"),
         (b"a: .nan\n", "x.yaml:1: a: expected a finite number, got .nan"),
         (b"a: 1e999\n", "x.yaml:1: a: expected a finite number, got 1e999"),
-        (b"a: " + b"9" * 5000, "x.yaml:1: a: number of too many digits"),
+        (b"a: " + b"9" * 5000, "x.yaml:1: a: number with too many digits"),
         (b'a: "\\0"\n', "x.yaml:1: a: expected text, got a NUL"),
         (b"a: " + b"x" * MAX_BYTES, f"x.yaml: file too large; expected at most {MAX_BYTES} bytes"),
     ],
