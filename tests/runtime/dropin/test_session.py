@@ -197,7 +197,7 @@ OBSTACLES: dict[str, Callable[[Any], None]] = {
     "ORT_DISABLE_ALL": set_level,
     "add_initializer": set_weights,
     "add_free_dimension_override_by_name": lambda o: o.add_free_dimension_override_by_name("batch", 2),
-    "saved": lambda o: setattr(o, "optimized_model_filepath", os.devnull),
+    "saves": lambda o: setattr(o, "optimized_model_filepath", os.devnull),
     "optimization.disable_specified_optimizers": lambda o: o.add_session_config_entry(
         "optimization.disable_specified_optimizers", "ConstantFolding"
     ),
