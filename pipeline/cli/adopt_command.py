@@ -99,7 +99,7 @@ def _build_table(models: Sequence[AdoptedModel]) -> Table:
         for model in models
     ]
     headings = ("spec", "model", ">sessions", ">runs", ">shapes", "options")
-    return build_table("models of the application", headings, rows, fold=("model", "options"))
+    return build_table("models of the application", headings, rows)
 
 
 def _shorten(model: str) -> str:

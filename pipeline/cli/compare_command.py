@@ -92,7 +92,7 @@ def _write_tables(comparison: Comparison, *, title: str) -> None:
 def _write_differences(differences: Sequence[Difference], *, title: str) -> None:
     if differences:
         rows = map(_differences_row, differences)
-        write_table(build_table(title, _WHAT_HEADINGS, rows, fold=_WHAT_HEADINGS))
+        write_table(build_table(title, _WHAT_HEADINGS, rows))
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -129,26 +129,18 @@ class _PlainConsole(Console):
         _redirect_to_null(_STDOUT)
 
 
-def build_table(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, fold: Collection[str] = ()
-) -> Table:
-    """Returns a table for people.
+def build_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Returns a table for people, which wraps what does not fit and cuts nothing off.
 
     Args:
         title: What it shows.
         headings: One per column; those that start with `>` are of figures, which stand to the right.
         rows: One text per column.
-        fold: Headings of the columns whose long texts are wrapped instead of cut off.
     """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in headings:
         name = heading.removeprefix(">")
-        table.add_column(
-            name,
-            justify="left" if name == heading else "right",
-            overflow="fold" if name in fold else "ellipsis",
-            no_wrap=name != heading and name not in fold,
-        )
+        table.add_column(name, justify="left" if name == heading else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -22,10 +22,10 @@ def build_diagnosis_table(table: DiagnosisTable) -> Table:
     ]
     rows = [[format_cell(cell) for cell in row] for row in table.rows]
     if table.bars is None:
-        return build_table(table.title, headings, rows, fold=table.columns)
+        return build_table(table.title, headings, rows)
     bars = draw_waterfall(_figures(table))
     rows_with_bars = ([*row, bar] for row, bar in zip(rows, bars, strict=True))
-    drawn = build_table(table.title, [*headings, ""], rows_with_bars, fold=table.columns)
+    drawn = build_table(table.title, [*headings, ""], rows_with_bars)
     drawn.columns[-1].no_wrap = True
     return drawn
 

@@ -100,7 +100,7 @@ def build_variants_table(manifest: Manifest) -> Table:
     """Returns one row per variant: the size and cost of what is shipped, side by side."""
     headings = ("variant", "for", ">size MB", ">ready ms", ">init ms", ">steady ms", ">private MB")
     rows = [_variant_row(manifest, variant) for variant in manifest.variants]
-    return build_table(f"{manifest.name}: variants", headings, rows, fold=("variant", "for"))
+    return build_table(f"{manifest.name}: variants", headings, rows)
 
 
 def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def build_accuracy_table(manifest: Manifest) -> Table | None:
         return None
     headings = ("variant", "precision", ">SNR dB", ">cosine", ">top-1")
     title = f"{manifest.name}: the worst output of each converted variant, against the source"
-    return build_table(title, headings, map(_accuracy_row, converted), fold=("variant",))
+    return build_table(title, headings, map(_accuracy_row, converted))
 
 
 def _accuracy_row(variant: VariantRecord) -> tuple[str, ...]:
@@ -191,10 +191,8 @@ def describe_variant(variant: VariantRecord) -> list[str]:
 def _describe_verification(verification: VerificationRecord) -> str:
     worst = max((error.ratio for error in verification.errors), default=0.0)
     noise = max((error.ratio for error in verification.noise_floor), default=0.0)
-    return (
-        f"  verified on {verification.samples} {verification.inputs} inputs: "
-        f"worst error {worst:.2g} of its tolerance, noise floor {noise:.2g}"
-    )
+    inputs = count_of(verification.samples, f"{verification.inputs} input")
+    return f"  verified on {inputs}: worst error {worst:.2g} of its tolerance, noise floor {noise:.2g}"
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:
@@ -243,7 +241,6 @@ def build_trials_table(record: TuningRecord, *, title: str) -> Table:
         f"{title}, cost at {record.runs_per_load} runs per load, relative to default ONNX Runtime",
         (">trial", "plan", *_FIGURES),
         rows,
-        fold=("plan",),
     )
 
 

@@ -73,7 +73,7 @@ def _write_check(check: UpgradeCheck) -> None:
     columns = (f">{name} {UNITS[name]}" for name in figures)
     headings = ("version", "loads", "answers", *columns, "verdict")
     rows = [_row(check, run, figures) for run in check.runs]
-    write_table(build_table(f"{check.name} on {check.device}", headings, rows, fold=("verdict",)))
+    write_table(build_table(f"{check.name} on {check.device}", headings, rows))
     for remark in check.remarks:
         echo(printable(f"{check.name}: {remark}", lines=False))
 
