@@ -34,7 +34,7 @@ def plan_environment(device: str, visible: str | None) -> dict[str, str]:
     devices = [name for name in (visible or "").split(",") if name.strip()]
     if len(devices) != 1:
         raise PoolError(
-            f"a process for a GPU has not been given one\n"
+            f"a process for a GPU was given none of its own\n"
             f"  expected one device in CUDA_VISIBLE_DEVICES, got {visible!r}",
             hint="unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
         )

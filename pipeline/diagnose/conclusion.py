@@ -15,7 +15,7 @@ def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
     """Returns what dominates, what to do first and what it would save, each with the figure behind it."""
     by_check = {diagnosis.check: diagnosis for diagnosis in diagnoses}
     findings = (*_dominating(by_check), *_steps(diagnoses))
-    nothing = Finding("nothing-found", "good", "nothing to mend or gain")
+    nothing = Finding("nothing-found", "good", "nothing to fix or gain")
     return Diagnosis("all", subject, findings or (nothing,))
 
 
@@ -27,7 +27,7 @@ def _dominating(checks: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     parts = {
         "making the session": start["init_ms"],
         "importing numpy and ONNX Runtime": start["numpy_ms"] + start["onnxruntime_ms"],
-        "what only the first run takes": start["first_extra_ms"],
+        "what the first run takes beyond later ones": start["first_extra_ms"],
     }
     name = max(parts, key=lambda part: parts[part])
     text = f"what dominates: {name}, {parts[name]:.0f} ms of {start['total_ms']:.0f} ms to the first result"

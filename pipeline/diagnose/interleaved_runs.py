@@ -39,7 +39,7 @@ def explain_failures(
             yield Finding("way-failed", "problem", text, "fewer at once")
     if runs.completed < MIN_ROUNDS and (runs.completed or not runs.failures):
         text = (
-            f"a round takes up to {runs.round_s / 60:.0f} minutes, so there were {runs.completed} in place "
+            f"a round takes up to {runs.round_s / 60:.0f} minutes, so there were {runs.completed} instead "
             f"of {MIN_ROUNDS}: too few to tell a difference from noise"
         )
         yield Finding("rounds-cut", "note", text, "compare a smaller model of the same kind")

@@ -110,7 +110,9 @@ def _check_spaces(specs: Iterable[ModelSpec]) -> None:
     ]
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise SpecError(f"specs restrict the search to what there is not\n{lines}", hint="ortprep schema")
+        raise SpecError(
+            f"specs restrict the search to unknown knobs or values\n{lines}", hint="ortprep schema"
+        )
 
 
 log = logging.getLogger(__name__)
@@ -210,7 +212,9 @@ def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
     problems = [problem for spec in specs for problem in _find_problems(spec, artifacts)]
     if problems:
         lines, hints = zip(*problems, strict=True)
-        raise SpecError("a bundle would replace what is no bundle\n" + "\n".join(lines), hint=hints[0])
+        raise SpecError(
+            "a bundle would replace something that is not a bundle\n" + "\n".join(lines), hint=hints[0]
+        )
 
 
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
@@ -224,7 +228,7 @@ def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]
     for folder in (bundle, model_folder(artifacts, spec.name)):
         if _holds_source(folder, spec):
             yield (
-                f"  {spec.name}: expected its source outside {folder}, got one that would go with it",
+                f"  {spec.name}: expected its source outside {folder}, got one that would be deleted with it",
                 "copy the source elsewhere, with its external data, and set source.path in its spec",
             )
 

@@ -28,7 +28,7 @@ from ortprep.graph.receipts import REPORT_FILE
 
 STAGE_DOCS = {
     "fetch": "copy the source model, its digest checked",
-    "convert": "fuse, bind shapes, change precision, and judge the answers",
+    "convert": "fuse, bind shapes, change precision, and check the answers",
     "optimize": "optimise the graph once and lint what was written",
     "verify": "compare the answers with the source's",
     "tune": "search for the best way to store, load and run it",
@@ -61,7 +61,7 @@ def build_doit_tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yields every task as doit takes it."""
     cache = DigestCache()
-    yield {"basename": "prepare", "name": None, "doc": "build every bundle: all that is not up to date"}
+    yield {"basename": "prepare", "name": None, "doc": "build every bundle that is not up to date"}
     used = {task.id.stage for tasks in builds for task in tasks}
     for stage, doc in STAGE_DOCS.items():
         if stage in used:
@@ -97,7 +97,7 @@ def build_doit_tasks(
                 "task_dep": [f"prepare:{model}"],
                 # The registry knows whether there is anything to do.
                 "uptodate": [False],
-                "doc": f"publish the bundle {model}, as publish: of its spec says",
+                "doc": f"publish the bundle {model}, as publish: in its spec says",
             }
         for task in tasks:
             requires = [by_id[required].name for required in task.requires]
@@ -133,7 +133,7 @@ def _report_task(
         "clean": []
         if out is None
         else [_Removal("the report", functools.partial(out.unlink, missing_ok=True))],
-        "doc": "write what all bundles are and achieve as one HTML file",
+        "doc": "write a report on all bundles as one HTML file",
     }
 
 

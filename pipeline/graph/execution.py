@@ -147,7 +147,7 @@ def why_other(task: Task) -> tuple[str, ...]:
 def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
     missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
     if missing:
-        return tuple(f"{name} has to be done first" for name in missing)
+        return tuple(f"{name} has to run first" for name in missing)
     return tuple(differences(receipt.key, _full_key(task)))
 
 
@@ -270,9 +270,7 @@ def _receipt_of(task: Task, required: TaskId) -> TaskReceipt | None:
 def _require(task: Task, required: TaskId) -> TaskReceipt:
     receipt = _receipt_of(task, required)
     if receipt is None:
-        raise StageError(
-            f"{required} of {task.model} has to be done first", hint=f"ortprep prepare {task.model}"
-        )
+        raise StageError(f"{required} of {task.model} has to run first", hint=f"ortprep prepare {task.model}")
     return receipt
 
 

@@ -41,7 +41,7 @@ def publish_model(task: Task, say: Callable[[str], None]) -> None:
         )
         version = published.version
         sent = (
-            f"{published.uploaded_bytes / 2**20:.1f} MB uploaded" if published.uploaded_bytes else "as it was"
+            f"{published.uploaded_bytes / 2**20:.1f} MB uploaded" if published.uploaded_bytes else "unchanged"
         )
         say(f"{spec.name}@{version.label}: {version.digest}, {sent}")
         if publish_spec.alias is not None:

@@ -32,7 +32,7 @@ def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple
         own = [task for task in tasks if task.id.stage == "tune"]
         if not own and (named or not any(searched)):
             raise SpecError(
-                f"nothing is searched for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
+                f"search is off for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
                 hint="tune: {max_trials: 100}   # in its spec",
             )
         searches += own
@@ -47,9 +47,7 @@ def read_search(task: Task) -> TuningRecord:
     """
     receipt = read_receipt(task.receipt)
     if receipt is None:
-        raise SpecError(
-            f"no search was done yet: {task.id} of {task.model}", hint=f"ortprep tune {task.model}"
-        )
+        raise SpecError(f"not searched yet: {task.id} of {task.model}", hint=f"ortprep tune {task.model}")
     if LEFT_OUT in receipt.result:
         raise SpecError(f"nothing was searched: {task.id} of {task.model}\n  {receipt.result[LEFT_OUT]}")
     return decode(TuneResult, receipt.result).record

@@ -87,11 +87,11 @@ def compare_answers(
             meter = meters.setdefault(reference.output, AccuracyMeter(reference.output))
             candidate = candidates.pop(reference.output, None)
             if candidate is None:
-                meter.refuse("the converted model did not give it")
+                meter.refuse("the converted model did not return it")
             else:
                 meter.add(read_answer(reference), read_answer(candidate))
         for name in candidates:
-            meters.setdefault(name, AccuracyMeter(name)).refuse("the source did not give it")
+            meters.setdefault(name, AccuracyMeter(name)).refuse("the source did not return it")
     return tuple(meter.result() for meter in meters.values())
 
 

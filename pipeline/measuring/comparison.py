@@ -59,7 +59,7 @@ def separated(below: Sequence[float], above: Sequence[float]) -> bool:
         ValueError: There are fewer than three rounds, or the numbers of rounds differ.
     """
     if len(below) < MIN_ROUNDS:
-        raise ValueError(f"three rounds are the least that show a spread, got {len(below)}")
+        raise ValueError(f"a spread needs at least three rounds, got {len(below)}")
     pairs = list(zip(below, above, strict=True))
     agreeing = sum(low < high for low, high in pairs)
     return summarise(below).p75 < summarise(above).p25 and agreeing >= AGREEMENT * len(pairs)
@@ -122,7 +122,7 @@ def is_below(below: Sequence[float], above: Sequence[float]) -> bool:
         ValueError: There are fewer than three rounds, or the numbers of rounds differ.
     """
     if len(below) < MIN_ROUNDS:
-        raise ValueError(f"three rounds are the least that show a spread, got {len(below)}")
+        raise ValueError(f"a spread needs at least three rounds, got {len(below)}")
     logarithms = _log_ratios(below, above)
     agreeing = sum(log < 0 for log in logarithms)
     return agreeing >= AGREEMENT * len(logarithms) and centre(logarithms) < -2 * standard_error(logarithms)

@@ -55,14 +55,14 @@ def parse_move(data: bytes) -> Move:
     """
     move = decode(Move, parse_object(data), where="a move")
     if move.action not in ("promote", "rollback") or not 0 < move.sequence < MAX_SEQUENCE:
-        raise IntegrityError("bad move of an alias\n  expected an action, and a number up to 2**31")
+        raise IntegrityError("bad alias move\n  expected an action, and a number up to 2**31")
     is_bounded = len(move.before) <= MAX_HISTORY and len(move.at) <= 64
     if (
         not is_bounded
         or not is_alias_name(move.alias)
         or not all(map(is_digest, (move.version, *move.before)))
     ):
-        raise IntegrityError("bad move of an alias\n  expected a name, a time and digests of versions")
+        raise IntegrityError("bad alias move\n  expected a name, a time and digests of versions")
     return move
 
 

@@ -71,7 +71,7 @@ class Cache:
                 _check_owner(self.root / name)
         except OSError as error:
             raise RegistryError(
-                f"no cache for what is pulled: {self.root}\n  {error.strerror or error}",
+                f"cannot use the cache: {self.root}\n  {error.strerror or error}",
                 hint="export ORTPREP_CACHE_DIR=DIR   (a folder that can be written)",
             ) from error
 
@@ -285,7 +285,7 @@ def _check_owner(folder: Path) -> None:
     if stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022:
         return
     raise RegistryError(
-        f"not a cache of this user's own: {folder}\n"
-        "  expected a folder that nobody else can write to; what is in it is opened unasked",
+        f"cache is not safe to use: {folder}\n"
+        "  expected a folder that only this user can write to, since its files are loaded without asking",
         hint="export ORTPREP_CACHE_DIR=DIR   (a folder of your own), or chmod go-w",
     )

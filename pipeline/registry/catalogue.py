@@ -65,7 +65,7 @@ class Catalogue:
             version = parse_version(data)
         except BundleError as error:
             # No version, or one of a newer ortprep: others must still be read.
-            log.warning("%s: a version is left out: %s", model, error)
+            log.warning("%s: skipping a version: %s", model, error)
             return
         if version.model == model:
             self.cache.write_document(data)
@@ -90,7 +90,7 @@ class Catalogue:
             if signed and signed[-1].version == version:
                 verified[alias] = version
             else:
-                log.warning("%s@%s is left out: it was not moved there with a signature", model, alias)
+                log.warning("%s@%s: skipping it: it was not moved there with a signature", model, alias)
         return verified
 
     def _find_verified(
@@ -111,7 +111,7 @@ class Catalogue:
                 try:
                     move = parse_move(data)
                 except BundleError as error:
-                    log.warning("%s: a move of an alias is left out: %s", model, error)
+                    log.warning("%s: skipping a move of an alias: %s", model, error)
                     continue
                 if move.version == digest:
                     moves.append(move)
@@ -133,7 +133,7 @@ class Catalogue:
             data = self.backend.read_part(model, digest)
             if digest_bytes(data) != digest:
                 raise IntegrityError(
-                    f"a part is not what its digest says: {model}\n"
+                    f"a part does not match its digest: {model}\n"
                     f"  expected {digest}, got {digest_bytes(data)}"
                 )
             self.cache.write_document(data)
@@ -210,7 +210,7 @@ def _verify_each(
             verified.append(claimed)
         except SignatureError as error:
             problems.append(error)
-            log.warning("left out: %s", error.message)
+            log.warning("skipped: %s", error.message)
     return verified, problems
 
 

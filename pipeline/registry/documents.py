@@ -233,7 +233,8 @@ def check_alias_name(name: str, *, called: str = "alias name") -> None:
     if not is_alias_name(name):
         raise RegistryError(
             f"invalid {called}: {name[:200]!r}\n"
-            "  expected up to 100 letters, digits, '.', '_' and '-', a letter or digit first, and no digest"
+            "  expected up to 100 letters, digits, '.', '_' and '-', starting with a letter or digit, "
+            "and not a digest"
         )
 
 
@@ -253,7 +254,7 @@ def parse_document(data: bytes, kind: str) -> OciDocument:
     """
     document = decode(OciDocument, parse_object(data), where="a document")
     if document.artifactType != kind:
-        raise BundleError(f"not a document of this form\n  expected {kind}, got another")
+        raise BundleError(f"wrong kind of document\n  expected {kind}, got another")
     for descriptor in (*document.layers, *document.manifests):
         _check_digest(descriptor.digest)
         _check_size(descriptor.size)
@@ -379,6 +380,6 @@ def _check_paths(paths: list[PurePosixPath]) -> None:
         is_reserved = path.parts[0] == RECEIPT_FOLDER and str(path) not in OWN_FILES
         if is_reserved or not files.isdisjoint(path.parents):
             raise IntegrityError(
-                f"a file in the way of another: {str(path)!r} in a part\n"
-                f"  expected none but ours in {RECEIPT_FOLDER}, and none below another file"
+                f"conflicting path: {str(path)!r} in a part\n"
+                f"  expected only ortprep's own in {RECEIPT_FOLDER}, and none below another file"
             )

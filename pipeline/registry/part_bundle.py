@@ -114,7 +114,7 @@ def small_files(part: Part) -> dict[str, FileEntry]:
         if path not in entries or entries[path].size_bytes > max_bytes:
             got = f"{entries[path].size_bytes} bytes" if path in entries else "none"
             raise IntegrityError(
-                f"bad {path} of a part: {part.model}\n  expected at most {max_bytes} bytes, got {got}"
+                f"bad {path} in a part: {part.model}\n  expected at most {max_bytes} bytes, got {got}"
             )
     return {path: entries[path] for path in limits}
 

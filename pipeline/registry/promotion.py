@@ -84,7 +84,7 @@ def promote(
     check_alias_name(alias)
     if gate.force and not reason.strip():
         raise RegistryError(
-            "no reason given\n  expected one, which is recorded", hint="--force --reason 'why'"
+            "no reason given\n  expected a reason, which is recorded", hint="--force --reason 'why'"
         )
     state = catalogue.read_state(reference.name, gate.verifier)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
@@ -117,9 +117,10 @@ def rollback(
     moves = catalogue.read_moves(name, state.versions.values()).get(alias, ())
     earlier = find_earlier_versions(moves, state.aliases.get(alias, ""), state.versions)
     if alias not in state.aliases or not earlier:
-        got = "nothing that is still there" if alias in state.aliases else "no such alias"
+        got = "none that still exists" if alias in state.aliases else "no such alias"
         raise NotPublishedError(
-            f"nothing to roll back to: {name}@{alias}\n  expected a version that it named before, got {got}",
+            f"nothing to roll back to: {name}@{alias}\n"
+            f"  expected a version that it pointed to before, got {got}",
             hint=f"ortprep versions {name}",
         )
     version = state.versions[earlier[-1]]
@@ -137,7 +138,7 @@ def _pass_gate(
         raise SignatureError(
             f"not promoted: {version.model}@{version.digest}\n"
             f"  expected a valid signature of each part, got none of {', '.join(sorted(missing))}",
-            hint="ortprep publish BUNDLE --sign KEY --verify KEY   (makes a version of signed parts alone)",
+            hint="ortprep publish BUNDLE --sign KEY --verify KEY   (publishes only signed parts)",
         )
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
@@ -159,9 +160,9 @@ def _find_unverified(part: Part, manifest: Manifest) -> Iterator[str]:
     for variant in part.summary.variants:
         worst = worst_error(records[variant.name]) if variant.name in records else None
         if worst is None:
-            yield f"{variant.name}: its answers were compared with nothing"
+            yield f"{variant.name}: its answers were not compared with the source's"
         elif not worst <= 1:
-            yield f"{variant.name}: verification failed: off by {worst:.3g} of its tolerance"
+            yield f"{variant.name}: verification failed: off by {worst:.3g} times its tolerance"
 
 
 def _find_regressions(
@@ -186,7 +187,7 @@ def _record_and_move(
     model, alias, backend = version.model, move.alias, catalogue.backend
     state = catalogue.read_state(model)
     if alias in state.labels():
-        raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is none")
+        raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is not a label")
     moves = catalogue.read_moves(model, state.versions.values()).get(alias, ())
     before = state.aliases.get(alias, "")
     is_signed = bool(moves) and moves[-1].version == before and moves[-1].signature is not None
@@ -212,10 +213,10 @@ def _record_and_move(
     if version.digest not in after.versions:
         if before in after.versions:
             backend.set_alias(model, alias, after.versions[before])
-        raise NotPublishedError(f"no such version any more: {model}@{version.digest}")
+        raise NotPublishedError(f"version does not exist any more: {model}@{version.digest}")
     if after.aliases.get(alias) != version.digest:
         raise ConflictError(
-            f"somebody else moves {model}@{alias}\n"
+            f"another process moves {model}@{alias}\n"
             f"  expected to be the last to move it, got {after.aliases.get(alias)} there",
             hint=f"ortprep versions {model}   (then decide again)",
         )

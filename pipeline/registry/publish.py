@@ -121,7 +121,7 @@ def _check_label(label: str, state: ModelState, part: Part) -> None:
     """Raises, before anything is uploaded, if a label is no name, or names something else already."""
     check_alias_name(label, called="label")
     if label in state.aliases:
-        raise ConflictError(f"{label!r} is an alias of {part.model}\n  expected a label that is none")
+        raise ConflictError(f"{label!r} is an alias of {part.model}\n  expected a label that is not an alias")
     _check_holders(state, label, (part.source, part.spec))
 
 
@@ -131,8 +131,8 @@ def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> No
         if holder.family != family:
             raise ConflictError(
                 f"label taken: {state.model}@{label}\n"
-                f"  expected it to be free, or of this source and spec, got {holder.digest}",
-                hint="ortprep publish … --label ANOTHER   (a label never comes to mean other bytes)",
+                f"  expected it to be free, or to name this source and spec, got {holder.digest}",
+                hint="ortprep publish … --label ANOTHER   (a label always names the same bytes)",
             )
 
 
@@ -192,8 +192,8 @@ def _merge(new: _Publication) -> Version:
             return added if added in same and new.label is not None else same[0]
         added = _add_version(new, parts, state)
     raise ConflictError(
-        f"others publish {new.part.model} without pause\n"
-        f"  expected to be the last once in {_MAX_ROUNDS} times",
+        f"others keep publishing {new.part.model}\n"
+        f"  expected to be the last to write once in {_MAX_ROUNDS} times",
         hint="publish again: what was uploaded is kept",
     )
 

@@ -149,7 +149,9 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
         resolved, at_s = remembered
         at = datetime.datetime.fromtimestamp(at_s, datetime.UTC).isoformat(timespec="minutes")
         reason = error.message.partition("\n")[0]
-        log.warning("%s; using what %s was at %s: %s", reason, reference, at, resolved[0].digest)
+        log.warning(
+            "%s; using the version that %s named at %s: %s", reason, reference, at, resolved[0].digest
+        )
         return resolved
     for name in (reference, VersionRef(reference.name, version.digest)):
         key = _memory_key(replace(request, reference=name), catalogue)
@@ -299,14 +301,14 @@ def check_replaceable(out: Path) -> None:
     is_empty = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
     try:
         added = frozenset() if is_empty else find_added(out)
-        got = f"one with files of somebody's own: {', '.join(sorted(added)[:5])}" if added else ""
+        got = f"one with files that ortprep did not write: {', '.join(sorted(added)[:5])}" if added else ""
     except BundleError:
         got = "something else"
     if out.is_symlink():
         got = "a link; name the folder it leads to"
     if got:
         raise RegistryError(
-            f"a bundle would replace what is no bundle: {out}\n"
-            f"  expected nothing, an empty folder or a bundle as it was written, got {got}",
+            f"a bundle would replace something that is not a bundle: {out}\n"
+            f"  expected nothing, an empty folder or an unchanged bundle, got {got}",
             hint=shlex.join(["mv", str(out), f"{out}.mine"]),
         )

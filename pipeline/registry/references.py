@@ -37,7 +37,7 @@ def parse_reference(text: str) -> VersionRef:
     name, at, version = text.partition("@")
     if not is_safe_name(name) or (at and not _VERSION.fullmatch(version)):
         raise RegistryError(
-            f"no reference: {text[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
+            f"not a reference: {text[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
             hint="ortprep list",
         )
     return VersionRef(name, version if at else None)
@@ -67,7 +67,7 @@ def default_registry() -> str:
     registry = os.environ.get(REGISTRY_VARIABLE)
     if not registry:
         raise RegistryError(
-            f"no registry named\n  expected one in ${REGISTRY_VARIABLE}, got nothing",
+            f"no registry given\n  expected one in ${REGISTRY_VARIABLE}, got nothing",
             hint=f"export {REGISTRY_VARIABLE}=URL   (a folder, s3://…, oci://HOST/PREFIX, mlflow+http://…)",
         )
     return registry
@@ -87,7 +87,7 @@ def open_registry(url: str) -> Backend:
         raise RegistryError(
             f"credentials in a registry's URL: {redact_url(url)}\n"
             "  expected none: they would end up in logs and process lists",
-            hint="docs/registry.md says where each kind of registry takes them from",
+            hint="see docs/registry.md for where each kind of registry takes them from",
         )
     scheme = _SCHEME.match(url)
     name = scheme[1].lower() if scheme else ""

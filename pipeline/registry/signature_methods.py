@@ -103,8 +103,8 @@ def _parse(text: str, kinds: Mapping[str, MethodKind]) -> SignatureMethod:
         option, _, value = item.partition("=")
         if option not in allowed or "pin-value" in value:
             raise RegistryError(
-                f"no option of {name} signatures: {option!r}\n"
-                f"  expected some of {', '.join(allowed)}; secrets are no options",
+                f"unknown option of {name} signatures: {option!r}\n"
+                f"  expected some of {', '.join(allowed)}; secrets cannot be options",
                 hint=f"export {PASSWORD_VARIABLE}=…   (the password of a private key)",
             )
         options[option] = value.split(":") if option in _LISTS else _FLAGS.get(value.lower(), value)

@@ -110,7 +110,7 @@ def _verify(subject: SignatureSubject, signature: bytes, method: SignatureMethod
         raise SignatureError("signature is not of this form\n  expected a Sigstore bundle") from error
     statement = _read_statement(bundle)
     if method.kind == "certificate" and not method.options.get("certificate_chain"):
-        raise SignatureError("certificates of any authority\n  expected the chain of one to trust")
+        raise SignatureError("no authority to trust\n  expected the certificate chain of one, got none")
     verifying = _import_model_signing().verifying
     what = f"signature of {subject.name} is not valid"
     with (
@@ -163,7 +163,7 @@ def _read_statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
     if serialization != {"method": "files", "hash_type": "sha256"} or not names_key:
         raise SignatureError(
-            "signature says too little\n  expected SHA-256 of every file, and which key it is by"
+            "signature is incomplete\n  expected the SHA-256 of every file and the key that signed"
         )
     return statement
 

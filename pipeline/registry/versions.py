@@ -109,7 +109,7 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
         )
     version = state.versions.get(next(iter(digests), ""))
     if version is None:
-        got = f"{next(iter(digests))}, which is not there" if digests else "none"
+        got = f"{next(iter(digests))}, which does not exist" if digests else "none"
         raise NotPublishedError(
             f"no such version: {state.model}@{name} in {registry}\n"
             f"  expected an alias, a label, or a whole digest, got {got}",

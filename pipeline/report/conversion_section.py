@@ -25,7 +25,7 @@ def build_conversion_section(variant: VariantRecord) -> ReportSection | None:
 
 def _notes(record: ConversionRecord) -> Iterator[str]:
     if record.asked != record.precision:
-        yield f"In {record.precision}, since {record.asked} was not as accurate as the gate asks."
+        yield f"In {record.precision}, since {record.asked} missed the accuracy gate."
     if record.fused:
         fused = ", ".join(f"{count} {name}" for name, count in record.fused.items())
         yield f"Fused by {record.fused_by}: {fused}."

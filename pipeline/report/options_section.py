@@ -40,7 +40,7 @@ def build_options_section(subject: ReportSubject, variant: VariantRecord) -> Rep
     if plan is None:
         return None
     chosen = tuple(_options_of(*plan))
-    notes = ["Everything that is not listed is as ONNX Runtime has it by itself."]
+    notes = ["Options that are not listed keep ONNX Runtime's own defaults."]
     tables = [_options_table(chosen, _known_options(subject, plan[1]))]
     if variant.tuning is None:
         notes.append("There was no search for this variant.")

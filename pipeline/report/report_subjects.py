@@ -68,7 +68,7 @@ def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
     else:
         paths = sorted(path for path in artifacts.glob(f"*/{MANIFEST_FILE}") if not _is_hidden(path.parent))
         if not paths:
-            raise BundleError(f"no bundle in {artifacts}\n  expected some", hint="ortprep prepare")
+            raise BundleError(f"no bundle in {artifacts}\n  expected at least one", hint="ortprep prepare")
     return tuple({path.resolve(): path for path in paths}.values())
 
 

@@ -44,7 +44,7 @@ def _notes(manifests: Sequence[Manifest], variant: str | None) -> Iterator[str]:
     if len({digest_json(manifest.environment.get("hardware")) for manifest in manifests}) > 1:
         yield (
             "Not all versions were measured on equal hardware, so part of a difference may be the machine’s; "
-            "ratios to the default of the same version stand."
+            "ratios to the default of the same version remain valid."
         )
 
 

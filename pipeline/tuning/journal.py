@@ -65,7 +65,7 @@ class Journal:
             try:
                 trial = decode(Trial, stored.user_attrs.get(_RECORD))
             except BundleError as error:
-                log.debug("trial %d of the journal left out: %s", stored.number, error)
+                log.debug("skipping trial %d of the journal: %s", stored.number, error)
                 continue
             found[trial.choice] = trial
         return found

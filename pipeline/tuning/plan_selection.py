@@ -94,7 +94,7 @@ def _with_first(verdict: PlanSelection, space: Space, objective: Objective, own:
     sooner = ratio(own[first], own[second], ready_ms)
     return replace(
         verdict,
-        reason=f"{verdict.reason}; {space.describe(first)} serves first, ready in {sooner:.3g}× of its time",
+        reason=f"{verdict.reason}; {space.describe(first)} serves first, ready in {sooner:.3g}× its time",
         first_phase=first,
         overlap_mb=overlap_mb(own, first, second),
     )
@@ -141,7 +141,7 @@ def _unadopted(
         raise _beyond_limits(space, objective, own, found.finals.get(found.anchor, ()))
     if not working:
         failures = [f"  {space.describe(c)}: {t.failure}" for c, t in trials.items() if t.failure is not None]
-        raise TuningError("\n".join(["no plan runs but default ONNX Runtime", *failures[:5]]))
+        raise TuningError("\n".join(["no plan except default ONNX Runtime runs", *failures[:5]]))
     best = min(working, key=lambda choice: objective.score(trials[choice]))
     return space.base if space.base in working else best
 
@@ -152,7 +152,8 @@ def _beyond_limits(space: Space, objective: Objective, own: Finals, anchor: Sequ
         for choice, figures in own.items()
     ]
     return TuningError(
-        "\n".join(["no plan keeps the limits", *lines]), hint="raise or remove the tune.max_… of its spec"
+        "\n".join(["no plan stays within the limits", *lines]),
+        hint="raise or remove the tune.max_… limit in its spec",
     )
 
 

@@ -176,7 +176,7 @@ class _Search:
             self._try(batch, kind)
             gained = self._best_score() < best * (1 - self._noise())
             barren = 0 if gained else barren + (kind == "sampler")
-        return "the expected gain is under the noise"
+        return "the expected gain is below the noise"
 
     def _next_batch(self) -> tuple[str, Sequence[PlanChoice]]:
         if singles := self._new(self._space.neighbours(self._space.base)):
@@ -194,11 +194,11 @@ class _Search:
         # Some of the plans that are compared at last may be new.
         reserved = min(FINALISTS, self._limits.max_trials // 8)
         if len(self._trials) >= self._limits.max_trials - reserved:
-            return f"max_trials, {self._limits.max_trials}, is reached, or kept for the last comparison"
+            return f"max_trials, {self._limits.max_trials}, is used up or reserved for the last comparison"
         if not self._works(self._space.base) and self._new(self._space.neighbours(self._space.base)):
             return None  # there may be nothing to prepare yet
         if self._budget.is_spent(self._finalists()):
-            return f"{self._limits.budget_s:g} s are spent, or kept for the last comparison"
+            return f"{self._limits.budget_s:g} s are used up or reserved for the last comparison"
         return None
 
     def _finalists(self) -> int:
@@ -337,7 +337,7 @@ class _Search:
             rank_firsts(self._trials.values(), plain, self._objective),
             most=self._budget.affordable_plans(len(self._trials)),
         )
-        self._effects.say(f"{len(self._trials)} plans tried; comparing {len(entrants.all)} of them afresh")
+        self._effects.say(f"{len(self._trials)} plans tried; comparing {len(entrants.all)} of them again")
         return compare_finalists(
             entrants,
             self._objective,

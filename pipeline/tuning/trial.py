@@ -122,10 +122,10 @@ def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[Checke
             if answer.output in outputs:
                 meter.add(read_answer(answer), outputs[answer.output])
             else:
-                meter.refuse("the session did not give it")
+                meter.refuse("the session did not return it")
     if failures := find_gate_failures(gate, [meter.result() for meter in meters.values()]):
         lines = "\n  ".join(failures)
-        raise VerificationError(f"answers less accurately than its gate asks\n  {lines}")
+        raise VerificationError(f"misses its accuracy gate\n  {lines}")
 
 
 def _check_answers(
@@ -135,11 +135,11 @@ def _check_answers(
 
     for answer in sample.answers:
         if answer.output not in outputs:
-            raise VerificationError(f"answers without output {answer.output!r}")
+            raise VerificationError(f"does not return output {answer.output!r}")
         tolerance = tolerances.get(answer.output, tolerances[""])
         found = compare_output(read_answer(answer), outputs[answer.output], tolerance, name=answer.output)
         if not found.ok:
             raise VerificationError(
-                f"answers wrongly: output {answer.output!r}, {found.reason}\n"
+                f"wrong answer: output {answer.output!r}, {found.reason}\n"
                 f"  expected {found.expected} at {list(found.worst_index)}, got {found.got}"
             )

@@ -32,7 +32,7 @@ def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None
     project.write_spec()
     ended = project.run("prepare", "--engine", "ray", "--store", "store", "--address", "127.0.0.1:1")
     assert ended.code == 1
-    assert "no Ray cluster to be reached: 127.0.0.1:1" in ended.err
+    assert "cannot reach a Ray cluster: 127.0.0.1:1" in ended.err
 
 
 def test_labels_of_this_machine_fit_ray_s_command_line(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
         (("pull", "nothing", "--out", "x"), 5, "no such model: nothing"),
         (("pull", "net@nothing", "--out", "x"), 5, "no such version: net@nothing"),
         (("pull", "net", "--out", "x", "--part", "sha256:0"), 5, "no such part"),
-        (("pull", "../net", "--out", "x"), 5, "no reference"),
-        (("pull", "net", "--out", "mine"), 5, "would replace what is no bundle"),
+        (("pull", "../net", "--out", "x"), 5, "not a reference"),
+        (("pull", "net", "--out", "mine"), 5, "would replace something that is not a bundle"),
         (("promote", "net", "v0"), 5, "is a label"),
         (("rollback", "net", "production"), 5, "nothing to roll back to"),
         (("versions", "nothing"), 5, "no such model"),
@@ -213,7 +213,7 @@ def test_doit_publishes_what_the_spec_says_after_building_it(built: Project) -> 
     assert "net@candidate: sha256:" in published.err
     again = project.doit("publish")
     assert again.code == 0, again.err
-    assert "as it was" in again.err
+    assert "unchanged" in again.err
     url = str(project.root / "registry")
     pulled = project.run("pull", "net@candidate", "--registry", url, "--out", "out", "--verify", str(public))
     assert pulled.code == 0, pulled.err
@@ -257,7 +257,7 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(
 
     none = importlib.metadata.EntryPoints(())
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: none)
-    with pytest.raises(MissingExtraError, match="registries are not installed") as raised:
+    with pytest.raises(MissingExtraError, match="registry support is not installed") as raised:
         locate("registry://net@production")
     assert raised.value.hint == install_command("registry")
     assert locate(project.root) == project.root
@@ -268,7 +268,7 @@ def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(pro
         "import sys; sys.modules['filelock'] = None; from ortprep.runtime import load; load('registry://net')"
     )
     ended = project.python("-c", code)
-    assert "MissingExtraError: registries are not installed" in ended.err
+    assert "MissingExtraError: registry support is not installed" in ended.err
     assert ended.err.splitlines()[-1] == f"hint: {install_command('registry')}"
 
 

@@ -9,4 +9,4 @@ def test_what_was_cut_is_said_with_its_figures() -> None:
         runs = InterleavedRuns({"threads": ("A",)} if done else {}, {}, 4 * 3600)
         (finding,) = explain_failures(runs, "two models")
         assert "up to 240 minutes" in finding.text
-        assert f"there were {done} in place of 3" in finding.text
+        assert f"there were {done} instead of 3" in finding.text

@@ -143,7 +143,7 @@ def test_a_named_variant_that_is_never_reached_is_listed_as_such(tmp_path: Path)
 
 
 def test_two_bundles_of_one_name_are_refused(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="two bundles of one name"):
+    with pytest.raises(ExportError, match="two bundles with the same name"):
         export_package([bundle, bundle], tmp_path / "package")
 
 

@@ -340,7 +340,7 @@ def test_a_server_of_another_version_gets_no_variant_that_needs_its_own(tmp_path
 
 def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     bundles = [write_doubling(tmp_path / where / "double") for where in ("one", "two")]
-    with pytest.raises(ExportError, match="two models of one name"):
+    with pytest.raises(ExportError, match="two models with the same name"):
         export_triton(bundles, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
 

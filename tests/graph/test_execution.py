@@ -149,7 +149,7 @@ def test_a_promise_not_kept_is_a_failure(artifacts: Path, cache: DigestCache) ->
 
 def test_a_task_before_its_requirements_says_so(artifacts: Path, cache: DigestCache) -> None:
     builds = tasks(artifacts, Shout(), Count())
-    with pytest.raises(StageError, match="shout of m has to be done first"):
+    with pytest.raises(StageError, match="shout of m has to run first"):
         run_task(builds[1], cache=cache, say=lambda _: None)
 
 

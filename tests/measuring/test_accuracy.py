@@ -177,5 +177,5 @@ def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path: Path) -> 
     found = {accuracy.output: accuracy for accuracy in compare_answers([expected], [got])}
     assert list(found) == ["a", "b", "c"]
     assert (found["a"].max_abs, found["a"].top1, found["a"].reason) == (1, 1, "")
-    assert found["b"].reason == "the converted model did not give it"
-    assert found["c"].reason == "the source did not give it"
+    assert found["b"].reason == "the converted model did not return it"
+    assert found["c"].reason == "the source did not return it"

@@ -240,7 +240,7 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
 def test_it_is_said_why_a_target_is_missing() -> None:
     new = manifest(variant("portable"), missing_targets=(MissingTarget("cuda", "no GPU here"),))
     comparison = compare(manifest(variant("portable"), variant("cuda", target="cuda")), new)
-    assert comparison.variants[1].failures == ("it is not there any more: no GPU here",)
+    assert comparison.variants[1].failures == ("it no longer exists: no GPU here",)
 
 
 @pytest.mark.parametrize(

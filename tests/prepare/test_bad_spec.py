@@ -87,7 +87,10 @@ def test_a_spec_that_contradicts_its_model_is_refused_before_long_work(
     assert (outcome.code, outcome.out) == (2, "")
     assert re.search(pattern, outcome.err), outcome.err
     assert "fetch of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
-    assert "\nhint: mend what is named above in configs/net.yaml, then ortprep prepare net\n" in outcome.err
+    assert (
+        "\nhint: correct the entries named above in configs/net.yaml, then ortprep prepare net\n"
+        in outcome.err
+    )
     assert "done" not in outcome.err.replace("0 done", "")
 
 
@@ -148,7 +151,7 @@ def test_a_tolerance_below_what_optimising_changes_fails_with_the_worst_element_
     assert re.search(r"\n  expected [-\d.e]+ at \[0, \d+\], got [-\d.e]+ \(rtol 1e-09", outcome.err), (
         outcome.err
     )
-    assert re.search(r"\nhint: .*write verify: \{rtol: [\d.e-]+, atol: ", outcome.err)
+    assert re.search(r"\nhint: .*set verify: \{rtol: [\d.e-]+, atol: ", outcome.err)
 
 
 def test_problems_of_several_specs_are_told_at_once(built: Project) -> None:

@@ -147,7 +147,7 @@ def test_the_next_build_goes_on_after_the_trials_that_were_over(first_search: Se
     assert {"tune:net/cpu", "measure:net/cpu", "package:net"} <= done(outcome)
     assert done(outcome) <= all_tasks() | {"tune:net/cpu"}
     assert not {"fetch:net", "optimize:net/cpu"} & done(outcome)
-    (line,) = [line for line in outcome.err.splitlines() if "going on after" in line]
+    (line,) = [line for line in outcome.err.splitlines() if "continuing after" in line]
     assert "trials of an interrupted run" in line
     assert outcome.err.splitlines()[-1].endswith(" up to date")
 

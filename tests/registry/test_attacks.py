@@ -245,7 +245,7 @@ def test_what_is_no_bundle_is_never_replaced(catalogue: Catalogue, tmp_path: Pat
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
-    with pytest.raises(RegistryError, match="would replace what is no bundle"):
+    with pytest.raises(RegistryError, match="would replace something that is not a bundle"):
         pull_it(catalogue, tmp_path / "mine")
     assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
 
@@ -380,7 +380,7 @@ def test_a_signature_without_the_name_of_its_key_is_refused(
         return canonical_json(bundle)
 
     replace_signature(registry, catalogue, forget)
-    with pytest.raises(SignatureError, match=r"got another|which key it is by"):
+    with pytest.raises(SignatureError, match=r"got another|the key that signed"):
         pull_it(catalogue, tmp_path / "out", keys[1])
     assert capsys.readouterr().out == ""
 
@@ -584,7 +584,7 @@ def test_a_certificate_needs_a_chain_and_a_name(catalogue: Catalogue, tmp_path: 
     pull_it(catalogue, tmp_path / "mallory", f"{chain},subject=mallory")
     with pytest.raises(SignatureError, match=r"expected a certificate of ci\.example\.org"):
         pull_it(catalogue, tmp_path / "out", f"{chain},subject=ci.example.org")
-    with pytest.raises(SignatureError, match="expected the chain of one to trust"):
+    with pytest.raises(SignatureError, match="expected the certificate chain of one"):
         pull(PullRequest(VersionRef("net", None), verifier=weak), catalogue, tmp_path / "web", hardware=BARE)
 
 
@@ -609,15 +609,15 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         folder = tmp_path / oct(mode)
         folder.mkdir()
         folder.chmod(mode)
-        with pytest.raises(RegistryError, match="not a cache of this user's own"):
+        with pytest.raises(RegistryError, match="cache is not safe to use"):
             Cache(folder)
     inside = tmp_path / "own"
     Cache(inside)
     (inside / "bundles").chmod(0o777)
-    with pytest.raises(RegistryError, match="not a cache of this user's own"):
+    with pytest.raises(RegistryError, match="cache is not safe to use"):
         Cache(inside)
     (tmp_path / "link").symlink_to(tmp_path / "own")
-    with pytest.raises(RegistryError, match="not a cache of this user's own"):
+    with pytest.raises(RegistryError, match="cache is not safe to use"):
         Cache(tmp_path / "link")
 
 
@@ -626,7 +626,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)
-    with pytest.raises(RegistryError, match="not a cache of this user's own"):
+    with pytest.raises(RegistryError, match="cache is not safe to use"):
         Cache(folder)
 
 
@@ -650,7 +650,7 @@ def test_a_download_is_limited_in_size_and_time(
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])
 def test_a_reference_is_a_name_or_refused(text: str) -> None:
-    with pytest.raises(RegistryError, match="no reference"):
+    with pytest.raises(RegistryError, match="not a reference"):
         parse_reference(text)
 
 
@@ -677,7 +677,7 @@ def test_locations_name_a_registry_and_a_reference(monkeypatch: pytest.MonkeyPat
         (f"file:///srv/net@{digest}", ("file:///srv", VersionRef("net", digest))),
     ):
         assert split_location(location) == expected
-    with pytest.raises(RegistryError, match="no registry named"):
+    with pytest.raises(RegistryError, match="no registry given"):
         split_location("registry://net")
     monkeypatch.setenv("ORTPREP_REGISTRY", "s3://bucket/models")
     production = VersionRef("net", "production")
@@ -701,7 +701,7 @@ def test_a_part_cannot_put_a_file_where_a_puller_writes(
 ) -> None:
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     put_document(catalogue, registry, part, tampered(part, add_layer(path)))
-    with pytest.raises(IntegrityError, match="in the way of another"):
+    with pytest.raises(IntegrityError, match="conflicting path"):
         pull_it(catalogue, tmp_path / "out")
 
 
@@ -719,8 +719,8 @@ def test_documents_that_are_none_do_not_hide_the_others(
     for data in (b"junk", b'{"alias":1}', encode_move(Move("production", DIGEST, 9, "promote", "t"))):
         catalogue.backend.attach("net", version, MOVE, data)
     assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
-    assert caplog.text.count("a version is left out") >= 4
-    with pytest.raises(NotPublishedError, match="which is not there"):
+    assert caplog.text.count("skipping a version") >= 4
+    with pytest.raises(NotPublishedError, match="which does not exist"):
         pull_it(catalogue, tmp_path / "out", version="dangling")
     moves = catalogue.read_moves("net", [version])
     assert [(alias, [one.sequence for one in found]) for alias, found in moves.items()] == [
@@ -806,6 +806,6 @@ def test_a_verifier_that_lacks_an_option_is_told_which(text: str) -> None:
     ],
 )
 def test_secrets_are_no_options_of_a_signer(text: str) -> None:
-    with pytest.raises(RegistryError, match="secrets are no options") as raised:
+    with pytest.raises(RegistryError, match="secrets cannot be options") as raised:
         parse_signer(text)
     assert "hunter2" not in str(raised.value)

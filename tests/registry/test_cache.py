@@ -154,7 +154,7 @@ def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path)
 
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RegistryError, match="no cache for what is pulled") as raised:
+    with pytest.raises(RegistryError, match="cannot use the cache") as raised:
         Cache(tmp_path / "file" / "cache")
     assert "ORTPREP_CACHE_DIR" in str(raised.value.hint)
 
@@ -206,7 +206,7 @@ def test_without_the_registry_a_reference_names_what_it_named_last(
             pull_cached(PullRequest(VersionRef("net", "never-asked-for")), catalogue, hardware=BARE)
     assert offline.path == online.path
     assert read_tree(offline.path) == read_tree(bundle)
-    assert "using what net@v1 was at" in caplog.text
+    assert "using the version that net@v1 named at" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["directory"])

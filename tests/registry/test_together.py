@@ -202,7 +202,7 @@ def test_two_promotions_at_once_tell_the_one_that_lost(
             return set_alias if name == "set_alias" else value
 
     backend: Any = Overtaken(registry, "", lambda: None)
-    with pytest.raises(ConflictError, match="somebody else moves net@production"):
+    with pytest.raises(ConflictError, match="another process moves net@production"):
         promote(VersionRef("net", "v0"), "production", Catalogue(backend, Cache(tmp_path / "c")))
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
 

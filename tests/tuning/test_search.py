@@ -76,7 +76,7 @@ def test_the_chosen_plan_costs_within_3_percent_of_the_best_at_a_quarter_of_its_
     assert true_cost(table, verdict.choice, objective) <= 1.03 * best
     assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
     assert len(found.trials) <= len(CHOICES) / 4
-    assert found.ended in ("the expected gain is under the noise", "the sampler has nothing new")
+    assert found.ended in ("the expected gain is below the noise", "the sampler has nothing new")
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -176,7 +176,7 @@ def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_beg
     searched(least, Objective(100), SearchLimits(0.0, 5000))
     assert found.elapsed_s == machine.now_s
     assert found.elapsed_s <= max(budget_s + batch_s, least.now_s)
-    assert found.ended.startswith(f"{budget_s:g} s are spent") or budget_s == 1000.0
+    assert found.ended.startswith(f"{budget_s:g} s are used up") or budget_s == 1000.0
 
 
 def test_a_larger_budget_tries_no_fewer_plans() -> None:
@@ -357,7 +357,7 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
 
 def test_a_limit_that_no_plan_keeps_is_told_and_nothing_is_chosen() -> None:
     objective = Objective(1, max_private_mb=1.0)
-    with pytest.raises(TuningError, match="no plan keeps the limits\n  the base plan: private memory"):
+    with pytest.raises(TuningError, match="no plan stays within the limits\n  the base plan: private memory"):
         searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
 
 
@@ -438,7 +438,7 @@ def test_what_interrupted_runs_took_counts_against_the_budget() -> None:
     found, _ = searched(second, Objective(1), SearchLimits(30.0, 5000), known=tuple(first.recorded))
     spent_s = sum(trial.elapsed_s for trial in first.recorded)
     assert found.elapsed_s == pytest.approx(second.now_s + spent_s)
-    assert found.ended.startswith("30 s are spent")
+    assert found.ended.startswith("30 s are used up")
     assert {trial.kind for trial in second.recorded} <= {"final"}
 
 

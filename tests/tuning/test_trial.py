@@ -99,7 +99,7 @@ def test_the_steady_figure_weighs_the_shapes() -> None:
 def test_a_wrong_answer_is_an_error_that_names_output_and_element(
     request_of_all: TrialRequest, tmp_path: Path
 ) -> None:
-    with pytest.raises(VerificationError, match=r"answers wrongly: output 'y', ") as caught:
+    with pytest.raises(VerificationError, match=r"wrong answer: output 'y', ") as caught:
         measured(with_other_weights(request_of_all, tmp_path))
     assert "\n  expected " in caught.value.message
     assert " at [0, 7], got " in caught.value.message
@@ -126,7 +126,7 @@ def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None
     (sample, *_) = request_of_all.samples
     answer = dataclasses.replace(sample.answers[0], output="z")
     samples = (dataclasses.replace(sample, answers=(answer,)),)
-    with pytest.raises(VerificationError, match="answers without output 'z'"):
+    with pytest.raises(VerificationError, match="does not return output 'z'"):
         measured(dataclasses.replace(request_of_all, samples=samples))
 
 
@@ -227,7 +227,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
     for way, told in {
         "crashing": "SIGSEGV",
         "hanging": "took too long",
-        "wrong": "answers wrongly: output 'y'",
+        "wrong": "wrong answer: output 'y'",
         "unknown": "no_such_option",
     }.items():
         assert told in str(failures[way])

@@ -162,15 +162,15 @@ class BuildRun:
             if self._starts[job.name] > self._engine.retries + 1:
                 self._give_up(
                     [ref],
-                    f"started {self._starts[job.name]} times, and never done\n"
-                    f"  expected {self._engine.retries + 1} times at most; a node may lack the memory",
+                    f"started {self._starts[job.name]} times, and never finished\n"
+                    f"  expected {self._engine.retries + 1} times at most; a node may be short of memory",
                 )
 
     def _give_up(self, refs: Iterable[ObjectRef], why: str) -> None:
         for ref in refs:
             job = self._waiting.pop(ref)
             self._cluster.cancel([ref])
-            hint = "run it again once that is mended: it goes on where it was broken off"
+            hint = "fix that and run it again: it continues where it stopped"
             self._fail(job.model, job.name, ClusterError(f"{job.name}: {why}", hint=hint))
 
     def _forward_events(self) -> None:

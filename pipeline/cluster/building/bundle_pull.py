@@ -42,9 +42,9 @@ def _find_version(name: str, parts: Sequence[str], catalogue: Catalogue) -> str:
     published = {part for version in holders for part in version.part_digests}
     if len(families) != 1 or not published.issuperset(parts) or not current:
         raise ClusterError(
-            f"no version of {name} is of what its nodes published\n"
+            f"no version of {name} has the parts that its nodes published\n"
             f"  expected one of {', '.join(parts)} in {redact_url(catalogue.backend.url)}",
-            hint=f"ortprep versions {name}   # something else was published, or collected, meanwhile",
+            hint=f"ortprep versions {name}   # one was published or collected meanwhile",
         )
     return current[-1]
 

@@ -51,7 +51,7 @@ class Connection:
             )
         except (ValueError, TypeError) as error:
             raise SpecError(
-                f"Ray refuses what kind {job.kind} of the fleet needs\n  {str(error).splitlines()[0]}"
+                f"Ray refuses the resources of kind {job.kind} of the fleet\n  {str(error).splitlines()[0]}"
             ) from error
         level = logging.getLogger("ortprep").getEffectiveLevel()
         return remote.remote(json.dumps(encode(job)), job.name, ortprep.__version__, self.mailbox, level)
@@ -67,8 +67,8 @@ class Connection:
             return decode(JobResult, json.loads(self.ray.get(ref)))
         except self.ray.exceptions.RayError as error:
             raise ClusterError(
-                f"a build was broken off: {_describe(error)}",
-                hint="run it again: it goes on where it was broken off",
+                f"a build was interrupted: {_describe(error)}",
+                hint="run it again: it continues where it stopped",
             ) from error
 
     def take_events(self) -> tuple[Event, ...]:
@@ -107,7 +107,7 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where, why = address or "on this machine", str(error).splitlines()[0]
             raise ClusterError(
-                f"no Ray cluster to be reached: {where}\n  {why}",
+                f"cannot reach a Ray cluster: {where}\n  {why}",
                 hint="ray start --head   # and --address HOST:6379",
             ) from error
     try:
@@ -124,8 +124,8 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
             yield Connection(ray, mailbox, on_cpu, on_gpu)
         except ray.exceptions.RayError as error:
             raise ClusterError(
-                f"the cluster does not answer any more: {_describe(error)}",
-                hint="ray status   # then run it again: it goes on where it was broken off",
+                f"the cluster stopped answering: {_describe(error)}",
+                hint="ray status   # then run it again: it continues where it stopped",
             ) from error
         finally:
             with suppress(ray.exceptions.RayError):
@@ -144,7 +144,7 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
         raise ClusterError(
-            f"no Ray cluster to be reached: {address}\n  {error.strerror or error}",
+            f"cannot reach a Ray cluster: {address}\n  {error.strerror or error}",
             hint="ray start --head   # and --address HOST:6379",
         ) from error
 

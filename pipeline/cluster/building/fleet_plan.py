@@ -132,7 +132,7 @@ def _targets_of_no_kind(spec: ModelSpec, fleet: Fleet) -> Iterator[str]:
     there = {kind.target for kind in fleet.hardware.values()}
     for target in spec.targets:
         if target not in there:
-            yield f"{spec.name}: target {target} is of no kind of hardware in the fleet"
+            yield f"{spec.name}: no kind of hardware in the fleet offers target {target}"
 
 
 def _describe(kind: HardwareKind) -> str:
@@ -146,7 +146,7 @@ def _not_offered(problems: Sequence[str], nodes: Sequence[ClusterNode]) -> SpecE
     lines = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
     there = "\n".join(f"    {node.address}: {_show(node)}" for node in nodes) or "    none"
     return SpecError(
-        f"no node offers what is to be prepared for\n{lines}\n  nodes:\n{there}",
+        f"no node offers the hardware to prepare for\n{lines}\n  nodes:\n{there}",
         hint='ray start --address ADDRESS --labels "$(ortprep node-labels)"   # or --skip-unavailable',
     )
 

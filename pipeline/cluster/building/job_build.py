@@ -127,15 +127,15 @@ class _JobRun:
         except (NotPublishedError, IntegrityError) as error:
             if upstream is None:
                 raise self._lost(required) from error
-            self._send(Event("said", self._name(task), f"{required} is done again: {error.message}"))
+            self._send(Event("said", self._name(task), f"running {required} again: {error.message}"))
             self._store.delete_receipt(self._job.kind, required)
             path.unlink()
             self._do(upstream)
 
     def _lost(self, task: TaskId) -> ClusterError:
         return ClusterError(
-            f"the work store has lost what {task} of {self._job.model} left",
-            hint="run it again: it is sent again; if that does not help, does this node see the store?",
+            f"the work store has lost the output of {task} of {self._job.model}",
+            hint="run it again to store it again; if that does not help, check that this node sees the store",
         )
 
     def _publish(self, task: Task, receipt: TaskReceipt) -> TaskReceipt:

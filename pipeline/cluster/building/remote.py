@@ -106,8 +106,8 @@ def reset_niceness() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
         log.warning(
-            "measuring at niceness %d, which whatever else runs here disturbs; "
-            "start Ray with RAY_worker_niceness=0",
+            "measuring at niceness %d, so other processes on this node "
+            "disturb it; start Ray with RAY_worker_niceness=0",
             niceness,
         )
 

@@ -141,5 +141,5 @@ class WorkStore:
     def _path(self, *parts: str) -> str:
         unsafe = [part for part in (self._model, *parts) if not is_safe_name(part)]
         if unsafe:
-            raise RegistryError(f"no name in a store: {unsafe[0][:80]!r}")
+            raise RegistryError(f"bad name in a store: {unsafe[0][:80]!r}")
         return "/".join((self._model, *parts))

@@ -70,8 +70,8 @@ def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = (
             sizes[tensor.name] = first
     if len(set(sizes.values())) > 1:
         raise PoolError(
-            f"inputs fix different lengths of a batch\n  expected one, got {sizes}",
-            hint="PredictorConfig(constants={INPUT: value}) for what is the same for every row",
+            f"inputs have different fixed batch sizes\n  expected one, got {sizes}",
+            hint="PredictorConfig(constants={INPUT: value}) for an input that is the same for every row",
         )
     return next(iter(sizes.values()), None)
 
@@ -98,7 +98,7 @@ def have_named_rows(outputs: Iterable[TensorSpec], inputs: Iterable[TensorSpec])
 
 def _without_rows(output: str, model: str, expected: str, shape: Sequence[int | str | None]) -> PoolError:
     return PoolError(
-        f"output {output!r} of {model} has no row for every row\n"
+        f"output {output!r} of {model} does not have one row per input row\n"
         f"  expected {expected} along the first axis, got shape {list(shape)}",
         hint=f"PredictorConfig(outputs=…) without {output!r}",
     )

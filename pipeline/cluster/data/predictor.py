@@ -109,7 +109,9 @@ class OnnxPredictor:
             name: config.columns.get(name, name) for name in self._inputs if name not in config.constants
         }
         if not self._columns:
-            raise PoolError(f"bad constants: {self._name} has no input left\n  expected one of every row")
+            raise PoolError(
+                f"bad constants: {self._name} has no input left\n  expected at least one with a value per row"
+            )
         constants = self._check(config.constants)
         self._constants = {name: array.copy() for name, array in constants.items()}
         names = list(self._signature.outputs)

@@ -276,7 +276,7 @@ class RequestCoalescer:
         self._put_back(again)
         for request in batch:
             if request not in again:
-                text = f"a replica died that had a request to {request.model}\n  {_last_line(error)}"
+                text = f"a replica died during a request to {request.model}\n  {_last_line(error)}"
                 self._fail(request, WorkerDiedError(text, hint="run(…, retries=2) tries it on another"))
 
     def close(self, error: PipelineError, *, drain: bool, timeout_s: float | None = None) -> None:

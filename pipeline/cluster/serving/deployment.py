@@ -163,7 +163,7 @@ class BundleDeployment(GrpcMethods):
                 if current not in (served, refused):
                     await self._replace_models(current)
             except Exception:  # whatever is wrong with a version or a registry, what is served goes on
-                log.exception("the aliases cannot be followed")
+                log.exception("cannot follow the aliases")
                 refused = current
 
     def _open(self, bundles: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
@@ -228,7 +228,7 @@ class BundleDeployment(GrpcMethods):
         except RunError as error:  # its text may name files of the server
             log.warning("%s", error)
             raise ProtocolError(
-                f"{served.name} cannot be run on these inputs\n  expected "
+                f"cannot run {served.name} on these inputs\n  expected "
                 f"{describe_inputs(served.opened.config)}, got {[list(array.shape) for array in arrays]}"
             ) from None
         finally:
@@ -264,7 +264,7 @@ class BundleDeployment(GrpcMethods):
                 )
             if served.signature != signature:
                 raise InvalidRequestError(
-                    f"{model} has other inputs or outputs since it was updated\n"
+                    f"{model} was updated and now has other inputs or outputs\n"
                     f"  expected {describe_inputs(served.opened.config)}",
                     hint="make a new pool: RaySessionPool(…)",
                 )

@@ -107,7 +107,7 @@ class GrpcMethods:
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
             log.exception("a request failed")
             grpc_context.set_code(grpc.StatusCode.INTERNAL)
-            grpc_context.set_details("internal error; the server's log says more")
+            grpc_context.set_details("internal error; see the server's log")
         return _messages().ModelInferResponse()
 
     async def _infer(self, request: Any) -> Any:

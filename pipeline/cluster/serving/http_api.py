@@ -51,7 +51,7 @@ class HttpApi:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
             log.exception("a request failed")
-            return _answer({"error": "internal error; the server's log says more"}, 500)
+            return _answer({"error": "internal error; see the server's log"}, 500)
 
     async def _route(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
@@ -121,7 +121,8 @@ class HttpApi:
         except TimeoutError:
             raise ProtocolError.of(
                 408,
-                f"request came too slowly\n  expected its body within {BODY_TIMEOUT_S:g} s, got {size} bytes",
+                "request arrived too slowly\n"
+                f"  expected its body within {BODY_TIMEOUT_S:g} s, got {size} bytes",
             ) from None
         return b"".join(parts)
 

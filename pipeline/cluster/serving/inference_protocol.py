@@ -150,7 +150,7 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
         begin += size
     if begin != len(binary):
         raise ProtocolError(
-            f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} behind the JSON header"
+            f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} after the JSON header"
         )
     request_id = header.get("id", "")
     if not isinstance(request_id, str):

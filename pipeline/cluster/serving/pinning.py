@@ -69,7 +69,7 @@ def require_version(pinned: PinnedBundle, root: Path) -> None:
     if "://" not in pinned.bundle and _read_version(root) != pinned.version:
         raise IntegrityError(
             f"bundle was replaced by another build: {root}\n"
-            "  expected the version that was deployed, whose answers would mix with this one's",
+            "  expected the version that was deployed, since answers of two versions must not mix",
             hint="deploy again",
         )
 
@@ -127,5 +127,5 @@ def _require_registry() -> None:
     missing = [name for name in ("filelock", "fsspec") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"registries are not installed\n  expected {missing[0]}", hint=install_command("registry")
+            f"registry support is not installed\n  expected {missing[0]}", hint=install_command("registry")
         )

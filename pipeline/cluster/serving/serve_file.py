@@ -117,7 +117,7 @@ def plan_serve_file(
     if len({bundle.on_gpu for bundle in bundles}) != 1:
         raise PoolError(
             "models for GPUs and models for CPUs cannot share replicas",
-            hint="ortprep serve-config --device cpu BUNDLE…, or a file for each kind",
+            hint="ortprep serve-config --device cpu BUNDLE…, or write one file per kind",
         )
     groups = _group(bundles)
     file: dict[str, Any] = {

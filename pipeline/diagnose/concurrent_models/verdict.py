@@ -116,11 +116,11 @@ def _compare_ways(contention: Contention) -> Iterator[Finding]:
     if not {"threads", "processes"} <= contention.situations.rounds.keys():
         return
     if slower := _beaten(contention, by="processes", in_="threads"):
-        text = "in threads of one process models run slower than in a process each: "
+        text = "models run slower in threads of one process than in a process each: "
         hint = 'a process per device: SessionPool({"a": "artifacts/A", "b": "artifacts/B"})'
         yield Finding("threads-contend", "advice", text + _ratios(contention, slower), hint)
     elif slower := _beaten(contention, by="threads", in_="processes"):
-        text = "in a process each models run slower than in threads of one process: "
+        text = "models run slower in a process each than in threads of one process: "
         hint = "run them in threads of one process"
         yield Finding("processes-contend", "note", text + _ratios(contention, slower), hint)
     else:
@@ -138,7 +138,7 @@ def _compare_alone(contention: Contention) -> Iterator[Finding]:
     way = min(ways, key=lambda way: max(slow_down(contention, index, way) or 1.0 for index in models))
     slower = _beaten(contention, by="alone", in_=way)
     if not slower:
-        text = f"at once {PHRASES[way]} no model runs slower than alone beyond the noise"
+        text = f"no model runs slower at once {PHRASES[way]} than alone, beyond the noise"
         yield Finding("as-fast-as-alone", "good", text)
         return
     shared = len({model.device for model in contention.models}) < len(contention.models)

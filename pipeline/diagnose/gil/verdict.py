@@ -142,8 +142,8 @@ def _explain_unclear(observations: GilObservations, phases: Sequence[str]) -> It
     if phases:
         text = (
             f"cannot tell who holds the interpreter: {_describe(observations, phases)}; on this machine a "
-            f"call of {min_call_ms(observations.released):.0f} ms says something, and one known to release "
-            f"it had a gap of {clearest(observations.released).gap_share:.0%} of its length"
+            f"call needs at least {min_call_ms(observations.released):.0f} ms to tell, and one known to "
+            f"release it had a gap of {clearest(observations.released).gap_share:.0%} of its length"
         )
-        hint = "ortprep doctor gil  (it makes a model that is large enough), when the machine has less to do"
+        hint = "ortprep doctor gil  (it makes a model that is large enough), when the machine is less busy"
         yield Finding("gil-unclear", "note", text, hint)

@@ -14,7 +14,7 @@ WORTH_TELLING = 0.1
 ACCOUNTED = 0.1
 """Largest relative difference between the sum of the phases and an initialisation without logging."""
 
-PREPARE = "ortprep prepare   (a spec of the model in configs/ says what: ortprep schema, docs/spec.md)"
+PREPARE = "ortprep prepare   (with a spec of the model in configs/: ortprep schema, docs/spec.md)"
 """The first step for a model without a bundle."""
 
 _TUNE = "ortprep tune   (with the model's spec; docs/tuning.md)"

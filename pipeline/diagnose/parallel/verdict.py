@@ -147,7 +147,7 @@ def _explain_threads(run: ParallelRun) -> Iterator[Finding]:
         text = f"threads make sessions {gain:.2f}× sooner than one after another: {share:.0%} efficient"
         yield Finding("threads-gain", "good", text)
         return
-    text = f"threads make sessions no sooner beyond the noise than one after another: {gain:.2f}×"
+    text = f"threads make sessions no sooner than one after another, beyond the noise: {gain:.2f}×"
     if releases_in_creation(run.onnxruntime):
         text += "; the interpreter is free meanwhile, so they wait for memory, the allocator or the driver"
         yield Finding("threads-gain-nothing", "note", text)

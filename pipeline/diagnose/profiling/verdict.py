@@ -193,7 +193,7 @@ def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
     """Yields what is between nodes, by a run without the profiler, which itself works between them."""
     between = 1 - profile.nodes_ms / steady_ms if steady_ms else 0.0
     if between >= _OVERHEAD and sum(profile.ran.values()) >= _MANY_NODES:
-        text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) is between its nodes: they are small"
+        text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) lies between its nodes: they are small"
         hint = "send larger batches; --shape 'INPUT=8,…' measures what that gains"
         yield Finding("time-between-nodes", "advice", text, hint)
 
@@ -218,6 +218,6 @@ def _placement(profile: Profile) -> Iterator[Finding]:
 def _fallen(text: str, *, only_shapes: bool, copies: int) -> Finding:
     if only_shapes and not copies:
         # ONNX Runtime moves arithmetic on shapes there itself, since copying them would take longer.
-        return Finding("shapes-on-the-cpu", "note", f"{text}; arithmetic on shapes, which belongs there")
+        return Finding("shapes-on-the-cpu", "note", f"{text}; arithmetic on shapes, which belongs on the CPU")
     hint = "export with another opset or element type, if the provider has no kernel for these"
     return Finding("nodes-on-the-cpu", "advice", text, hint)

@@ -76,5 +76,5 @@ def check_source(request: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
     if problems := find_problems(golden, expected, answers):
         lines = "".join(f"\n  {problem}" for problem in problems)
-        raise LoadError(f"the source does not answer as recorded: {plan.model}{lines}")
+        raise LoadError(f"the source's answers differ from the recorded ones: {plan.model}{lines}")
     return dict(encode(SessionCheck()))

@@ -73,7 +73,7 @@ def find_in_comparison(
     """Returns what the comparison shows."""
     found = {comparison.verdict for way in comparisons.values() for comparison in way.values()}
     if found == {"too few rounds"}:
-        text = f"too few rounds to tell a difference from noise; {MIN_ROUNDS} are the least"
+        text = f"too few rounds to tell a difference from noise; at least {MIN_ROUNDS} are needed"
         return (Finding("too-few-rounds", "note", text, "ortprep doctor options … --rounds 5"),)
     if not comparisons:
         text = "nothing to compare with: the default is the source model in plain ONNX Runtime"
@@ -93,7 +93,7 @@ def _soonest(
         and not (verdicts["steady_ms"].verdict == "more" and verdicts["steady_ms"].ratio > _STEADY_ALLOWANCE)
     }
     if not sooner:
-        text = "no other way gives its first result sooner beyond the noise without slower runs"
+        text = "no other way gives its first result sooner, beyond the noise, without slower runs"
         yield Finding("default-is-as-good", "good", text)
         return
     best = min(sooner, key=lambda name: sooner[name])

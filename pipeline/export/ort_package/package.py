@@ -108,7 +108,9 @@ def _require_names(sources: Sequence[SourceBundle]) -> None:
         raise ExportError("no bundle to export\n  expected one or more")
     twice = [name for name, count in Counter(one.config.name for one in sources).items() if count > 1]
     if twice:
-        raise ExportError(f"two bundles of one name\n  expected one component each, got {', '.join(twice)}")
+        raise ExportError(
+            f"two bundles with the same name\n  expected one component each, got {', '.join(twice)}"
+        )
 
 
 def _write_documents(
@@ -169,7 +171,7 @@ def _place_variant(
         session_options=settings.plan_options,
         providers=settings.plan_providers,
     )
-    binding = ("inputs and outputs bound to memory that stays the same",) if variant.io_binding else ()
+    binding = ("inputs and outputs bound to fixed memory",) if variant.io_binding else ()
     return ExportedModel(
         name=f"{source.config.name}/{variant.name}",
         bundle=source.config.name,

@@ -83,9 +83,9 @@ def _find_key(option: RecordedOption, variant: Variant) -> tuple[str | None, str
         return key, ""
     if option.kind == "session entry":
         if option.name in {_attribute_key(one.name) for one in known_attributes(NEWEST)}:
-            return None, "Python, which the variant was prepared with, does nothing with it; a package would"
+            return None, "Python, used to prepare the variant, ignores it; a package would not"
         refused = option.name in FORBIDDEN | PATHS
-        return (None, "the rules refuse it in a package") if refused else (option.name, "")
+        return (None, "not allowed in a package") if refused else (option.name, "")
     if option.kind != variant.providers[0].name:
         return None, "a package has options of one provider, the preferred one"
     return option.name, ""
@@ -105,9 +105,7 @@ def _spell(option: RecordedOption) -> str:
 
 def _other_facts(variant: Variant) -> Iterator[UnmappedOption]:
     if variant.first_phase is not None:
-        yield UnmappedOption(
-            "first phase", "a package says one way to make a session, the one for steady runs"
-        )
+        yield UnmappedOption("first phase", "a package describes only one session, the one for steady runs")
 
 
 def _kept_options(variant: Variant, taken: list[RecordedOption]) -> SessionOptionsRecord:

@@ -40,7 +40,7 @@ def format_config(model: TritonModel) -> str:
     config = _build(model, messages)
     text = str(text_format.MessageToString(config))
     if parse_config(text) != config:
-        raise ExportError(f"config.pbtxt of {model.name!r} does not come back as it was written\n{text}")
+        raise ExportError(f"config.pbtxt of {model.name!r} does not read back as it was written\n{text}")
     return text
 
 

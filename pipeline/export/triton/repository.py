@@ -96,7 +96,7 @@ def export_triton(
     planned = [_plan(bundle, wanted) for bundle in bundles]
     names = Counter(name for one in planned for name in one.named)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise ExportError(f"two models of one name\n  expected one each, got {', '.join(twice)} twice")
+        raise ExportError(f"two models with the same name\n  expected one each, got {', '.join(twice)} twice")
     for name in names:
         if (repository / name).is_symlink():
             raise ExportError(f"will not replace a link: {repository / name}", hint="remove it yourself")

@@ -181,10 +181,12 @@ def _version_reason(option: RecordedOption, version: str | None) -> str | None:
     known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
     found = known.get(option.name)
     if found is None:
-        return "ortprep does not know since which ONNX Runtime it is there, and it keeps others from loading"
+        return (
+            "ortprep does not know which ONNX Runtime introduced it, and older ones would refuse to load it"
+        )
     if found.exists_in(version or OLDEST):
         return None
-    since = f"ONNX Runtime has it since {found.since}"
+    since = f"ONNX Runtime has had it since {found.since}"
     if version is None:
         return f"{since}, and what the server has is not known (--onnxruntime)"
     return f"{since}, the server has {'.'.join(map(str, version_parts(version)))}"

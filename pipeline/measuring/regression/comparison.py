@@ -111,8 +111,8 @@ def _miss(was: VariantSnapshot, new: Manifest, *, partial: bool) -> VariantCompa
     name, target = was.name, was.record.target
     reasons = [missing.reason for missing in new.missing_targets if missing.target == target]
     if partial:
-        return VariantComparison(name, None, target, "ok", remarks=("it is not there, and was not compared",))
-    failure = ": ".join(["it is not there any more", *reasons])
+        return VariantComparison(name, None, target, "ok", remarks=("it is missing, and was not compared",))
+    failure = ": ".join(["it no longer exists", *reasons])
     return VariantComparison(name, None, target, "regression", (failure,))
 
 

@@ -39,7 +39,7 @@ class DirectoryBackend(Backend):
     def list_models(self) -> tuple[str, ...]:
         """Returns the names of all models, sorted, and of what publishers that were killed left."""
         if self._folder.is_absent():
-            raise NotPublishedError(f"no registry there: {self._folder.name}\n  expected a folder, got none")
+            raise NotPublishedError(f"no registry found: {self._folder.name}\n  expected a folder, got none")
         names = sorted(name for name in self._folder.list_names("") if is_safe_name(name))
         return tuple(name for name in names if {"versions", "blobs"} & set(self._folder.list_names(name)))
 

@@ -82,7 +82,7 @@ def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: Load
     if opened.config != config:
         raise LoadError(
             f"bundle was replaced by another build: {root}\n"
-            f"  expected the one whose answers this one's would be mixed with",
+            f"  expected the build loaded first, since answers of two builds must not mix",
             hint="load it again",
         )
     return opened

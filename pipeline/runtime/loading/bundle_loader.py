@@ -202,7 +202,9 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
         log_line("info", "%s: replaced by another build while it was loaded", folder)
     from ortprep.errors import LoadError
 
-    raise LoadError(f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stand still")
+    raise LoadError(
+        f"bundle was replaced twice while it was loaded: {folder}\n  expected it to stay the same"
+    )
 
 
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
@@ -272,7 +274,7 @@ def make_session(
 
         raise IntegrityError(
             f"files changed while they were loaded: {resolved.root}\n"
-            f"  expected those that were checked, got other {', '.join(changed)}"
+            f"  expected the files that were checked, got different {', '.join(changed)}"
         )
     options.deadline.remaining_s()
     return plan, session

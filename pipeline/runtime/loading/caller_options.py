@@ -82,7 +82,7 @@ def _require_returnable(plan: SessionPlan, chosen: Any) -> None:
     if _AFFINITIES in plan.session_options.config_entries and not own_entries(chosen, [_AFFINITIES]):
         raise _refusal(
             f"session options cannot be given back: {plan.model} sets {_AFFINITIES}\n"
-            "  expected a mapping of the application's options, as no object can lose this entry again",
+            "  expected a mapping of the application's options, since an object keeps this entry for good",
             hint="load(…, session_options={'enable_cpu_mem_arena': False})",
         )
 

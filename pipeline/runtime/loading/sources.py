@@ -43,7 +43,7 @@ def locate(
         open_source = next(iter(metadata.entry_points(group=_GROUP, name=_NAME))).load()
     except (StopIteration, ModuleNotFoundError) as error:
         raise MissingExtraError(
-            "registries are not installed\n  expected them for bundles in one, and for signatures",
+            "registry support is not installed\n  expected it for bundles in a registry and for signatures",
             hint=install_command("registry"),
         ) from error
     required = None if require_signature is None else os.fspath(require_signature)
@@ -56,7 +56,7 @@ def _as_text(bundle: object) -> str:
     path = None if named is None else os.fspath(named)
     if not isinstance(path, str) or "\0" in path:
         raise LoadError(
-            f"no path of a bundle: {bundle!r}\n  expected text or a pathlib.Path, without NUL",
+            f"not a bundle path: {bundle!r}\n  expected text or a pathlib.Path, without NUL",
             hint='load("artifacts/NAME")',
         )
     return path

@@ -125,7 +125,7 @@ def _check_options(root: Path, variant: Variant) -> None:
     if invalid:
         lines = "\n".join(f"  {problem}" for problem in invalid)
         raise IntegrityError(
-            f"variant {variant.name!r} of {root} sets what no bundle may\n{lines}",
+            f"variant {variant.name!r} of {root} sets options that no bundle may set\n{lines}",
             hint=f"prepare it again; or {upgrade_command()}, if a newer ortprep wrote it",
         )
     if unlisted := find_unlisted_options(variant):

@@ -87,7 +87,7 @@ def place_models(models: Sequence[ModelLoad], rooms: Sequence[Room]) -> Placemen
         position = board.lightest(model)
         if position is None:
             raise _no_room(model, board)
-        board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}, which had least to do")
+        board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}, which was least loaded")
     _fill(models, board)
     return board.placement()
 

@@ -328,7 +328,7 @@ def _join(model: str, output: str, parts: list[Array], lengths: list[int]) -> Ar
     for part, length in zip(parts, lengths, strict=True):
         if part.ndim == 0 or part.shape[0] != length:
             raise PoolError(
-                f"output {output!r} of {model} cannot be put together\n"
+                f"cannot join output {output!r} of {model}\n"
                 f"  expected {length} along the first axis, got shape {list(part.shape)}",
                 hint="run() takes the whole batch",
             )

@@ -194,7 +194,7 @@ class RequestBroker(RequestTable):
             raise NoRoomError(
                 f"shared memory is full\n"
                 f"  expected {size} bytes free of {self.memory.max_bytes}, got the rest in use by arrays",
-                hint="let go of answers, or ask for copies: run(…, copy=True)",
+                hint="release answers, or ask for copies: run(…, copy=True)",
             )
         self.admission.refuse_in_callback("no shared memory free")
         self.changed.wait(max(0.0, min(options.gives_up_at, options.deadline) - now))

@@ -177,7 +177,7 @@ class Ledger:
         if expected != number:
             is_repeated = number == (state.sent[position - 1] if position else state.answered)
             raise (RepeatedAnswerError if is_repeated else PoolError)(
-                f"answer to the wrong request\n  expected to {expected}, got to {number}"
+                f"answer to the wrong request\n  expected one to request {expected}, got one to {number}"
             )
         return self._requests[number]
 

@@ -241,7 +241,8 @@ class PlaceReader:
         if count != len(self._itemsizes):
             expected = len(self._itemsizes)
             raise PoolError(
-                f"{self._subject} has other tensors than its model\n  expected {expected}, got {count}"
+                f"{self._subject} has a different number of tensors than its model\n"
+                f"  expected {expected}, got {count}"
             )
         places, sizes, position = [], [], 0
         try:
@@ -253,7 +254,7 @@ class PlaceReader:
                 places.append(TensorPlace(base, offset, shape))
                 sizes.append(math.prod(shape) * itemsize)
                 if rank > MAX_RANK or base > IN_FILE or max((sizes[-1], *shape)) >= 2**62:
-                    raise PoolError(f"{self._subject} has a tensor that cannot be\n  got {places[-1]}")
+                    raise PoolError(f"{self._subject} has an impossible tensor\n  got {places[-1]}")
         except struct.error as error:
             raise PoolError(f"{self._subject} is cut short\n  {error}") from error
         return tuple(places), tuple(sizes)

@@ -54,7 +54,7 @@ def open_served(model: ModelJob, job: WorkerJob) -> ServedModel:
     if encode(opened.config) != encode(model.config):
         raise LoadError(
             f"bundle was replaced by another build: {model.bundle}\n"
-            f"  expected the one that the pool began with, whose answers it would mix with this one's",
+            f"  expected the build that the pool started with, since answers of two builds must not mix",
             hint="make a new pool",
         )
     return ServedModel(model.name, opened, buckets)
@@ -127,7 +127,7 @@ class ServedSession:
         for (name, dtype), output in zip(self._outputs, outputs, strict=True):
             if output.dtype != dtype:
                 kinds = f"expected {dtype}, got {output.dtype}"
-                raise PoolError(f"output {name!r} of {self._name} is of another type\n  {kinds}")
+                raise PoolError(f"output {name!r} of {self._name} has the wrong type\n  {kinds}")
 
     def _learn(self, shapes: Shapes, layout: Layout, *, was_refused: bool) -> None:
         """Remembers what comes out for inputs of some shapes; None where that is no use or not always so."""

@@ -176,14 +176,14 @@ class Supervisor:
 
     def _kill_late(self, worker: WorkerState) -> None:
         error = LoadTimeoutError(
-            f"{worker.name} was not ready in time\n  expected that within {self._config.start_timeout_s:g} s",
+            f"{worker.name} was not ready in time\n  expected it within {self._config.start_timeout_s:g} s",
             hint="PoolConfig(start_timeout_s=…)",
         )
         self.manager.kill(worker, error)
 
     def _kill_stuck(self, worker: WorkerState, *, is_blamed: bool) -> None:
         error = PoolError(
-            f"{worker.name} was at one request for too long\n"
+            f"{worker.name} took too long for one request\n"
             f"  expected an answer within {self._config.run_timeout_s:g} s",
             hint="PoolConfig(run_timeout_s=…)",
         )

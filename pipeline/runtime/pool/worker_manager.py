@@ -87,7 +87,7 @@ class WorkerManager:
         """Sends what workers had no room for, or waits for room."""
         for worker, process in self.running():
             if process.channel.is_broken:
-                reason = PoolError(f"a request to {worker.name} was broken off by a signal")
+                reason = PoolError(f"a request to {worker.name} was interrupted by a signal")
                 self.kill(worker, reason, is_blamed=False)
                 continue
             is_done = process.channel.flush()
@@ -209,7 +209,7 @@ class WorkerManager:
         error = from_dict(content) if content else None
         if error is not None:
             # Before a caller gets the result: it may send requests then, and this one must not answer.
-            log.error("%s answers wrongly: %s; replacing it", worker.name, error.message)
+            log.error("%s gave a wrong answer: %s; replacing it", worker.name, error.message)
             self.kill(worker, error, is_blamed=False)
         worker.answer_check(None if error is None else str(error))
 
@@ -284,7 +284,9 @@ class WorkerManager:
             log.warning("%s; starting it again", error.message)
             return
         remaining = [other.name for other in self._workers if other.state != "failed"]
-        log.error("%s; given up, the pool goes on with %s", error.message, ", ".join(remaining) or "none")
+        log.error(
+            "%s; giving up on it, the pool continues with %s", error.message, ", ".join(remaining) or "none"
+        )
         for model in worker.models:
             if all(other.state == "failed" for other in self._workers if model in other.models):
                 refusal = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)

@@ -82,7 +82,7 @@ def _try_target(target: str) -> PipelineError | None:
 def _explain(target: str, error: PipelineError) -> str:
     # The first line names the tiny model, which is not the user's.
     detail = error.message.partition("\n")[2] or error.message
-    return f"ONNX Runtime makes no {target} session: {' '.join(detail.split())}"
+    return f"ONNX Runtime cannot make a {target} session: {' '.join(detail.split())}"
 
 
 def _conditions() -> dict[str, Any]:

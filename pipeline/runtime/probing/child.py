@@ -212,14 +212,12 @@ def _read_reply(
             f"  expected an answer, got {describe_exit(process.returncode)}{output}"
         )
         if process.returncode == -signal.SIGKILL:
-            hint = (
-                "dmesg | grep -i 'out of memory'  (SIGKILL comes from outside, most often for want of memory)"
-            )
+            hint = "dmesg | grep -i 'out of memory'  (SIGKILL comes from outside, mostly for lack of memory)"
             raise ChildKilledError(message, hint=hint)
         raise ChildError(message)
     if reply_file.stat().st_size > _MAX_REPLY_BYTES:
         raise ChildError(
-            f"child process answered too much: {function}\n  expected under {_MAX_REPLY_BYTES} bytes"
+            f"answer of a child process is too large: {function}\n  expected under {_MAX_REPLY_BYTES} bytes"
         )
     reply = json.loads(reply_file.read_bytes())
     if output:

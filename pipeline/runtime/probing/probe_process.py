@@ -88,7 +88,7 @@ def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
         requested = [provider.name for provider in plan.providers]
         if session is None or session.get_providers()[: len(requested)] != requested:
             build_session(plan)  # which explains it
-            error = error or LoadError(f"cannot load {plan.model} twice alike")
+            error = error or LoadError(f"loading {plan.model} twice gave different results")
     if error is not None:
         raise error
     return session

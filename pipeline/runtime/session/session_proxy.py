@@ -83,7 +83,7 @@ class SessionProxy(abc.ABC):
         owner = getattr(iobinding, _OWNER, None)
         if owner is None:
             raise LoadError(
-                "binding of another session\n  expected one that this session's io_binding returned"
+                "binding of another session\n  expected one returned by this session's io_binding"
             )
         owner.run_with_iobinding(iobinding, run_options)
 

@@ -46,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         for name, tensor in tensors.items():
             if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
                 raise BundleError(
-                    f"cannot write array {name[:80]!r} to {path}\n  its name is not a file's name"
+                    f"cannot write array {name[:80]!r} to {path}\n  its name is not a file name"
                 )
             array = to_storable(tensor, name=name)
             # A fixed date: the same arrays are the same file, whenever they are written.
@@ -97,7 +97,7 @@ def _entries(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> Iterator[t
         raise BundleError(f"arrays too large: {path}\n  expected at most {max_bytes} bytes, got {size_bytes}")
     names = [entry.filename.removesuffix(".npy") for entry in entries]
     if len(set(names)) != len(names):
-        raise BundleError(f"two arrays of one name in {path}")
+        raise BundleError(f"two arrays with the same name in {path}")
     return zip(names, entries, strict=True)
 
 
@@ -140,7 +140,7 @@ def _check_array(entry: zipfile.ZipInfo, dtype: np.dtype[Any], size_bytes: int, 
     if (dtype.kind not in "biufcU" and element_type_of(dtype) is None) or dtype.itemsize == 0:
         raise ValueError(f"array {entry.filename!r} has a type that ONNX lacks: {dtype}")
     if size_bytes != entry.file_size - header_bytes:
-        raise ValueError(f"array {entry.filename!r} is not as long as its shape says")
+        raise ValueError(f"array {entry.filename!r} does not have the length that its shape says")
 
 
 def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:

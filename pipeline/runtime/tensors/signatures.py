@@ -103,7 +103,7 @@ def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: A
     if array.dtype.newbyteorder("=") == dtype:
         return array  # the copy into shared memory turns the bytes
     raise InvalidRequestError(
-        f"input {name!r} of {signature.model} is of another type\n"
+        f"input {name!r} of {signature.model} has the wrong type\n"
         f"  expected {dtype.names[0] if dtype.names else dtype}, got {array.dtype}",
         hint=None if dtype.names else f"inputs[{name!r}].astype({dtype.name!r})",
     )
@@ -113,7 +113,9 @@ def _as_array(signature: Signature, name: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InvalidRequestError(f"input {name!r} of {signature.model} is no array\n  {error}") from error
+        raise InvalidRequestError(
+            f"input {name!r} of {signature.model} is not an array\n  {error}"
+        ) from error
 
 
 def _as_bits(array: Array, kind: ElementType) -> Array | None:

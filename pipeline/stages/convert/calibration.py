@@ -30,7 +30,7 @@ def check_calibration(samples: Sequence[Path], interface: ModelInterface) -> Non
         if find_element_type(spec.dtype) is not None or "(" in spec.dtype:
             raise StageError(
                 f"cannot calibrate a model with input {spec.name!r}\n"
-                f"  expected a tensor of a type that numpy has, got {spec.dtype}"
+                f"  expected a tensor with a numpy data type, got {spec.dtype}"
             )
     if not samples:
         raise StageError("calibration set is empty\n  expected at least one .npz file, got none")

@@ -98,12 +98,12 @@ def require_memory(pass_name: str, weights_bytes: int, *, external: bool) -> str
     available = available_bytes()
     if needed > available:
         raise ResourceError(
-            f"not enough memory for {pass_name}, whose library holds the whole model\n"
+            f"not enough memory for {pass_name}: its library loads the whole model\n"
             f"  expected {needed / 2**30:.1f} GiB, got {available / 2**30:.1f} GiB",
-            hint="convert: {quantize: {mode: weight_only}} streams its weights, as fp16 and bf16 do; "
-            "or a machine with more memory",
+            hint="convert: {quantize: {mode: weight_only}} streams its weights, as fp16 and bf16 "
+            "do; or use a machine with more memory",
         )
-    return f"{pass_name} holds the whole model: about {needed / 2**30:.1f} of {available / 2**30:.1f} GiB"
+    return f"{pass_name} loads the whole model: about {needed / 2**30:.1f} of {available / 2**30:.1f} GiB"
 
 
 def describe_converted(model: Path, parent: Graph, *, digest: Any, name: str) -> FetchResult:

@@ -227,7 +227,7 @@ def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[Pre
                 if why_not_needed(tried[-1].precision, others) is None:
                     _put_in_place(attempts.written, context.folder)
                 return tuple(tried)
-            context.say(f"{step} does not hold: {tried[-1].outcome.splitlines()[0]}")
+            context.say(f"{step} failed: {tried[-1].outcome.splitlines()[0]}")
     raise _no_precision_holds(context, convert, tried, hint=attempts.hint)
 
 
@@ -284,13 +284,11 @@ def _no_precision_holds(
 ) -> StageError:
     reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)
     if hint is None:
-        hint = (
-            "a ladder to step down: convert: {ladder: [int8, mixed, fp16, fp32]} in the spec; or a wider gate"
-        )
+        hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
         if convert.ladder:
-            hint = "fp32 at the end of convert.ladder leaves the variant out; or a wider gate in the spec"
+            hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
     return StageError(
-        f"no precision that was tried will do: {context.spec.name}/{context.variant}\n"
+        f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
         f"{textwrap.indent(reasons, '  ')}",
         hint=hint,
     )

@@ -158,7 +158,7 @@ class WeightWriter:
             _point(tensor, self._path.name, offset, length)
         if length != expected:
             raise StageError(
-                f"tensor of another size than its dims: {tensor.name!r}\n"
+                f"tensor size does not match its dims: {tensor.name!r}\n"
                 f"  expected {expected} bytes, got {length}"
             )
 

@@ -126,5 +126,5 @@ def convert_section(spec: ModelSpec) -> ConvertSpec:
         SpecError: It has none.
     """
     if spec.convert is None:
-        raise SpecError(f"spec of {spec.name} converts nothing\n  expected a section convert, got none")
+        raise SpecError(f"spec of {spec.name} converts nothing\n  expected a convert section, got none")
     return spec.convert

@@ -121,7 +121,7 @@ def pin(address: HubAddress) -> HubAddress:
                 f"cannot reach the Hub: {address}\n  {error}",
                 hint="run the command again later, or download the file by hand and use source: {path: …}",
             ) from error
-        log.warning("%s: the Hub cannot be reached; it last was commit %s", address, commit)
+        log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
     else:
         try:
             write_entry(entry, commit.encode("ascii"))
@@ -142,7 +142,7 @@ def _resolve_commit(address: HubAddress) -> str:
         )
     if not is_commit(str(info.sha)):
         raise SourceError(
-            f"bad answer of the Hub: {address}\n  expected a commit, got {str(info.sha)[:80]!r}"
+            f"unexpected answer from the Hub: {address}\n  expected a commit, got {str(info.sha)[:80]!r}"
         )
     return str(info.sha)
 
@@ -187,7 +187,7 @@ def _explain(error: BaseException, address: HubAddress, errors: Any) -> SourceEr
     if isinstance(error, errors.GatedRepoError):
         return SourceError(
             f"no access to a gated repository: {repository}\n"
-            "  expected a token of somebody who accepted its terms",
+            "  expected a token whose owner accepted its terms",
             hint=f"accept the terms on the page of {repository}, then: {_LOGIN}",
         )
     if isinstance(error, errors.RevisionNotFoundError):
@@ -209,7 +209,7 @@ def _explain(error: BaseException, address: HubAddress, errors: Any) -> SourceEr
         return _explain_status(error.response.status_code, address)
     if isinstance(error, ValueError):
         return SourceError(f"cannot fetch: {address}\n  {first_line(error)}")
-    return TransferError(f"no answer of the Hub: {first_line(error)}")
+    return TransferError(f"no answer from the Hub: {first_line(error)}")
 
 
 def _explain_status(status: int, address: HubAddress) -> SourceError | TransferError:

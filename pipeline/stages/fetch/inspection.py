@@ -93,7 +93,7 @@ def parse_skeleton(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.ModelProto.FromString(read_skeleton(path))
     except DecodeError as error:
-        raise ValueError("its bytes are no ModelProto") from error
+        raise ValueError("its bytes are not a ModelProto") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ValueError("expected a graph and its opsets, found none")
     return model

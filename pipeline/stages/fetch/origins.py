@@ -70,7 +70,7 @@ def path_of_file_url(url: str) -> Path:
     """
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise SourceError(f"not a file of this machine: {redact_url(url)}\n  expected file:///absolute/path")
+        raise SourceError(f"not a file on this machine: {redact_url(url)}\n  expected file:///absolute/path")
     return Path(unquote(parts.path))
 
 

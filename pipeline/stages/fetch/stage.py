@@ -123,7 +123,9 @@ class FetchStage:
         for entry in decode(FetchResult, result).source.files:
             path = resolve_inside(context.folder, entry.path)
             if not path.is_file() or path.stat().st_size != entry.size_bytes:
-                raise StageError(f"fetch left no complete {entry.path}\n  expected {entry.size_bytes} bytes")
+                raise StageError(
+                    f"fetch did not write all of {entry.path}\n  expected {entry.size_bytes} bytes"
+                )
 
     def _fetch_model(self, context: Context, destination: Path, origin: Origin | None) -> TransferResult:
         spec = context.spec
@@ -146,7 +148,7 @@ class FetchStage:
         entries = {}
         for path, needed_bytes in needed.values():
             if path == _file_name(context.spec.source):
-                raise SourceError(f"external data and model are one file: {path!r} of {name}")
+                raise SourceError(f"external data and model are the same file: {path!r} of {name}")
             if path not in entries:
                 context.say(f"fetching {path}")
                 data = _external_origin(context.spec, path, origin)
@@ -262,7 +264,7 @@ def _local_path(spec: ModelSpec) -> Path:
 
 def _no_path(spec: ModelSpec, reason: str) -> SourceError:
     location = spec.source.path or redact_url(spec.source.url or "")
-    return SourceError(f"no path of a file: {location}\n  {reason}", hint=_path_hint(spec))
+    return SourceError(f"not a file path: {location}\n  {reason}", hint=_path_hint(spec))
 
 
 def _path_hint(spec: ModelSpec) -> str:

@@ -229,7 +229,7 @@ def _receive(
 ) -> Iterator[None]:
     """Appends block after block, and yields after each."""
     if download.start != partial.size_bytes:
-        log.debug("starting again: the file changed, or its server cannot continue one")
+        log.debug("starting again: the file changed, or its server cannot resume a download")
         partial.restart()
     while block := download.read(BLOCK_BYTES):
         partial.append(block)

@@ -47,7 +47,7 @@ class _Session(requests.Session):
         if not target.lower().startswith(allowed):
             raise SourceError(
                 f"cannot fetch: {redact_url(response.url)}\n"
-                f"  expected {allowed[-1].removesuffix('://')}, got sent to {redact_url(target)}"
+                f"  expected {allowed[-1].removesuffix('://')}, got a redirect to {redact_url(target)}"
             )
 
 
@@ -86,7 +86,7 @@ class WebFile:
             raise SourceError(f"not a URL: {self.name}\n  expected http(s)://host[:port]/path") from None
         except requests.TooManyRedirects:
             raise SourceError(
-                f"cannot fetch: {self.name}\n  expected HTTP 200, got redirected again and again"
+                f"cannot fetch: {self.name}\n  expected HTTP 200, got too many redirects"
             ) from None
         except requests.RequestException as error:
             # The text of the error itself has the URL in it, so it is dropped.
@@ -112,7 +112,9 @@ class WebFile:
     def _describe(self, response: requests.Response) -> Download:
         headers = response.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise SourceError(f"cannot fetch: {self.name}\n  expected the file itself, got it compressed")
+            raise SourceError(
+                f"cannot fetch: {self.name}\n  expected the file itself, got a compressed answer"
+            )
         length = headers.get("Content-Length", "")
         size_bytes = int(length) if length.isdecimal() else None
         # A weak ETag promises an equivalent file only, and equivalent halves do not make a whole.
@@ -122,7 +124,7 @@ class WebFile:
         if response.status_code == 206:
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
             if match is None:
-                raise TransferError("the server sent a part of the file without saying which")
+                raise TransferError("the server sent part of the file without saying which part")
             start = int(match[1])
             size_bytes = int(match[2]) if match[2] != "*" else None
         # What arrived before a cut is kept; `fetch_file` compares the length itself.

@@ -69,7 +69,7 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
         shipped = (keeping or remaining)[0]
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
         if not keeping:
-            refused.append("no plan keeps the limits")
+            refused.append("no plan stays within the limits")
     reason = _reason(shipped, samples, refused, objective)
     return Decision(shipped, faster=_is_faster(shipped, samples), reason=reason)
 
@@ -91,7 +91,7 @@ def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | Non
     if default is None or objection is None:
         return decide(samples, candidates=(_PORTABLE,), objective=unlimited)
     reason = (
-        f"the source's graph, optimised at every load as by plain ONNX Runtime ({_figures(default)}): "
+        f"the source's graph, optimised at every load, as in plain ONNX Runtime ({_figures(default)}): "
         f"portable {objection} ({_figures(portable)})"
     )
     return Decision(DEFAULT, faster=False, reason=reason)
@@ -138,7 +138,7 @@ def _objection(
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
     if first is not None and separated(_costs(default, objective), _costs(candidate, objective)):
-        return "costs a job more that does not load it in two phases"
+        return "costs more for a job that does not load it in two phases"
     costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
     if separated(costs, _costs(default, objective)):
         return None
@@ -176,7 +176,9 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
 
 def _without_default(shipped: str, samples: Samples) -> str:
     figures = _figures(samples[shipped])
-    return f"{shipped} is shipped uncompared ({figures}): default ONNX Runtime could not be measured"
+    return (
+        f"{shipped} is shipped without a comparison ({figures}): default ONNX Runtime could not be measured"
+    )
 
 
 def _figures(figures: Sequence[Figures]) -> str:

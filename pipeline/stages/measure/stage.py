@@ -188,7 +188,7 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
     decision = decide(_samples(outcome), candidates=candidates, objective=objective)
     if decision.shipped == PREPARED:
         return outcome, decision
-    context.say(f"not faster beyond the noise of {rounds} rounds; as many again")
+    context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
     setup.steps.planned += len(contenders) * rounds
     more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
     outcome = outcome.followed_by(more)
@@ -250,7 +250,7 @@ def _measure_rounds(
     if PREPARED in outcome.failures:
         raise StageError(
             f"the prepared model failed while it was measured\n  {outcome.failures[PREPARED]}",
-            hint="a longer measure.timeout_s in the spec, if that is what passed",
+            hint="raise measure.timeout_s in the spec, if it ran out",
         )
     return outcome
 

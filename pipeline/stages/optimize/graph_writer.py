@@ -139,7 +139,7 @@ def _repair(path: Path, request: SaveRequest) -> tuple[LintFinding, ...]:
         ("interface", phantoms, "inputs left over from initializers that were optimised away", ""),
     )
     return tuple(
-        LintFinding(rule, REPAIRED, path.name, f"taken out: {count} {what}", reference)
+        LintFinding(rule, REPAIRED, path.name, f"removed: {count} {what}", reference)
         for rule, count, what, reference in repairs
         if count
     )

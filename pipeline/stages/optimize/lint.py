@@ -93,7 +93,7 @@ def _find_nchwc(graph: GraphDescription, around: LintContext) -> Iterator[LintFi
     nodes = [node for node in graph.nodes if node.domain == NCHWC_DOMAIN]
     if nodes:
         severity = ERROR if around.variant == PORTABLE else REQUIREMENT
-        detail = f"{_count(nodes)} in blocks of channels as this processor's instruction set has them"
+        detail = f"{_count(nodes)} with channels in blocks that fit this processor's instruction set"
         yield LintFinding("nchwc-layout", severity, NCHWC_DOMAIN, detail, "#26174")
 
 
@@ -110,7 +110,7 @@ def _find_memory_tags(graph: GraphDescription, _: LintContext) -> Iterator[LintF
     """Addresses of the process that wrote the file, in the place of weights."""
     for reference in graph.external:
         if _MEMORY_TAG.search(reference.location):
-            detail = f"its values are at an address of a process that is gone ({reference.location})"
+            detail = f"its values are at a memory address of a process that has ended ({reference.location})"
             yield LintFinding("memory-address", ERROR, reference.tensor, detail, "#25510")
 
 

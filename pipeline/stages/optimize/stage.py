@@ -91,7 +91,7 @@ class OptimizeStage:
                 _require_running_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
-            context.say(f"step {step.name!r} does not hold: {attempt.outcome.splitlines()[0]}")
+            context.say(f"step {step.name!r} failed: {attempt.outcome.splitlines()[0]}")
         raise _no_step_holds(job, attempts)
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ def _require_running_source(job: OptimizeJob) -> None:
     except RunFailedError as error:
         _, _, reason = error.message.partition("\n")
         raise StageError(
-            f"the model does not run on the inputs it is tried with: {job.spec.name}\n{reason}",
+            f"the model does not run on the inputs chosen for its trial: {job.spec.name}\n{reason}",
             hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {job.spec.name}.yaml",
         ) from error
     except (LoadError, ChildError):
@@ -168,7 +168,7 @@ def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageErro
         steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)
     reasons = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in steps.items())
     return StageError(
-        f"no step of the optimisation ladder holds: {job.variant} of {job.spec.name}\n"
+        f"every step of the optimisation ladder failed: {job.variant} of {job.spec.name}\n"
         f"{textwrap.indent(reasons, '  ')}",
         hint=f"ORTPREP_LOG=debug ortprep prepare {job.spec.name}   (what ONNX Runtime said at each step)",
     )

@@ -101,7 +101,7 @@ def _write_level(job: OptimizeJob, level: str) -> SaveResult:
         raise StageError(f"no such level: {level!r}")
     attempt, saved = try_step(job, step)
     if saved is None:
-        raise StageError(f"level {level!r} does not hold: {attempt.outcome}")
+        raise StageError(f"level {level!r} failed: {attempt.outcome}")
     return saved
 
 

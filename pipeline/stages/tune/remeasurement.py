@@ -58,7 +58,7 @@ def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
         return search_context.plan_of(choice)
     if trial.session_options is None:
         raise SpecError(
-            f"trial {trial.number} never came to a session\n  {trial.failure}",
+            f"trial {trial.number} never got a session\n  {trial.failure}",
             hint=f"ortprep tune {search_context.context.spec.name}",
         )
     model = search_context.artefacts.get(choice[FORM], choice[LEVEL]).path

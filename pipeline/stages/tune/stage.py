@@ -107,9 +107,9 @@ class TuneStage:
         outcome = decode(TuneResult, result)
         chosen = outcome.record.trials[outcome.record.chosen]
         if chosen.figures is None:
-            raise StageError(f"a plan was chosen that failed: {chosen.failure}")
+            raise StageError(f"the chosen plan failed: {chosen.failure}")
         if not (context.folder / outcome.prepared.model).is_file():
-            raise StageError(f"tuned without a model: {context.spec.name}")
+            raise StageError(f"tuning wrote no model: {context.spec.name}")
 
 
 def _search(search_context: SearchContext) -> PlanSearchResult:
@@ -118,7 +118,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
     journal = Journal(path, search_context.space, search_context.objective, seed=tune.seed)
     known = journal.known()
     if known:
-        context.say(f"going on after {len(known)} trials of an interrupted run")
+        context.say(f"continuing after {len(known)} trials of an interrupted run")
 
     # Plans are compared with one start for all: that of the search's first process.
     starts = [figures.start_ms for trial in known.values() for figures in trial.figures][:1]
@@ -172,8 +172,8 @@ def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None
     if not judgement.ok:
         lines = "\n".join(f"  {failure}" for failure in judgement.failures)
         raise VerificationError(
-            f"the chosen plan is not as accurate as its gate asks: {describe(context)}\n{lines}",
-            hint="tune: {max_trials: 0}   # in the spec; what was prepared passed the gate",
+            f"the chosen plan misses its accuracy gate: {describe(context)}\n{lines}",
+            hint="tune: {max_trials: 0}   # in the spec; the prepared model passed the gate",
         )
 
 

@@ -182,7 +182,7 @@ def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: boo
         rtol, atol = worst.tolerance.rtol * room, worst.tolerance.atol * room
         return (
             "ONNX Runtime's own optimisation of the source is outside this tolerance too; if its answers "
-            f"will do, write verify: {{rtol: {rtol:.1e}, atol: {atol:.1e}}} into the spec"
+            f"are acceptable, set verify: {{rtol: {rtol:.1e}, atol: {atol:.1e}}} in the spec"
         )
     if in_tf32 and math.isfinite(worst.comparison.ratio):
         return (
@@ -191,7 +191,7 @@ def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: boo
     lower = {"all": "extended", "all-reduced": "extended", "extended": "basic"}.get(step)
     if lower is not None:
         return f"optimise less: optimize: {{level: {lower}}} in the spec"
-    return "compare the written model with its source by hand; nothing was optimised that could be left out"
+    return "compare the written model with its source by hand; no optimisation is left to turn off"
 
 
 def _is_noise(failure: OutputComparison, noise: OutputError) -> bool:

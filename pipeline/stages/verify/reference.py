@@ -56,7 +56,7 @@ def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str
         shapes = "; ".join(dict.fromkeys(sample.shapes for sample in reference.samples))
         expected = ", ".join(f"{item.name} {list(item.shape or ())}" for item in interface.inputs)
         raise StageError(
-            f"nothing to try it with: {subject}\n  expected a sample with {expected}, got {shapes}",
+            f"no sample to run it with: {subject}\n  expected a sample with {expected}, got {shapes}",
             hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
         )
     samples, answers = reference.samples, reference.answers.samples

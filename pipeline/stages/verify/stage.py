@@ -141,7 +141,7 @@ def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
     if _makes_reference(context):
         return make_reference(context, scratch)
     owner = TaskId("verify", reference_variant(context.plan))
-    context.say(f"source on CPU: as {owner} was answered")
+    context.say(f"source on CPU: reusing the answers for {owner}")
     return read_reference(context.upstream[owner].folder)
 
 
@@ -175,7 +175,7 @@ def _require_gate(
     if not judgement.ok:
         lines = "\n".join(f"  {failure}" for failure in judgement.failures)
         raise VerificationError(
-            f"the prepared model is not as accurate as its gate asks: {describe(context)}\n{lines}",
+            f"the prepared model misses its accuracy gate: {describe(context)}\n{lines}",
             hint="optimize less: optimize: {level: extended} in the spec; what convert wrote passed the gate",
         )
     return judgement.outputs
@@ -197,7 +197,7 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
     for what, left, right in (("inputs", *inputs), ("outputs", *outputs)):
         if left != right:
             raise VerificationError(
-                f"the prepared model has other {what} than its source: {describe(context)}\n"
+                f"the prepared model's {what} differ from its source's: {describe(context)}\n"
                 f"  expected {_list(left)}, got {_list(right)}"
             )
 
@@ -220,12 +220,14 @@ def _require_equal(
     repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
     if not all(item.comparison.ok for item in repeated):
         raise VerificationError(
-            f"the source gives other answers each time it runs: {subject}\n{describe_failure(judged, floor)}",
-            hint="give its random operators a seed attribute; what is random cannot be verified",
+            f"the source gives different answers each time it runs: {subject}\n"
+            f"{describe_failure(judged, floor)}",
+            hint="give its random operators a seed attribute; random answers cannot be verified",
         )
     optimized = decode(OptimizeResult, context.upstream[TaskId("optimize", context.variant)].result)
     raise VerificationError(
-        f"the prepared model does not answer as its source: {subject}\n{describe_failure(judged, floor)}",
+        f"the prepared model's answers differ from its source's: {subject}\n"
+        f"{describe_failure(judged, floor)}",
         hint=suggest(
             worst,
             floor.get(worst.comparison.name),

@@ -33,7 +33,7 @@ def test_the_driver_gets_the_part_that_fits_it_best_and_only_once(parts: list[st
 
 
 def test_parts_that_are_not_there_are_an_error(parts: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="no version of net is of what its nodes published"):
+    with pytest.raises(ClusterError, match="no version of net has the parts that its nodes published"):
         pull_merged_bundle(
             "net", [*parts, "sha256:" + "0" * 64], str(tmp_path / "registry"), tmp_path / "out"
         )

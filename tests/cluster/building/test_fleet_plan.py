@@ -81,7 +81,7 @@ def test_one_kind_or_one_target_can_be_prepared_alone() -> None:
 
 def test_a_target_that_no_kind_is_for_is_told() -> None:
     cpus = Fleet(hardware={"new": FLEET.hardware["new"]})
-    with pytest.raises(SpecError, match="target cuda is of no kind of hardware in the fleet"):
+    with pytest.raises(SpecError, match="no kind of hardware in the fleet offers target cuda"):
         places([spec(targets=["cpu", "cuda"])], fleet=cpus)
 
 

@@ -110,9 +110,9 @@ def test_a_receipt_that_cannot_be_read_means_that_the_work_is_done_again(tmp_pat
 @pytest.mark.parametrize("name", ["..", "a/b", ""])
 def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
     store = WorkStore(str(tmp_path / "store"), name)
-    with pytest.raises(RegistryError, match="no name in a store"):
+    with pytest.raises(RegistryError, match="bad name in a store"):
         store.read_receipt("cpu", TASK)
-    with pytest.raises(RegistryError, match="no name in a store"):
+    with pytest.raises(RegistryError, match="bad name in a store"):
         WorkStore(str(tmp_path / "store"), "net").write_receipt(name, TASK, receipt())
 
 

@@ -60,7 +60,7 @@ def test_padding_repeats_the_last_row() -> None:
 
 def test_an_answer_without_a_row_for_every_row_is_refused() -> None:
     for wrong in (np.float32(1), np.ones((2, 4))):
-        with pytest.raises(PoolError, match="output 'y' of net has no row for every row"):
+        with pytest.raises(PoolError, match="output 'y' of net does not have one row per input row"):
             join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
 
 
@@ -86,7 +86,7 @@ def test_an_output_without_rows_is_known_by_its_declared_shape(
         check_row_outputs([output], fixed=fixed, model="net")
         return
     with pytest.raises(
-        PoolError, match=r"output 'y' of net has no row for every row[\s\S]*got shape"
+        PoolError, match=r"output 'y' of net does not have one row per input row[\s\S]*got shape"
     ) as caught:
         check_row_outputs([output], fixed=fixed, model="net")
     assert caught.value.hint == "PredictorConfig(outputs=…) without 'y'"

@@ -199,7 +199,7 @@ def test_constants_for_every_input_leave_no_rows_to_run(net: Path) -> None:
 def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
     folder = write_finding(tmp_path / "finding")
     for outputs in (None, ["y"], {"z": "a", "y": "b"}):
-        with pytest.raises(PoolError, match="output 'y' of finding has no row for every row"):
+        with pytest.raises(PoolError, match="output 'y' of finding does not have one row per input row"):
             predictor(folder, outputs=outputs)
     x = np.ones((2, 2), np.float32)  # NonZero finds two axes, as many as there are rows
     assert (predictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
@@ -215,7 +215,7 @@ def test_an_output_that_is_as_long_as_one_batch_by_accident_is_refused(tmp_path:
         {"input:x": x, "output:y": x.T},
     )
     for batch_size in (None, 2, 3):
-        with pytest.raises(PoolError, match="output 'y' of columns has no row for every row"):
+        with pytest.raises(PoolError, match="output 'y' of columns does not have one row per input row"):
             predictor(folder, batch_size=batch_size)
 
 

@@ -43,13 +43,13 @@ def test_a_request_that_did_not_ask_for_a_retry_is_told_of_the_death(
         others = [pool.submit(slow_batch(n), retries=n % 2) for n in range(1, 4)]
         wait_for(lambda: read_cpu_s(pid) > idle_s + 0.5, what="the replica is at it")
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match="a replica died that had a request to slow"):
+        with pytest.raises(WorkerDiedError, match="a replica died during a request to slow"):
             lost.result(600)
         for n, future in enumerate(others, 1):
             if n % 2 or future.exception(600) is None:
                 assert float(future.result(600)["y"][0, 0]) == n
             else:
-                with pytest.raises(WorkerDiedError, match="a replica died that had a request to slow"):
+                with pytest.raises(WorkerDiedError, match="a replica died during a request to slow"):
                     future.result()
 
 

@@ -130,7 +130,7 @@ def test_a_pool_does_not_mistake_an_update_s_inputs_for_others(nodes: SmallClust
             assert old.run(inputs)["y"] == 2
             with RaySessionPool({"net": second}, config, name="updated") as new:
                 assert new.run(inputs)["y"] == 2
-                with pytest.raises(InvalidRequestError, match="since it was updated"):
+                with pytest.raises(InvalidRequestError, match="now has other inputs or outputs"):
                     old.run(inputs)
     finally:
         serve.delete("updated")

@@ -253,7 +253,7 @@ def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path) -> None:
 
 
 def test_a_path_no_file_system_takes_is_a_load_error() -> None:
-    with pytest.raises(LoadError, match="no path of a bundle"):
+    with pytest.raises(LoadError, match="not a bundle path"):
         load("a\0b")
 
 
@@ -642,7 +642,7 @@ def test_an_ordinal_of_numpy_is_one(bundle: Path) -> None:
 
 @pytest.mark.parametrize("path", [b"artifacts/net", 3, None, Path("a\0b")])
 def test_what_names_no_path_is_an_error_with_a_hint(path: Any) -> None:
-    with pytest.raises(LoadError, match="no path of a bundle") as caught:
+    with pytest.raises(LoadError, match="not a bundle path") as caught:
         load(path)
     assert "artifacts/NAME" in str(caught.value.hint)
 

@@ -132,7 +132,7 @@ def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered
     monkeypatch.setattr(availability, "read_hardware", lambda: here)
     reason = unavailable_reason("cuda")
     assert reason is not None
-    assert reason.startswith("ONNX Runtime makes no cuda session: expected")
+    assert reason.startswith("ONNX Runtime cannot make a cuda session: expected")
     (entry,) = (own_cache / "availability").iterdir()
     entry.write_text('{"reason": null}')
     assert unavailable_reason("cuda") is None

@@ -141,7 +141,7 @@ def test_a_retry_is_used_up() -> None:
 def test_an_answer_out_of_turn_is_an_error() -> None:
     ledger = make()
     admit(ledger, 1, 2)
-    with pytest.raises(PoolError, match="expected to 1, got to 2"):
+    with pytest.raises(PoolError, match="expected one to request 1, got one to 2"):
         ledger.answer(0, 2, 1.0)
 
 
@@ -154,7 +154,7 @@ def test_an_answer_that_is_repeated_is_known_as_such_taken_or_not() -> None:
         ledger.expect(0, 1, position=1)
     ledger.answer(0, 1, 1.0)
     list(ledger.assign(1.0))
-    with pytest.raises(RepeatedAnswerError, match="expected to 2, got to 1"):
+    with pytest.raises(RepeatedAnswerError, match="expected one to request 2, got one to 1"):
         ledger.expect(0, 1)
     with pytest.raises(PoolError) as caught:
         ledger.expect(0, 3)

@@ -237,7 +237,7 @@ def test_a_batch_is_split_and_comes_back_in_order(bundle: Path) -> None:
 def test_an_output_without_batch_cannot_be_put_together(tmp_path: Path) -> None:
     with (
         SessionPool(write_finding(tmp_path / "finding"), PoolConfig(devices="cpu")) as pool,
-        pytest.raises(PoolError, match="cannot be put together"),
+        pytest.raises(PoolError, match="cannot join output"),
     ):
         pool.run_split({"x": np.ones((6, 2), np.float32)}, parts=2)
 

@@ -127,7 +127,7 @@ def test_a_gpt2_answers_as_its_source(transformers: dict[str, Path], tmp_path: P
     [
         ({"model_type": "brt"}, "expected one of bart, bert, "),
         ({"model_type": "bert", "disable": ("atention",)}, "expected one of attention, "),
-        ({"model_type": "bert", "num_heads": 8}, "expected, as the graph reshapes tokens, 4 heads of 8"),
+        ({"model_type": "bert", "num_heads": 8}, "expected 4 heads of 8, as in the graph's Reshape nodes"),
         # Of images: its attention has no mask.
         ({"model_type": "vit"}, "changed inputs of the model: attention_mask"),
     ],
@@ -145,7 +145,7 @@ def test_what_would_be_wrong_is_refused_and_nothing_is_written(
 def test_fusing_nothing_is_an_error_unless_it_is_optional(tmp_path: Path) -> None:
     source = models.write_model(models.conv_net(), tmp_path / "source" / "model.onnx")
     written = tmp_path / "model.onnx"
-    with pytest.raises(StageError, match="fused nothing: model_type swin"):
+    with pytest.raises(StageError, match="found nothing to fuse: model_type swin"):
         fuse(source, written, "swin")
     assert fuse(source, written, "bert", optional=True).fused == {}
     assert not written.exists()

@@ -260,7 +260,7 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
 
 def test_external_data_that_is_the_model_itself_is_refused(tmp_path: Path) -> None:
     external_model(tmp_path, "m.onnx")
-    assert "external data and model are one file" in refusal(tmp_path, inputs=WANTED)
+    assert "external data and model are the same file" in refusal(tmp_path, inputs=WANTED)
 
 
 def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_an_incomplete_outcome_is_noticed(tmp_path: Path) -> None:
     context = Context(plan, None, {}, tmp_path / "got", say=lambda line: None, kept=tmp_path / "kept")
     result = STAGE.run(context)
     (tmp_path / "got" / "m.onnx").write_bytes(b"")
-    with pytest.raises(StageError, match=r"no complete m\.onnx"):
+    with pytest.raises(StageError, match=r"did not write all of m\.onnx"):
         STAGE.ensures(context, result)
 
 

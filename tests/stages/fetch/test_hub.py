@@ -202,7 +202,7 @@ def test_without_a_network_what_was_fetched_is_up_to_date(
     run(task)
     stack.close()
     assert why_stale(task, DigestCache()) == ()
-    assert f"it last was commit {commit}" in caplog.text
+    assert f"using the last known commit, {commit}" in caplog.text
     with pytest.raises(SourceError, match="cannot reach the Hub: hf://o/other/m"):
         run(task_of(tmp_path / "other", "hf://o/other/m.onnx"))
 
@@ -308,4 +308,4 @@ def test_the_command_prepares_a_private_model_and_needs_no_network_again(
     stack.close()
     again = project.run("prepare", env={**environment, "HF_HUB_OFFLINE": "1"})
     assert again.err.endswith("0 done, 7 up to date\n")
-    assert f"it last was commit {commit}" in again.err
+    assert f"using the last known commit, {commit}" in again.err

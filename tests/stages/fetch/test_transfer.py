@@ -159,14 +159,16 @@ def test_a_redirect_is_followed_without_credentials(server: FileServer, tmp_path
 def test_a_redirect_to_a_local_file_is_refused(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     server.script = [send_status(302, Location=f"file://{tmp_path / 'secret'}")]
-    with pytest.raises(SourceError, match="got sent to file://"):
+    with pytest.raises(SourceError, match="got a redirect to file://"):
         fetch(server, tmp_path)
 
 
 def test_a_redirect_from_https_to_http_is_refused() -> None:
     response = requests.Response()
     response.url = "https://host/m.onnx?token=secret"
-    with pytest.raises(SourceError, match=r"expected https, got sent to http://elsewhere/m\.onnx") as caught:
+    with pytest.raises(
+        SourceError, match=r"expected https, got a redirect to http://elsewhere/m\.onnx"
+    ) as caught:
         _Session().rebuild_auth(requests.Request("GET", "http://elsewhere/m.onnx").prepare(), response)
     assert "secret" not in str(caught.value)
     _Session().rebuild_auth(requests.Request("GET", "https://elsewhere/m.onnx").prepare(), response)

@@ -237,5 +237,5 @@ def outcome(prepared: OptimizeResult, *, failure: str | None) -> dict[str, Any]:
 
 
 def test_a_plan_that_failed_is_never_handed_on(context: Context) -> None:
-    with pytest.raises(StageError, match="a plan was chosen that failed: SIGSEGV"):
+    with pytest.raises(StageError, match="the chosen plan failed: SIGSEGV"):
         TuneStage().ensures(context, outcome(optimize_result(), failure="SIGSEGV"))

@@ -170,7 +170,7 @@ def test_the_source_is_asked_once_for_all_variants(build: Build) -> None:
     (build.root / "fetch" / "model.onnx").unlink()
     second = build.verify_portable(models.conv_net(), **IMAGE)
     assert second.record == first.record
-    assert build.said == ["source on CPU: as verify/cpu was answered", "prepared model (basic)"]
+    assert build.said == ["source on CPU: reusing the answers for verify/cpu", "prepared model (basic)"]
     assert list((build.root / "verify-portable").iterdir()) == []
 
 
@@ -248,21 +248,21 @@ def test_another_output_type_is_refused(build: Build) -> None:
 def test_a_renamed_output_is_refused(build: Build) -> None:
     source = models.two_inputs()
     candidate = changed(source, lambda graph: rename(graph, {"total": "sum.total"}))
-    with pytest.raises(VerificationError, match="other outputs than its source"):
+    with pytest.raises(VerificationError, match="outputs differ from its source's"):
         build.verify(source, candidate, **LEFT)
 
 
 def test_swapped_outputs_are_refused(build: Build) -> None:
     source = two_outputs()
     candidate = changed(source, lambda graph: graph.output.reverse())
-    with pytest.raises(VerificationError, match="other outputs than its source"):
+    with pytest.raises(VerificationError, match="outputs differ from its source's"):
         build.verify(source, candidate, **LEFT)
 
 
 def test_a_candidate_that_takes_other_inputs_is_refused(build: Build) -> None:
     source = models.two_inputs()
     candidate = changed(source, lambda graph: graph.input[0].type.tensor_type.shape.dim[1].Clear())
-    with pytest.raises(VerificationError, match="other inputs than its source"):
+    with pytest.raises(VerificationError, match="inputs differ from its source's"):
         build.verify(source, candidate, **LEFT)
 
 
@@ -283,7 +283,7 @@ def test_a_source_that_does_not_run_is_not_blamed_on_the_candidate(build: Build)
 def test_a_random_model_is_called_random(build_in_children: Build) -> None:
     node = onnx.helper.make_node("RandomNormal", [], ["y"], shape=[8])
     model = models.build_model([node], inputs=[], outputs=[models.value("y", onnx.TensorProto.FLOAT, [8])])
-    with pytest.raises(VerificationError, match="other answers each time") as caught:
+    with pytest.raises(VerificationError, match="different answers each time") as caught:
         build_in_children.verify(model)
     assert caught.value.hint is not None
     assert "seed" in caught.value.hint

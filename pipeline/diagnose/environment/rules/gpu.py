@@ -34,7 +34,7 @@ def check_access(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
         yield Finding(
             "no-gpu",
             "problem",
-            "CUDA was asked for, and neither the PCI bus nor the CUDA driver shows a GPU",
+            "CUDA was asked for, but neither the PCI bus nor the CUDA driver shows a GPU",
             "nvidia-smi  (in a container: docker run --gpus all …)",
         )
     if facts.gpus and facts.runtime.version and CUDA not in facts.runtime.available:
@@ -91,14 +91,14 @@ def check_state(facts: Facts) -> Iterator[Finding]:
 
 def _without_driver(facts: Facts) -> Finding:
     loaded = (
-        f"the driver {facts.driver} is loaded, and CUDA gives no access to it"
+        f"the driver {facts.driver} is loaded, but CUDA gives no access to it"
         if facts.driver
         else "no NVIDIA driver is loaded"
     )
     return Finding(
         "gpu-without-driver",
         "problem",
-        f"{facts.bus_gpus} NVIDIA GPU(s) on the PCI bus, and none of them can be used: {loaded}",
+        f"{facts.bus_gpus} NVIDIA GPU(s) on the PCI bus, but none of them can be used: {loaded}",
         "nvidia-smi  (in a container: docker run --gpus all …, which brings libcuda.so.1)",
     )
 

@@ -77,8 +77,8 @@ def check_disk(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "low-space",
             "problem" if room.free_bytes < MIN_SPACE_BYTES else "advice",
-            f"{format_bytes(room.free_bytes)} free where bundles are kept ({room.path}); a build needs "
-            "the size of a model several times over",
+            f"{format_bytes(room.free_bytes)} free where bundles are kept ({room.path}); a build "
+            "needs several times the size of a model",
             shlex.join(("df", "-h", room.path)),
         )
     if facts.reading is not None and facts.reading.cold_bytes_per_s is not None:
@@ -92,8 +92,8 @@ def _above_quota(cores: int, quota: float) -> Finding:
     return Finding(
         "cores-above-quota",
         "advice",
-        f"ONNX Runtime sees {cores} processors and chooses its threads by them; the control group "
-        f"grants the time of {quota:.3g}, and when they have used that up, all of them stop",
+        f"ONNX Runtime sees {cores} processors and chooses its threads by them; the control "
+        f"group grants the time of {quota:.3g}, and all threads stop when that is used up",
         f"runtime: {{intra_op_num_threads: {threads}}} in the spec (SessionOptions.intra_op_num_threads)",
     )
 
@@ -104,7 +104,7 @@ def _throttled(limits: ResourceLimits) -> Finding:
         "cpu-throttled",
         "advice" if share >= _THROTTLED_SHARE else "note",
         f"the control group was stopped in {limits.throttled_periods} of {limits.periods} scheduling periods "
-        f"({share:.0%}), for having used up its processor time",
+        f"({share:.0%}), because its processor time was used up",
         "a higher limit (docker run --cpus=…, resources.limits.cpu), or fewer intra_op_num_threads",
     )
 

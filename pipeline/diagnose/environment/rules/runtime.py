@@ -33,7 +33,7 @@ def check_wheels(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "onnxruntime-version-differs",
             "problem",
-            f"{wheel} is installed, and {version} is imported from {facts.runtime.folder}",
+            f"{wheel} is installed, but {version} is imported from {facts.runtime.folder}",
             _reinstall(facts, wheel.name),
         )
     if (parse_version(version) or ()) < OLDEST:
@@ -139,7 +139,7 @@ def _has_gpu(facts: Facts) -> bool:
 def _unusable(facts: Facts, provider: Provider, expected: Sequence[str]) -> Finding:
     severity = _severity(facts, provider.name, expected)
     name = short_name(provider.name)
-    text = f"{name}: the wheel lists it, and no session can be made on it: {provider.reason}"
+    text = f"{name}: the wheel lists it, but no session can be made on it: {provider.reason}"
     if severity == "note":
         beside = "there is no GPU here, and " if provider.name == CUDA else ""
         return Finding("provider-unusable", severity, f"{text} ({beside}it was not asked for)")

@@ -45,7 +45,7 @@ def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | Pr
         return ProxiedArtifacts(server, address.path.partition(_API)[2])
     if address.scheme not in OBJECT_STORES or "::" in artifact_uri:  # fsspec's mark of one URL in another
         raise AccessDeniedError(
-            f"artifacts elsewhere: {redact_url(artifact_uri)[:200]}\n"
+            f"artifacts are stored elsewhere: {redact_url(artifact_uri)[:200]}\n"
             f"  expected {redact_url(server.tracking_url)} itself or an object store",
             hint="give the experiment another artifact location: mlflow-artifacts:/…, s3://…, gs://…",
         )

@@ -137,7 +137,7 @@ class MlflowBackend(Backend):
             # Its server decodes names twice, so one with a percent sign could become another's.
             if "%" in path or "#" in path:
                 raise RegistryError(
-                    f"MLflow keeps no file of that name: {path}\n  expected one without '%' and '#'"
+                    f"MLflow cannot store a file of this name: {path}\n  expected one without '%' and '#'"
                 )
         run = self._runs.make(part)
         for path in paths:

@@ -138,7 +138,7 @@ class Runs:
                 )
                 run = self.find(part.model, part.digest)
             if run is None:
-                raise RegistryUnavailableError(f"run is not there after it was made: {part.digest}")
+                raise RegistryUnavailableError(f"run is missing after it was created: {part.digest}")
             return run
 
     def _make_experiment(self, model: str) -> str:

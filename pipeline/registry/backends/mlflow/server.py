@@ -42,7 +42,7 @@ _NAMES = ("name", "experiment_name", "run_id", "filter")
 
 _CREDENTIALS_HINT = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, for that server; "
-    "or its --allowed-hosts lacks the name it is called by"
+    "or add the host name in the URL to its --allowed-hosts"
 )
 
 
@@ -70,7 +70,7 @@ class MlflowServer:
             if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
                 raise RegistryError(
                     "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
-                    hint="mlflow server   (for a store without one), or take a folder as a registry",
+                    hint="mlflow server   (for a store without one), or use a folder as the registry",
                 )
         self.tracking_url = self.tracking_url.rstrip("/")
         self._registry_url = registry_url.rstrip("/")
@@ -135,7 +135,7 @@ class MlflowServer:
                     # Another publisher wrote the same row between MLflow's look and its write; asked again,
                     # MLflow finds the row.
                     raise RegistryUnavailableError(
-                        f"cannot {doing}: another publisher wrote the same just then"
+                        f"cannot {doing}: another publisher wrote the same at that moment"
                     )
                 raise refuse(response, refusal, doing)
 

@@ -90,7 +90,7 @@ class OciClient:
             with response:
                 read_refusal(response, doing)
             url = self.resolve(urljoin(url, location), doing)
-        raise RegistryError(f"cannot {doing}\n  expected an answer, got redirected again and again")
+        raise RegistryError(f"cannot {doing}\n  expected an answer, got too many redirects")
 
     def _authorize(self, scope: tuple[str, str], challenge: str, rejected: str) -> str:
         """Returns the `Authorization` header for what was refused with another one, or with none."""
@@ -137,7 +137,7 @@ class OciClient:
             # Registries behind a proxy that ends TLS do not know that they are asked over it.
             return "https" + url[4:]
         if self.base.startswith("https:") and not url.startswith("https:"):
-            raise RegistryError(f"cannot {doing}\n  expected to stay with https, got sent elsewhere")
+            raise RegistryError(f"cannot {doing}\n  expected an https URL, got another")
         return url
 
     def is_own(self, url: str) -> bool:

@@ -87,7 +87,7 @@ class Repository:
 
     def resolve(self, location: str | None) -> str:
         """Returns the URL that a header of an answer names; see `OciClient.resolve`."""
-        return self._client.resolve(location, f"go on: {self.place}")
+        return self._client.resolve(location, f"continue: {self.place}")
 
     def list_names(self, path: str, field_name: str) -> list[str]:
         """Returns the names that a list has in a field, from all of its pages."""
@@ -150,7 +150,7 @@ class Repository:
         answer, _ = self.fetch("PUT", path, "push a manifest", headers=kind, body=data, expected=(201,))
         digest = answer.headers.get("Docker-Content-Digest", expected)
         if digest != expected:
-            raise self._unexpected(f"push {name}", f"it to be kept as {expected}", repr(digest[:80]))
+            raise self._unexpected(f"push {name}", f"it to be stored as {expected}", repr(digest[:80]))
 
     def delete_manifest(self, digest: str) -> None:
         """Removes a manifest and its tags; one that is not there is fine."""
@@ -159,8 +159,9 @@ class Repository:
         if answer.status_code == 405 or b'"UNSUPPORTED"' in body:
             raise RegistryError(
                 f"deletion is switched off: {self.place}\n"
-                f"  expected the manifest to go, got status {answer.status_code}",
-                hint="ask who runs the registry; for CNCF Distribution, REGISTRY_STORAGE_DELETE_ENABLED=true",
+                f"  expected success, got status {answer.status_code}",
+                hint="ask the registry's operator; for CNCF Distribution, "
+                "REGISTRY_STORAGE_DELETE_ENABLED=true",
             )
 
     def has_blob(self, digest: str) -> bool:

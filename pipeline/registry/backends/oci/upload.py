@@ -131,7 +131,7 @@ class Upload:
         self._restarts += 1
         if self._restarts > _MAX_RESTARTS:
             raise RegistryUnavailableError(
-                f"upload lost again and again: {self._entry.path} to {self._repository.place}\n"
+                f"upload lost too often: {self._entry.path} to {self._repository.place}\n"
                 f"  expected at most {_MAX_RESTARTS} times"
             )
         self._location = ""

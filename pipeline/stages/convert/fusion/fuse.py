@@ -153,7 +153,7 @@ def _check_known(field: str, name: str, choices: tuple[str, ...]) -> None:
     nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
     written = nearest if field == "model_type" else f"[{nearest}]"
     raise StageError(
-        f"fusion cannot be made: {field} {name!r}\n  expected one of {', '.join(choices)}",
+        f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}",
         hint=f"fusion: {{{field}: {written}}}",
     )
 
@@ -166,8 +166,8 @@ def _optimize(
     except _MISFITS as error:
         raise StageError(
             f"fusion failed: model_type {request.model_type} of {library.name} {library.version}\n"
-            f"  expected a graph that its patterns fit, got {type(error).__name__}: {error}",
-            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not fit)",
+            f"  expected a graph that its patterns match, got {type(error).__name__}: {error}",
+            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not match)",
         ) from error
 
 
@@ -188,8 +188,8 @@ def _count_fused(optimizer: Any, before: Counter[tuple[str, str]]) -> dict[str, 
 
 def _nothing_fused(library: FusionLibrary, request: FusionRequest) -> StageError:
     return StageError(
-        f"fusion fused nothing: model_type {request.model_type}\n"
-        f"  expected a graph that patterns of {library.name} {library.version} fit",
+        f"fusion found nothing to fuse: model_type {request.model_type}\n"
+        f"  expected a graph that the patterns of {library.name} {library.version} match",
         hint=f"fusion: {{model_type: {request.model_type}, optional: true}}  "
         f"(or another of {', '.join(library.model_types)})",
     )

@@ -63,14 +63,14 @@ def choose_heads(graph: onnx.GraphProto, user_heads: Heads, *, needed: bool) -> 
     if not fitting:
         return _without_cuts(user_heads, find_width(graph))
     if len(fitting) > 1 and fitting[0].hidden_size != find_width(graph):
-        raise _unfit("attention heads in more than one number", cuts)
+        raise _unfit("several numbers of attention heads", cuts)
     return fitting[0]
 
 
 def _unfit(got: str, cuts: tuple[Heads, ...]) -> StageError:
     listed = ", ".join(f"{cut.num_heads} heads of {cut.hidden_size // cut.num_heads}" for cut in cuts)
     return StageError(
-        f"fusion cannot be made: {got}\n  expected, as the graph reshapes tokens, {listed}",
+        f"cannot fuse attention: {got}\n  expected {listed}, as in the graph's Reshape nodes",
         hint=f"fusion: {{num_heads: {cuts[0].num_heads}, hidden_size: {cuts[0].hidden_size}}}",
     )
 
@@ -79,9 +79,9 @@ def _without_cuts(user_heads: Heads, width: int) -> Heads:
     heads = Heads(user_heads.num_heads, user_heads.hidden_size or width)
     if not heads.num_heads or not heads.hidden_size or heads.hidden_size % heads.num_heads:
         raise StageError(
-            "fusion cannot be made: no Reshape of the graph shows its attention heads\n"
+            "cannot fuse attention: no Reshape node shows the number of heads\n"
             f"  expected num_heads and hidden_size, got {heads.num_heads} and {heads.hidden_size}",
-            hint="fusion: {num_heads: 12, hidden_size: 768}  (the model's; or disable: [attention])",
+            hint="fusion: {num_heads: 12, hidden_size: 768}  (of the model; or disable: [attention])",
         )
     return heads
 

@@ -71,7 +71,7 @@ def convert_half(data: Mapping[str, Any]) -> dict[str, Any]:
     check_nodes("node to keep", request.blocked_nodes, names)
     for operator in request.blocked_operators:
         if not is_operator(operator):
-            raise SpecError(f"no such operator: {operator!r}\n  expected one that ONNX Runtime has")
+            raise SpecError(f"no such operator: {operator!r}\n  expected an operator of ONNX Runtime")
     plan = _plan(model, request)
     weights = _Weights(plan, WeightReader(source.parent))
     for graph in walk_graphs(model):
@@ -181,6 +181,6 @@ def _out_of_range_error(tensors: list[_OutOfRange]) -> StageError:
     ]
     nodes = sorted({node for tensor in tensors for node in tensor.nodes})
     return StageError(
-        "weights out of float16's range\n  expected at most 65504, got\n    " + "\n    ".join(lines),
+        "weights exceed float16's range\n  expected at most 65504, got\n    " + "\n    ".join(lines),
         hint=f"convert: {{half: {{keep_nodes: [{', '.join(nodes)}]}}}}",
     )

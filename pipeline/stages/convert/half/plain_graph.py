@@ -26,7 +26,7 @@ def make_plain(model: onnx.ModelProto) -> None:
     if model.functions:
         names = ", ".join(function.name for function in model.functions[:3])
         raise StageError(
-            f"model with functions of its own: {names}\n  expected operators of ONNX Runtime only",
+            f"model defines its own functions: {names}\n  expected only operators of ONNX Runtime",
             hint='python -c "import onnx, onnx.inliner as i; '
             "onnx.save(i.inline_local_functions(onnx.load('model.onnx')), 'inlined.onnx')\"",
         )

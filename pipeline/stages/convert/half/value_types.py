@@ -79,7 +79,7 @@ class _Inference:
             kind = self._output_type(node, index, formal, bound, bodies) or self._declared.get(value)
             if not kind:
                 raise StageError(
-                    f"type not known: value {value!r} of node {node.name!r}\n"
+                    f"unknown type: value {value!r} of node {node.name!r}\n"
                     f"  expected a type from {node.op_type} or a declaration"
                 )
             self.types[value] = kind

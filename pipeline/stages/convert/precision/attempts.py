@@ -134,7 +134,7 @@ class PrecisionAttempts:
 
     def _search(self, precision: str, first: PrecisionTrial, always: frozenset[str]) -> PrecisionStep:
         say, limits = self._context.say, self._convert.search
-        say(f"{precision}: {first.failures[0]}; searching for nodes to leave as they are")
+        say(f"{precision}: {first.failures[0]}; searching for nodes to leave unconverted")
         began_s = time.monotonic()
         end = began_s + limits.budget_s
         latest: dict[frozenset[str], PrecisionTrial] = {}
@@ -201,7 +201,7 @@ class PrecisionAttempts:
         if not reply.converted:
             raise StageError(
                 f"nothing was converted to {precision}: {self._parent.path.name}\n"
-                "  expected at least one node that can be and is not to be kept, got none"
+                "  expected at least one convertible node that is not kept, got none"
             )
         answers = write_answers(
             self._plan(),

@@ -29,7 +29,7 @@ def plan_steps(requested: str, ladder: Sequence[str]) -> tuple[str, ...]:
 def why_not_needed(step: str, requested: Sequence[str]) -> str | None:
     """Returns why a step of the ladder makes no variant; None if it makes one."""
     if step == SOURCE_PRECISION:
-        return "it steps down to fp32, which the bundle has"
+        return "it steps down to fp32, which the bundle already has"
     if step in requested:
-        return f"it steps down to {step}, which the spec asks for by itself"
+        return f"it steps down to {step}, which the spec requests separately"
     return None

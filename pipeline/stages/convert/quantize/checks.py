@@ -74,7 +74,7 @@ def _check_operators(operators: Sequence[str], supported: Sequence[str]) -> None
         nearest = difflib.get_close_matches(unknown, supported, n=1)
         raise SpecError(
             f"unknown operator to quantise: {unknown!r}\n  expected one of {', '.join(supported)}",
-            hint=f"perhaps {nearest[0]!r} is meant" if nearest else None,
+            hint=f"did you mean {nearest[0]!r}?" if nearest else None,
         )
 
 

@@ -106,7 +106,7 @@ def quantize_weights(data: Mapping[str, Any]) -> dict[str, Any]:
     model = read_checked_graph(request, OPERATORS)
     nodes = list_nodes(model)
     products = list(_find_products(model.graph, {}, operators))
-    expected = f"{', '.join(operators)} by a float32 or float16 weight of two axes"
+    expected = f"{', '.join(operators)} with a 2-D float32 or float16 weight"
     names = select_nodes(
         (product.node for product in products), excluded=request.exclude, expected=expected, source=source
     )

@@ -37,7 +37,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
             f"spec does not fit its model: {spec.name}, {spec.place}\n{lines}",
-            hint=f"mend what is named above in {spec.place}, then ortprep prepare {spec.name}",
+            hint=f"correct the entries named above in {spec.place}, then ortprep prepare {spec.name}",
         )
 
 
@@ -104,7 +104,7 @@ def find_binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
         # Real samples have shapes of their own, which are read with them.
         if spec.samples is None and not _is_declared(spec, interface, inputs):
             shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
-            yield f"convert.shapes: expected declared shapes of inputs that fit {shapes}, got none"
+            yield f"convert.shapes: expected declared input shapes that fit {shapes}, got none"
 
 
 def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:

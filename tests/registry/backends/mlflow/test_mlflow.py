@@ -324,7 +324,7 @@ def test_a_name_that_mlflow_refuses_is_an_error(
     backend: MlflowBackend, model: str, tmp_path: Path, path: str
 ) -> None:
     part = make_part(model, tmp_path, {path: b"odd"})
-    with pytest.raises(RegistryError, match="no file of that name"):
+    with pytest.raises(RegistryError, match="cannot store a file of this name"):
         upload(backend, part, tmp_path)
 
 
@@ -381,7 +381,7 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
 def test_artifacts_elsewhere_are_refused(location: str) -> None:
     """Whoever made the experiment wrote its location: the token would go there, or a local file be read."""
     server = Server("mlflow+https://host")
-    with pytest.raises(AccessDeniedError, match="artifacts elsewhere"):
+    with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
         open_artifacts(location, server)
     for fine in ("mlflow-artifacts:/1/x/artifacts", "mlflow-artifacts://host/1", "https://host/api/1"):
         assert isinstance(open_artifacts(fine, server), ProxiedArtifacts)
@@ -392,7 +392,7 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(
 ) -> None:
     client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    with pytest.raises(AccessDeniedError, match="artifacts elsewhere"):
+    with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
         upload(backend, part, tmp_path)
     assert not (tmp_path / "store").exists()
 

@@ -747,7 +747,7 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: F
     challenge = f'Bearer realm="{proxy.url}/token",service="tests"'
     with oci_login(tmp_path, "https://registry.example"), responses.RequestsMock() as answers:
         answers.get(request.url, status=401, headers={"WWW-Authenticate": challenge})
-        with pytest.raises(RegistryError, match="stay with https"):
+        with pytest.raises(RegistryError, match="expected an https URL"):
             client.send(request, "list versions", ("team", "pull"))
     assert proxy.requests == []
     client.close()
