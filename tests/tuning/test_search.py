@@ -163,7 +163,7 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
     assert [trial.number for trial in found.trials] == list(range(len(tried)))
     assert {verdict.choice, DEFAULT, SPACE.base} <= set(tried)
     assert set(found.finals) <= set(tried)
-    assert found.ended.startswith(f"max_trials, {max_trials}, is reached")
+    assert found.ended.startswith(f"max_trials, {max_trials}, is used up")
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
