@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,13 +23,14 @@ from PIL import Image, ImageDraw, ImageFont
 import ortprep.cli.app  # noqa: F401  puts the commands on the app
 from ortprep.bundle.digest import digest_bytes
 from ortprep.cli.command import app
+from tests.prepare.builders import AS_PREPARED, QUICK
 from tests.stages.fetch.fakes import serve_hub
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 MAX_LINES = 60
-QUICK = "{tune: {max_trials: 0}, measure: {rounds: 3, cold_rounds: 0, steady_s: 0.01}}"
+DEFAULTS = json.dumps({"tune": AS_PREPARED, "measure": QUICK})
 LINES = ("Invoice number 2026", "Total amount due 31.40", "Please pay within 30 days")
 
 
@@ -52,7 +54,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the examples whose models were fetched and prepared by the commands of the README."""
     folder = tmp_path_factory.mktemp("examples") / "examples"
     shutil.copytree(EXAMPLES, folder)
-    (folder / "configs" / "defaults.yaml").write_text(QUICK)
+    (folder / "configs" / "defaults.yaml").write_text(DEFAULTS)
     (block,) = re.findall(r"```bash\n(.*?prepare\n)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
     run("bash", "-euc", block, folder=folder)
     return folder
@@ -117,7 +119,7 @@ def test_speech_is_found_in_a_stream(examples: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_the_hub_is_prepared_and_loaded(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (examples / "hub" / "defaults.yaml").write_text(QUICK)
+    (examples / "hub" / "defaults.yaml").write_text(DEFAULTS)
     model = (examples / "models" / "silero_vad" / "data" / "silero_vad.onnx").read_bytes()
     with serve_hub() as hub:
         hub.add("onnx-community/silero-vad", {"onnx/model.onnx": model})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
 from tests.init.builders import impossible
-from tests.prepare.builders import QUICK, Project, done
+from tests.prepare.builders import AS_PREPARED, QUICK, Project, done
 
-DEFAULTS = f"targets: [cpu]\ntune: {{max_trials: 0}}\nmeasure: {QUICK}\n".replace("'", "")
+DEFAULTS = json.dumps({"targets": ["cpu"], "tune": AS_PREPARED, "measure": QUICK})
 
 
 @pytest.fixture

@@ -36,6 +36,12 @@ QUICK = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.01}
 UNTUNED = {"max_trials": 0}
 """No search: the plan is the one without."""
 
+AS_PREPARED = {**UNTUNED, "max_private_mb": 1}
+"""No search, and the prepared plan is shipped, however noisy the machine: no plan keeps this limit.
+
+A small model that gains little would be measured twice as long.
+"""
+
 SHAPES = {"x": {"shapes": [[1, 64], [2, 64]]}}
 """What the specs here say of `folding_net`."""
 

@@ -13,7 +13,7 @@ from ortprep.runtime import load
 from ortprep.runtime.machine.hardware import read_hardware
 from tests.builders import matmul_net
 from tests.fakes import wait_for
-from tests.prepare.builders import Project, answers, is_intact, kill, source_answers
+from tests.prepare.builders import AS_PREPARED, Project, answers, is_intact, kill, source_answers
 from tests.stages.convert.builders import overflowing_net
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ CONVERT = {
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("converted"))
-    project.add(matmul_net(layers=6), inputs=INPUTS, convert=CONVERT)
+    project.add(matmul_net(layers=6), inputs=INPUTS, convert=CONVERT, tune=AS_PREPARED)
     outcome = project.run("prepare")
     assert outcome.code == 0, outcome.err
     assert is_intact(project.bundle())
@@ -96,7 +96,8 @@ def test_show_puts_the_variants_side_by_side(converted: Project) -> None:
 
 
 def test_another_gate_converts_precisions_again_and_nothing_else(converted: Project) -> None:
-    converted.write_spec(inputs=INPUTS, convert={**CONVERT, "gate": {"cosine": 0.98}})
+    convert = {**CONVERT, "gate": {"cosine": 0.98}}
+    converted.write_spec(inputs=INPUTS, convert=convert, tune=AS_PREPARED)
     reasons = converted.explain()
     assert "convert/cpu-int8" in reasons
     assert not {"fetch", "optimize/cpu", "verify/cpu", "convert/cpu-batch1", "measure/cpu"} & set(reasons)

@@ -12,13 +12,11 @@ import pytest
 
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.file_links import link_or_copy
-from ortprep.bundle.manifest import Decision
 from ortprep.runtime import load
-from ortprep.stages.measure import stage as measure_stage
 from ortprep.stages.package import prepared_variants
 from tests import builders as models
 from tests.builders import write_external_model
-from tests.prepare.builders import Project, all_tasks, answers, done, source_answers
+from tests.prepare.builders import AS_PREPARED, Project, all_tasks, answers, done, source_answers
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +57,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a model of every kind, none of it built."""
     project = Project(tmp_path_factory.mktemp("zoo") / "project")
     for name, (build, inputs) in KINDS.items():
-        project.add(build(), name, inputs=inputs, verify=TOLERANCES.get(name, {}))
+        project.add(build(), name, inputs=inputs, verify=TOLERANCES.get(name, {}), tune=AS_PREPARED)
     return project
 
 
@@ -113,10 +111,8 @@ def test_a_bundle_that_does_not_load_is_never_published(
         for path in model.parent.iterdir():
             link_or_copy(path, destination.parent / path.name)
 
-    zoo.add(models.if_net(size=4096), "linked", inputs=X4096)
+    zoo.add(models.if_net(size=4096), "linked", inputs=X4096, tune=AS_PREPARED)
     monkeypatch.setattr(prepared_variants, "share_model", link)
-    prepared = Decision("prepared", faster=True, reason="whatever the noise says, its data is linked")
-    monkeypatch.setattr(measure_stage, "decide", lambda samples, **_: prepared)
     outcome = zoo.call("prepare", "linked")
     assert outcome.code == 1
     assert "package of linked: the bundle cannot be used" in outcome.err

@@ -13,13 +13,14 @@ import yaml
 from ortprep.cluster.building.engine import RayEngine
 from ortprep.graph.engine import BuildRequest, Engine
 from tests.builders import conv_net, write_model
+from tests.prepare.builders import AS_PREPARED
 
 REPOSITORY = Path(__file__).parents[3]
 
 QUICK: dict[str, Any] = {
     "targets": ["cpu"],
-    "tune": {"max_trials": 0},
-    "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.05},
+    "tune": AS_PREPARED,
+    "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.01},
 }
 
 LONG_MEASURE = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.5}
