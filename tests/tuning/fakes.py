@@ -212,7 +212,7 @@ class Machine:
 
     def say(self, line: str) -> None:
         self.said.append(line)
-        if line.endswith("afresh"):
+        if line.endswith("again"):
             self.explored = Counter(self.measured)
 
     def effects(self, known: Mapping[PlanChoice, Trial] | None = None) -> SearchEffects:

@@ -104,7 +104,7 @@ def test_the_length_that_a_model_fixes_is_found() -> None:
     free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
     assert find_fixed_size([free]) is None
     assert find_fixed_size([free, fixed]) == 4
-    with pytest.raises(PoolError, match="different lengths"):
+    with pytest.raises(PoolError, match="different fixed batch sizes"):
         find_fixed_size([fixed, TensorSpec("c", "float32", (5,))])
     with pytest.raises(PoolError, match="'k' has no axis for rows"):
         find_fixed_size([fixed, TensorSpec("k", "int64", ())])

@@ -465,7 +465,7 @@ def test_casts_that_change_nothing_any_more_are_left_out(tmp_path: Path) -> None
     ("model", "said"),
     [
         (models.unknown_domain(), r"unknown operator: node 'Relu_0'\n.*com\.example\.nowhere::Relu"),
-        (models.function_net(), "functions of its own: ReluPlus"),
+        (models.function_net(), "defines its own functions: ReluPlus"),
     ],
     ids=["custom operator", "function"],
 )

@@ -241,7 +241,7 @@ def test_without_a_default_nothing_is_claimed_to_be_faster() -> None:
         {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
     )
     assert (decision.shipped, decision.faster) == ("prepared", False)
-    assert "uncompared" in decision.reason
+    assert "without a comparison" in decision.reason
 
 
 def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load() -> None:

@@ -331,7 +331,7 @@ def test_a_name_that_mlflow_refuses_is_an_error(
 def test_a_store_without_a_server_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="not the URL of an MLflow server") as caught:
         MlflowBackend(f"mlflow+sqlite:///{tmp_path}/mlflow.db")
-    assert "a folder as a registry" in str(caught.value)
+    assert "a folder as the registry" in str(caught.value)
 
 
 def test_artifacts_in_an_object_store_are_reached_without_the_server(
