@@ -62,6 +62,11 @@ class YamlDocument:
         return None
 
 
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+_PARSER_TOO_DEEP = "exceeded maximum nesting depth"
+"""How PyYAML 6.0.4 and later refuse a much deeper text, while they parse it."""
+
+
 class _TooDeepError(yaml.error.MarkedYAMLError):
     pass
 
@@ -88,9 +93,7 @@ class _Loader(yaml.CSafeLoader):
     def descend_resolver(self, parent: yaml.Node | None, _index: object) -> None:
         self._depth += 1
         if parent is not None and self._depth > MAX_DEPTH:
-            raise _TooDeepError(
-                problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=parent.start_mark
-            )
+            raise _TooDeepError(problem=_TOO_DEEP, problem_mark=parent.start_mark)
 
     def ascend_resolver(self) -> None:
         self._depth -= 1
@@ -142,6 +145,8 @@ def _compose(text: str) -> yaml.Node | None:
 
 def _syntax_error(error: yaml.error.MarkedYAMLError, text: str) -> _UnreadableError:
     mark = error.problem_mark or error.context_mark
+    if error.problem == _PARSER_TOO_DEEP:
+        return _UnreadableError(mark and mark.line + 1, f"not readable as YAML: {_TOO_DEEP}")
     if mark is None:
         return _UnreadableError(None, f"not readable as YAML: {error.problem or error.context}")
     line, lines = mark.line + 1, text.splitlines()
