@@ -146,7 +146,7 @@ def _compose(text: str) -> yaml.Node | None:
 def _syntax_error(error: yaml.error.MarkedYAMLError, text: str) -> _UnreadableError:
     mark = error.problem_mark or error.context_mark
     if error.problem == _PARSER_TOO_DEEP:
-        return _UnreadableError(mark and mark.line + 1, f"not readable as YAML: {_TOO_DEEP}")
+        return _UnreadableError(mark.line + 1 if mark else None, f"not readable as YAML: {_TOO_DEEP}")
     if mark is None:
         return _UnreadableError(None, f"not readable as YAML: {error.problem or error.context}")
     line, lines = mark.line + 1, text.splitlines()
