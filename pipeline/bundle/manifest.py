@@ -229,19 +229,6 @@ class MissingTarget:
 
 
 @dataclass(frozen=True)
-class GitState:
-    """The commit of the repository that the spec lies in.
-
-    Attributes:
-        commit: Its full hash.
-        modified: Whether files of the repository differed from it.
-    """
-
-    commit: str
-    modified: bool
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`.
 
@@ -256,7 +243,7 @@ class Manifest:
         variants: One record per variant of `loader.json`, in the same order.
         missing_targets: Targets that were skipped.
         files: Every file of the bundle except this one.
-        git: Where the spec was from, None if it lies in no repository.
+        spec_commit: Commit that was checked out where the spec lies, None if it lies in no git repository.
         left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
 
@@ -270,7 +257,7 @@ class Manifest:
     variants: tuple[VariantRecord, ...]
     files: tuple[FileEntry, ...]
     missing_targets: tuple[MissingTarget, ...] = field(default=())
-    git: GitState | None = None
+    spec_commit: str | None = None
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -36,13 +36,12 @@ def describe_provenance(
 
 def _build_statement(manifest: Manifest, files: Sequence[FileEntry]) -> dict[str, Any]:
     """Returns an in-toto statement (v1) with SLSA provenance (v1) of a bundle's files."""
-    source, git = manifest.source.sha256, manifest.git
+    source = manifest.source.sha256
     dependencies: list[dict[str, Any]] = [
         {"name": "source", "uri": f"urn:ortprep:source:{source}", "digest": {"sha256": _hex(source)}}
     ]
-    if git is not None:
-        digest, modified = {"gitCommit": git.commit}, {"modified": git.modified}
-        dependencies.append({"name": "spec", "digest": digest, "annotations": modified})
+    if manifest.spec_commit is not None:
+        dependencies.append({"name": "spec", "digest": {"gitCommit": manifest.spec_commit}})
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": entry.path, "digest": {"sha256": _hex(entry.sha256)}} for entry in files],
@@ -131,7 +130,7 @@ def _list_figures(record: VariantRecord) -> Iterator[tuple[str, float, str]]:
 def _build_card(manifest: Manifest, config: LoaderConfig) -> str:
     """Returns a model card as Hugging Face reads it: YAML in front, Markdown below."""
     tags = ["onnx", "ortprep", *sorted({record.target for record in manifest.variants})]
-    commit = f"\n- commit: `{manifest.git.commit}`" if manifest.git else ""
+    commit = f"\n- commit: `{manifest.spec_commit}`" if manifest.spec_commit else ""
     tensors = "\n".join(
         f"- {kind} `{tensor.name}`: {_describe_tensor(tensor)}"
         for kind, side in (("input", config.inputs), ("output", config.outputs))

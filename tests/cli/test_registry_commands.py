@@ -221,7 +221,7 @@ def test_doit_publishes_what_the_spec_says_after_building_it(built: Project) -> 
     manifest = json.loads((project.root / "out/manifest.json").read_text())
     head = ["git", "-C", str(project.root), "rev-parse", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    assert manifest["git"] == {"commit": commit, "modified": False}
+    assert manifest["spec_commit"] == commit
     assert "Ada" not in json.dumps(manifest)
 
 

@@ -16,7 +16,6 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
-    GitState,
     Manifest,
     MeasurementRecord,
     MissingTarget,
@@ -401,7 +400,7 @@ def test_what_may_explain_a_difference_is_listed() -> None:
         variant(level="extended"),
         name="other",
         spec_digest="sha256:other",
-        git=GitState("abc", True),
+        spec_commit="abc",
         environment={
             "onnxruntime": "1.32.0",
             "packages": {"numpy": "2.4"},
@@ -413,7 +412,7 @@ def test_what_may_explain_a_difference_is_listed() -> None:
     assert told(comparison) == {
         ("model", "net", "other"),
         ("spec", "sha256:spec", "sha256:other"),
-        ("git commit", "", "abc (modified)"),
+        ("git commit", "", "abc"),
         ("optimisation level", "all", "extended"),
         ("onnxruntime", "1.31.1", "1.32.0"),
         ("packages.numpy", "", "2.4"),

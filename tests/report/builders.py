@@ -23,7 +23,6 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
-    GitState,
     LadderAttempt,
     LintFinding,
     Manifest,
@@ -272,7 +271,7 @@ def manifest(story: Story | None = None, **changes: object) -> Manifest:
         variants=(cpu, portable),
         files=(FileEntry("cpu/net_optimized.onnx.data", story.size_bytes, digest_bytes(b"weights")),),
         missing_targets=(MissingTarget("cuda", "no CUDA device"),),
-        git=GitState("0123456789abcdef0123456789abcdef01234567", modified=False),
+        spec_commit="0123456789abcdef0123456789abcdef01234567",
     )
 
 

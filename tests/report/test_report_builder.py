@@ -352,7 +352,7 @@ def test_what_was_rebuilt_is_told_with_the_reason_or_as_not_recorded() -> None:
 # -- whatever a manifest holds
 
 
-BARE = replace(manifest(), variants=(), files=(), environment={}, git=None, missing_targets=())
+BARE = replace(manifest(), variants=(), files=(), environment={}, spec_commit=None, missing_targets=())
 
 
 def zeroed(made: Manifest) -> Manifest:

@@ -139,12 +139,11 @@ def compare_manifests(old: Manifest, new: Manifest) -> tuple[Difference, ...]:
 
 
 def _describe_manifest(manifest: Manifest) -> dict[str, str]:
-    git = manifest.git
     return {
         "model": manifest.name,
         "source": manifest.source.sha256,
         "spec": manifest.spec_digest,
-        "git commit": f"{git.commit}{' (modified)' if git.modified else ''}" if git else "",
+        "git commit": manifest.spec_commit or "",
         "ortprep": manifest.pipeline_version,
     }
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.manifest import GitState
+from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.paths import resolve_inside
+from ortprep.errors import IntegrityError
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
 """Distributions of ONNX Runtime. One version of both is not one tool: they compute with other libraries."""
@@ -46,29 +47,44 @@ def runtime_versions(target: str, *others: str) -> Mapping[str, str]:
     return installed_versions(*ONNXRUNTIME, *libraries, *others)
 
 
-_TIMEOUT_S = 20.0
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_MAX_GIT_BYTES = 16 * 1024 * 1024
 
 
-def read_git_state(folder: Path) -> GitState | None:
-    """Returns the commit of the repository that a folder lies in, None where there is none or no git."""
-    commit = _run(folder, "rev-parse", "--verify", "HEAD")
-    if commit is None or not _COMMIT.fullmatch(commit.strip()):
-        return None
-    status = _run(folder, "status", "--porcelain", "--untracked-files=no")
-    return GitState(commit.strip(), modified=status is None or bool(status.strip()))
+def read_spec_commit(folder: Path) -> str | None:
+    """Returns the commit that is checked out where a spec lies, None if its folder is in no repository.
 
-
-def _run(folder: Path, *arguments: str) -> str | None:
-    # Without optional locks: a build must not get in the way of who works in the repository.
-    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    It reads git's files and never runs git, which obeys the configuration of the folder it is pointed at:
+    `core.fsmonitor` names a program. Only the nearest `.git` counts, never a bare repository that lies there
+    as ordinary files. Layout: https://git-scm.com/docs/gitrepository-layout.
+    """
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        real = folder.resolve()
+        git = next((path / ".git" for path in (real, *real.parents) if (path / ".git").exists()), None)
+        return None if git is None else _read_head(git)
+    except (OSError, RuntimeError, ValueError, IntegrityError):
         return None
-    return done.stdout if done.returncode == 0 else None
+
+
+def _read_head(git: Path) -> str | None:
+    if git.is_file():  # of a worktree or a submodule: it names the folder
+        git = git.parent / _read_text(git).removeprefix("gitdir:").strip()
+    head = _read_text(git / "HEAD").strip()
+    if not head.startswith("ref:"):
+        return head if _COMMIT.fullmatch(head) else None
+    branch = head.removeprefix("ref:").strip()
+    shared = git / _read_text(git / "commondir").strip() if (git / "commondir").exists() else git
+    loose = resolve_inside(shared, branch)
+    if loose.is_file():
+        commit = _read_text(loose).strip()
+        return commit if _COMMIT.fullmatch(commit) else None
+    lines = (line.split() for line in _read_text(shared / "packed-refs").splitlines())
+    return next((line[0] for line in lines if line[1:] == [branch] and _COMMIT.fullmatch(line[0])), None)
+
+
+def _read_text(path: Path) -> str:
+    with open_regular(path) as file:
+        return file.read(_MAX_GIT_BYTES).decode()
 
 
 _PACKAGES = ("onnx", "numpy", *ONNXRUNTIME, "doit", *CUDA_LIBRARIES)

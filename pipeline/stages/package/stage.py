@@ -24,7 +24,7 @@ from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.verification.variant_check import check_variants
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from ortprep.stages.core.provenance import read_git_state
+from ortprep.stages.core.provenance import read_spec_commit
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import (
     CONFIG_FILE,
@@ -149,7 +149,7 @@ def _manifest(
         missing_targets=tuple(
             MissingTarget(target, reason) for target, reason in context.plan.missing.items()
         ),
-        git=read_git_state(context.spec.folder),
+        spec_commit=read_spec_commit(context.spec.folder),
         left_out=collect_left_out(context),
     )
 
