@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 TELEMETRY_VARIABLE, TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY", "1"
 TELEMETRY_SINCE = (1, 29)
@@ -22,5 +23,26 @@ def disable_telemetry() -> None:
     Official Linux wheels since 1.29 upload usage data, model file names and weight hashes included, with a
     thread and a database below `~/.cache/Microsoft`. The variable turns all of that off, if it is set before
     the library is loaded (microsoft/onnxruntime#25573, #27379). A value that the user set stays.
+
+    If the library is loaded already, only the children's telemetry is turned off, and one warning is logged.
     """
-    os.environ.setdefault(TELEMETRY_VARIABLE, TELEMETRY_OFF)
+    if TELEMETRY_VARIABLE in os.environ:
+        return
+    os.environ[TELEMETRY_VARIABLE] = TELEMETRY_OFF
+    version = str(getattr(sys.modules.get("onnxruntime"), "__version__", ""))
+    if _sends_telemetry(version):
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "ONNX Runtime %s may send usage data: it was imported before ortprep could turn that off; "
+            "export %s=%s, or call ortprep.runtime.install() or load() before the first import of onnxruntime",
+            version,
+            TELEMETRY_VARIABLE,
+            TELEMETRY_OFF,
+        )
+
+
+def _sends_telemetry(version: str) -> bool:
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= TELEMETRY_SINCE

@@ -29,15 +29,19 @@ _PATH = "PYTHONPATH"
 def startup_environment(function: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment whose Python processes run a function once they have imported ONNX Runtime.
 
-    Python's options `-E`, `-I` and `-S` ignore it, as they ignore `PYTHONPATH` or `sitecustomize`.
+    ONNX Runtime's telemetry is off in it, unless `environment` says otherwise. Python's options `-E`, `-I`
+    and `-S` ignore it, as they ignore `PYTHONPATH` or `sitecustomize`.
 
     Args:
         function: `module:function`; it takes the module `onnxruntime`.
         environment: What else the environment has.
     """
+    from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
+
     current = environment.get(_PATH)
     folders = [path for path in current.split(os.pathsep) if path != _STARTUP_FOLDER] if current else []
     return {
+        TELEMETRY_VARIABLE: TELEMETRY_OFF,
         **environment,
         _PATH: os.pathsep.join([_STARTUP_FOLDER, *folders]),
         STARTUP_VARIABLE: function,

@@ -9,6 +9,7 @@ from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
 from ortprep.runtime.loading.bundle_loader import log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS
+from ortprep.telemetry import disable_telemetry
 
 
 def install() -> None:
@@ -17,7 +18,11 @@ def install() -> None:
     Every `onnxruntime.InferenceSession(…)` then does what `ortprep.session(…)` does. ONNX Runtime need not be
     imported yet, and this call does not import it. A module that imported the class by name before
     (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do nothing.
+
+    ONNX Runtime's telemetry is turned off, unless `ORT_DISABLE_TELEMETRY` is set or ONNX Runtime is imported
+    already, which is logged once.
     """
+    disable_telemetry()
     call_after_import("onnxruntime", install_in)
 
 

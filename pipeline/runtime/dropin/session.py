@@ -31,6 +31,7 @@ from ortprep.runtime.dropin.source_index import (
 from ortprep.runtime.loading.bundle_loader import log_line, open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime, plain_session_class
+from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from ortprep.errors import PipelineError
 
+disable_telemetry()  # an application imports ONNX Runtime before its first session
 call_after_import("onnxruntime", watch_options)
 
 SOURCE_PRECISION = "fp32"

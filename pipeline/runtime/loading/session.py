@@ -9,12 +9,12 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.runtime.loading.load_options import Deadline
+from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -50,15 +50,12 @@ KNOWN_ATTRIBUTES = {
 
 
 def import_onnxruntime() -> Any:
-    """Imports ONNX Runtime, without its telemetry, and returns the module.
+    """Imports ONNX Runtime, without its telemetry unless that is too late, and returns the module.
 
     Raises:
         MissingExtraError: It is not installed, or its library cannot be loaded.
     """
-    if "onnxruntime" not in sys.modules:
-        from ortprep.telemetry import disable_telemetry
-
-        disable_telemetry()
+    disable_telemetry()
     try:
         return _import()
     except ImportError as error:
