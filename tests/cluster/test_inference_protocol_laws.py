@@ -195,8 +195,18 @@ def test_no_bytes_do_more_than_be_refused(text: bytes, length: int | None) -> No
         parse_request(text, length, CONFIG)
 
 
-def test_an_empty_tensor_with_an_endless_axis_is_refused() -> None:
+@pytest.mark.attack
+@pytest.mark.parametrize("shape", [[0, 200_000_000], [200_000_000, 0], [0, 2**13, 2**13], [0, 2**62, 2**62]])
+def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape: list[int]) -> None:
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
-    tensor = entry("x", "FP32", [0, 2**62, 2**62], parameters={"binary_data_size": 0})
-    with pytest.raises(ProtocolError, match="impossible shape"):
-        parse_request(header := body(tensor), len(header), config)
+    for data in ({"data": []}, {"parameters": {"binary_data_size": 0}}):
+        request = body(entry("x", "FP32", shape, **data))
+        with pytest.raises(ProtocolError, match="at most 33554432 together"):
+            parse_request(request, None if "data" in data else len(request), config)
+
+
+@pytest.mark.parametrize("shape", [[0], [0, 3, 224, 224], [0, 3, 2160, 3840], [0, 0], [0, 1_440_000]])
+def test_an_empty_batch_comes_through(shape: list[int]) -> None:
+    config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
+    request = parse_request(body(entry("x", "FP32", shape, data=[])), None, config)
+    assert list(request.arrays[0].shape) == shape

@@ -17,7 +17,14 @@ import numpy as np
 
 from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
 from ortprep.errors import InvalidRequestError
-from ortprep.runtime.tensors.element_types import Array, element_type_of, numpy_dtype, widen
+from ortprep.runtime.tensors.element_types import (
+    MAX_EMPTY_ELEMENTS,
+    Array,
+    element_type_of,
+    is_bounded_shape,
+    numpy_dtype,
+    widen,
+)
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_HEADER_BYTES = 1024 * 1024
@@ -238,6 +245,11 @@ def check_tensor(
             f"input {tensor.name!r} of {config.name} does not fit\n"
             f"  expected {datatype_of(tensor)} {shape_of(tensor)}, got {_quote(datatype)} {_quote(shape)}"
         )
+    if not is_bounded_shape(sizes or ()):
+        raise ProtocolError(
+            f"input {tensor.name!r} of {config.name} is empty and too large\n  expected sizes beside the 0 "
+            f"of at most {MAX_EMPTY_ELEMENTS} together, got {_quote(shape)}"
+        )
     return tuple(sizes or ())
 
 
@@ -259,14 +271,7 @@ def read_binary(tensor: TensorSpec, shape: Sequence[int], data: bytes | memoryvi
             f"input {tensor.name!r} has the wrong size\n"
             f"  expected {expected} bytes for {list(shape)}, got {len(data)} of {size}"
         )
-    return _reshape(np.frombuffer(data, dtype), tensor, shape)
-
-
-def _reshape(array: Array, tensor: TensorSpec, shape: Sequence[int]) -> Array:
-    try:
-        return array.reshape(shape)
-    except ValueError:  # sizes beside a 0 that together are too large
-        raise ProtocolError(f"input {tensor.name!r} has an impossible shape: {_quote(list(shape))}") from None
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: object) -> Array:
@@ -281,7 +286,7 @@ def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], 
         if array.size != math.prod(shape) or not _JSON_TYPES[dtype.kind].issuperset(map(type, array)):
             raise wrong
         with np.errstate(over="ignore"):
-            return _reshape(array.astype(dtype), tensor, shape)
+            return array.astype(dtype).reshape(shape)
     except (ValueError, OverflowError):
         raise wrong from None
 

@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import BundleError, RunError
-from ortprep.runtime.tensors.element_types import Array, ElementType, element_type_of, find_element_type
+from ortprep.runtime.tensors.element_types import (
+    Array,
+    ElementType,
+    element_type_of,
+    find_element_type,
+    is_bounded_shape,
+)
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -126,7 +132,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     except (MemoryError, SyntaxError, TypeError, tokenize.TokenError) as error:
         # The header is a Python literal, and what Python's parser says of a strange one is many things.
         raise ValueError(f"unreadable .npy header: {type(error).__name__}") from error
-    if not all(type(size) is int for size in shape):
+    if not all(type(size) is int for size in shape) or not is_bounded_shape(shape):
         raise ValueError(f"unreadable .npy header: shape {shape}")
     return shape, is_fortran, dtype
 

@@ -9,7 +9,8 @@ Types of less than 8 bits take one byte per element here; only ONNX Runtime's bu
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,18 @@ from ortprep.errors import PipelineError
 
 Array: TypeAlias = NDArray[Any]
 """An array of any shape and type."""
+
+MAX_EMPTY_ELEMENTS = 2**25
+"""Largest product of the sizes beside a 0; an empty batch of RGB images of 4K has 24.9 million."""
+
+
+def is_bounded_shape(shape: Sequence[int]) -> bool:
+    """Returns whether the data of a tensor, or `MAX_EMPTY_ELEMENTS`, bounds every size of its shape.
+
+    An empty tensor takes no bytes, whatever its other sizes are, but a graph may allocate by them (`Range`,
+    `ConstantOfShape`). So their product is bounded, and with it each of them.
+    """
+    return 0 not in shape or math.prod(size for size in shape if size) <= MAX_EMPTY_ELEMENTS
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
 from ortprep.errors import InvalidRequestError, PipelineError, PoolError
 from ortprep.runtime.tensors.element_types import (
     ELEMENT_TYPES,
+    MAX_EMPTY_ELEMENTS,
     Array,
     ElementType,
     find_element_type,
+    is_bounded_shape,
     numpy_dtype,
 )
 
@@ -79,7 +81,7 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]
     Byte order aside nothing is converted: an array of another type is an error, as it is in ONNX Runtime.
 
     Raises:
-        InvalidRequestError: An input is missing, unknown, or of another type.
+        InvalidRequestError: An input is missing, unknown, of another type, or empty with huge sizes.
     """
     if inputs.keys() != signature.inputs.keys():
         expected, got = (", ".join(map(str, names)) or "none" for names in (signature.inputs, inputs))
@@ -93,6 +95,11 @@ def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: A
         raise InvalidRequestError(
             f"input {name!r} of {signature.model} has too many axes\n"
             f"  expected at most {MAX_RANK}, got {array.ndim}"
+        )
+    if not is_bounded_shape(array.shape):
+        raise InvalidRequestError(
+            f"input {name!r} of {signature.model} is empty and too large\n  expected sizes beside the 0 "
+            f"of at most {MAX_EMPTY_ELEMENTS} together, got {list(array.shape)}"
         )
     if array.dtype == dtype:
         return array

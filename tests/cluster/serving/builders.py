@@ -38,6 +38,17 @@ def write_slow(folder: Path) -> Path:
     )
 
 
+def write_sizing(folder: Path) -> Path:
+    """Writes `y = zeros(n)`, where `n` is the largest size of `x`: 4 bytes for each."""
+    return write_model_bundle(
+        folder,
+        {"shape": ("Shape", ("x",)), "n": ("ReduceMax", ("shape",)), "y": ("ConstantOfShape", ("n",))},
+        {"x": ("float32", ("a", "b"))},
+        {"y": ("float32", ("n",))},
+        {"input:x": np.ones((2, 3), np.float32), "output:y": np.zeros(3, np.float32)},
+    )
+
+
 def slow_batch(first: float, size: int = LONG) -> dict[str, Array]:
     one = np.ones((1, 1), np.float32)
     return {"x": first * one, "one": one, "size": np.array([size, size])}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortprep.errors import BundleError, RunError
+from ortprep.errors import BundleError, InvalidRequestError, RunError
 from ortprep.runtime.tensors.arrays import fit_feeds, read_tensors, run_session, write_tensors
 from ortprep.runtime.tensors.element_types import (
     ELEMENT_TYPES,
@@ -21,6 +21,7 @@ from ortprep.runtime.tensors.element_types import (
     narrow,
     widen,
 )
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 pytestmark = pytest.mark.runtime
 
@@ -92,6 +93,18 @@ def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path:
     assert (tmp_path / "bomb.npz").stat().st_size < 10_000
     with pytest.raises(BundleError, match="too large"):
         read_tensors(tmp_path / "bomb.npz", max_bytes=1_000_000)
+
+
+@pytest.mark.attack
+def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((0, 200_000_000), np.float32))
+    with pytest.raises(BundleError, match="shape"):
+        read_tensors(tmp_path / "a.npz")
+    signature = Signature("net", {"x": np.dtype(np.float32)}, {})
+    with pytest.raises(InvalidRequestError, match="sizes beside the 0"):
+        check_inputs(signature, {"x": np.zeros((0, 200_000_000), np.float32)})
+    (batch,) = check_inputs(signature, {"x": np.zeros((0, 3, 224, 224), np.float32)})
+    assert batch.shape == (0, 3, 224, 224)
 
 
 def zip_of(path: Path, member: bytes, *, name: str = "x.npy", count: int = 1) -> Path:
