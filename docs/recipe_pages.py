@@ -1,0 +1,194 @@
+"""Writes the pages of recipes from `examples/NAME`, run as `python -m docs.recipe_pages [--run] [NAME]...`.
+
+A recipe is a folder with `run.sh`, whose steps begin with `#: STEP`, and `page.md`. In `page.md`, a line
+`{{STEP}}` stands for the commands of a step and what they wrote in one real run, `{{FILE}}` for a file of
+the folder, and `{{run}}` for a sentence on that run. `--run` runs the script from a clean copy of the folder,
+and keeps what the terminal would show as `transcript.txt`. A step that begins with `#~ STEP` writes other
+lines on another machine, so that the test does not compare them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 600
+PORT = "8000"
+"""The port in scripts. A run takes a free one instead."""
+
+WIDTH = 120
+"""Longer lines of output are folded on the page."""
+
+_FOLDER = textwrap.TextWrapper(
+    WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+)
+_PAGES = {"tutorial": "tutorial.md"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", "": "dockerfile"}
+_STEP = re.compile(r"#[:~] (\S+)")
+
+
+def recipe_names() -> list[str]:
+    """Returns the folders of `examples/` that are recipes."""
+    return sorted(path.parent.name for path in EXAMPLES.glob("*/page.md"))
+
+
+def page_path(name: str) -> Path:
+    """Returns where the page of a recipe is."""
+    return ROOT / "docs" / _PAGES.get(name, f"recipes/{name}.md")
+
+
+def run_recipe(name: str, folder: Path) -> str:
+    """Copies a recipe to `folder/NAME`, runs its script there, and returns what the terminal shows.
+
+    Raises:
+        RuntimeError: The script failed, or took longer than `TIMEOUT_S`.
+    """
+    place = folder / name
+    shutil.copytree(EXAMPLES / name, place, ignore=shutil.ignore_patterns("page.md", "transcript.txt"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    script = place / "run.sh"
+    script.write_text(script.read_text().replace(PORT, port))
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("ORTPREP_", "PYTEST_"))},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ORTPREP_CACHE_DIR": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder),  # locks of its own: what others measure is not waited for
+        "COLUMNS": "100",
+        "PIP_QUIET": "2",
+    }
+    written = folder / "transcript.txt"
+    with written.open("wb") as file:
+        shell = subprocess.Popen(
+            ["bash", "-v", "run.sh"],
+            cwd=place,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        try:
+            code: int | str = shell.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = f"no end after {TIMEOUT_S} s"
+        finally:
+            _kill_group(shell.pid)  # servers that a failed script left behind
+            shell.wait()
+    text = written.read_text().replace(str(place), f"~/{name}").replace(port, PORT)
+    text = text.replace(str(ROOT), "~/ortprep")
+    if code != 0:
+        raise RuntimeError(f"{name}/run.sh ended with {code}:\n{text}")
+    return text
+
+
+def _kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def split_steps(script: str, transcript: str) -> dict[str, list[tuple[bool, str]]]:
+    """Returns the lines of every step, each with whether it is a command (else the answer to one).
+
+    Raises:
+        ValueError: The transcript is not one of this script.
+    """
+    steps: dict[str, list[tuple[bool, str]]] = {}
+    expected = [line for line in script.splitlines() if line.strip()]
+    current: list[tuple[bool, str]] = []
+    for line in transcript.splitlines():
+        is_command = bool(expected) and line == expected[0]
+        if is_command:
+            expected.pop(0)
+        if is_command and (found := _STEP.fullmatch(line)):
+            current = steps.setdefault(found[1], [])
+        elif line.strip() or not is_command:
+            current.append((is_command, line.rstrip()))
+    if expected:
+        raise ValueError(f"the transcript lacks the command {expected[0]!r}: run with --run")
+    return steps
+
+
+def _format_step(lines: list[tuple[bool, str]]) -> str:
+    if not any(line and not is_command for is_command, line in lines):
+        return "\n".join(("```bash", *(line for _, line in lines if line), "```"))
+    shown = [
+        f"$ {line}" if is_command and line[0] not in " #" else _FOLDER.fill(line)
+        for is_command, line in lines
+    ]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(shown)).strip("\n")
+    return f"```console\n{text}\n```"
+
+
+def build_page(name: str) -> str:
+    """Returns the text of a recipe's page.
+
+    Raises:
+        ValueError: A step is not shown, or shown twice, or the transcript is not one of the script.
+    """
+    folder = EXAMPLES / name
+    machine, transcript = (folder / "transcript.txt").read_text().split("\n", 1)
+    steps = split_steps((folder / "run.sh").read_text(), transcript)
+    up = "../" * page_path(name).relative_to(ROOT).as_posix().count("/")
+    source = f"{up}examples/{name}/run.sh"
+    sentence = textwrap.fill(
+        f"All commands are in [`run.sh`]({source}), which a test runs. What they print comes from one run on "
+        f"{machine}; what pip prints is left out. Times and figures differ from machine to machine.",
+        WIDTH,
+        break_on_hyphens=False,
+    )
+    shown = {"run": sentence, **{step: _format_step(lines) for step, lines in steps.items()}}
+    page = (folder / "page.md").read_text()
+    wanted = re.findall(r"^\{\{(.+)\}\}$", page, re.MULTILINE)
+    if missing := [step for step in steps if wanted.count(step) != 1]:
+        raise ValueError(f"{name}/page.md: expected each step once, got another number of {missing}")
+    for file in set(wanted) - set(shown):
+        language = _LANGUAGES[Path(file).suffix]
+        shown[file] = f"```{language}\n{(folder / file).read_text().rstrip()}\n```"
+    return re.sub(r"^\{\{(.+)\}\}$", lambda found: shown[found[1]], page, flags=re.MULTILINE)
+
+
+def _describe_machine() -> str:
+    runtimes = ("onnxruntime-gpu", "onnxruntime")
+    runtime = next(f"{name} {found}" for name in runtimes if (found := _version_of(name)))
+    python = platform.python_version()
+    return f"{os.cpu_count()} CPU cores, without a GPU, with Python {python} and {runtime}"
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return version(name)
+    except ImportError:
+        return None
+
+
+def main() -> None:
+    """Writes the pages; with `--run`, runs the scripts first."""
+    parser = argparse.ArgumentParser(prog="python -m docs.recipe_pages", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="folders of examples/; all without one")
+    parser.add_argument("--run", action="store_true", help="run the scripts, and keep what they write")
+    arguments = parser.parse_args()
+    for name in arguments.names or recipe_names():
+        if arguments.run:
+            with TemporaryDirectory() as folder:
+                text = run_recipe(name, Path(folder).resolve())
+            (EXAMPLES / name / "transcript.txt").write_text(f"{_describe_machine()}\n{text}")
+        page_path(name).write_text(build_page(name))
+
+
+if __name__ == "__main__":
+    main()
