@@ -3,10 +3,11 @@
     python -m bench.load_cost [--sets small large] [--models NAME …] [--arms ARM …] [--rounds 9] [--rebuild]
 
 Compares plain ONNX Runtime on the source with bundles, in fresh interleaved processes of plain scripts, with
-a warm page cache. *small*: trained models from PyPI wheels, prepared without a search. *large*: five models
-with seeded weights, 9 to 640 MB; one bundle is tuned for one run per load, and another for 1,000, which
-`load_progressive` opens. Existing bundles are reused without `--rebuild`, so that changed code can be
-measured without preparing again.
+a warm page cache. *small*: trained models from PyPI wheels, prepared with the shipped defaults. *large*: five
+models with seeded weights, 33 to 499 MB; one bundle is tuned for one run per load, and another for 1,000,
+which `load_progressive` opens. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
+optimisation off. Existing bundles are reused without `--rebuild`, so that changed code can be measured
+without preparing again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from bench.machine import describe_machine
 from bench.models import ARTIFACTS, PreparedModel, demo_specs, prepare_specs
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import (
+    ROOT,
     LoadScript,
     ScriptTimes,
-    by_hand,
     load,
     load_progressive,
+    optimize_by_hand,
     plain,
     run_script,
+    same_file,
     write_script,
 )
 from ortprep.bundle.codec import encode
@@ -42,6 +45,7 @@ from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
+SAME_FILE = "InferenceSession, same file"
 PROGRESSIVE, PROGRESSIVE_IMPORTED = "progressive", "progressive, imported"
 
 LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
@@ -77,8 +81,10 @@ class Subject:
 
 
 def small_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
-    """Prepares the small models without a search."""
-    found = prepare_small_models(names, options.artifacts / "small", reuse=not options.rebuild)
+    """Prepares the small models with the shipped defaults."""
+    defaults = (ROOT / "configs" / "defaults.yaml").read_text(encoding="utf-8")
+    artifacts = options.artifacts / "small-defaults"
+    found = prepare_small_models(names, artifacts, defaults=defaults, reuse=not options.rebuild)
     return [_subject(model, {}) for model in found]
 
 
@@ -109,7 +115,8 @@ def _subject(model: PreparedModel, more: LoadScripts) -> Subject:
     scripts = {
         PLAIN: plain(model.source),
         LOAD: load(model.bundle),
-        HAND: by_hand(model.bundle),
+        HAND: optimize_by_hand(model.source),
+        SAME_FILE: same_file(model.bundle),
         IMPORTED: load(model.bundle, imported=True),
         FALLBACK: load(model.bundle, target="portable"),
     }
@@ -134,7 +141,7 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
         paths = {}
         for index, (arm, script) in enumerate(subject.scripts.items()):
             paths[arm] = Path(folder) / f"script{index}.py"
-            later_s = 0 if arm in (HAND, IMPORTED, PROGRESSIVE_IMPORTED) else steady_s
+            later_s = 0 if arm in (SAME_FILE, IMPORTED, PROGRESSIVE_IMPORTED) else steady_s
             write_script(script, subject.sample, paths[arm], steady_s=later_s)
         for arm in paths:  # fills the page cache and the memory of digests; not counted
             run_script(paths[arm])
@@ -153,6 +160,10 @@ def difference(results: Results, arm: str, other: str, read: Callable[[ScriptTim
     """Returns by how much an arm's figure is larger than another arm's, by pairs of a round."""
     pairs = zip(results[arm], results[other], strict=True)
     return centre([read(one) - read(two) for one, two in pairs])
+
+
+def _ready(start: ScriptTimes) -> float:
+    return start.ready_ms
 
 
 def _steady(start: ScriptTimes) -> float:
@@ -177,21 +188,24 @@ class Verdict:
 def compare(results: Results) -> dict[str, float]:
     """Returns one model's figures relative to plain ONNX Runtime, and what `load` adds, in ms."""
     figures = {}
-    for arm, name in ((LOAD, "load"), (FALLBACK, "fallback"), (PROGRESSIVE, "progressive")):
+    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback"), (PROGRESSIVE, "progressive")):
         if arm in results:
-            figures[f"{name}_sooner"] = ratio(results, arm, lambda start: start.ready_ms)
+            figures[f"{name}_sooner"] = ratio(results, arm, _ready)
+            pairs = zip(results[PLAIN], results[arm], strict=True)
+            spread = summarise([_ready(one) / _ready(two) for one, two in pairs])
+            figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
     for arm, name in ((IMPORTED, "load"), (PROGRESSIVE_IMPORTED, "progressive")):
         if arm in results:
             plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
             figures[f"{name}_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[arm]])
-    if HAND in results and IMPORTED in results:
-        pairs = zip(results[IMPORTED], results[HAND], strict=True)
+    if SAME_FILE in results and IMPORTED in results:
+        pairs = zip(results[IMPORTED], results[SAME_FILE], strict=True)
         figures["load_adds_ms"] = centre([one.import_ms + one.init_ms - two.init_ms for one, two in pairs])
-    if HAND in results and LOAD in results:
-        figures["load_adds_to_process_ms"] = difference(results, LOAD, HAND, lambda start: start.ready_ms)
-        figures["load_adds_processor_ms"] = difference(results, LOAD, HAND, lambda one: one.processor_ms)
+    if SAME_FILE in results and LOAD in results:
+        figures["load_adds_to_process_ms"] = difference(results, LOAD, SAME_FILE, lambda one: one.ready_ms)
+        figures["load_adds_processor_ms"] = difference(results, LOAD, SAME_FILE, lambda one: one.processor_ms)
     return figures
 
 
@@ -249,7 +263,7 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Prepares and measures a set of models; returns figures, verdicts and the machine as JSON types."""
     every, prepare, steady_s = SETS[kind]
     names = [name for name in every if not options.models or name in options.models]
-    figures, medians, manifests, sizes = {}, {}, {}, {}
+    figures, medians, manifests, sizes, shipped = {}, {}, {}, {}, {}
     for subject in prepare(names, options) if names else []:
         arms = (PLAIN, *(options.arms or subject.scripts))
         scripts = {arm: script for arm, script in subject.scripts.items() if arm in arms}
@@ -258,6 +272,8 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         figures[subject.name] = compare(results)
         medians[subject.name] = {arm: summarise_arm(starts) for arm, starts in results.items()}
         manifests[subject.name] = compare_with_manifest(subject.bundle, results)
+        decision = read_manifest(subject.bundle).variants[0].decision
+        shipped[subject.name] = decision and decision.shipped
         print(row(subject.name, figures[subject.name]), file=sys.stderr, flush=True)
     agreements = [one["agree"] for of_model in manifests.values() for one in of_model.values()]
     verdicts = judge(kind, figures)
@@ -269,6 +285,7 @@ def measure_set(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "verdicts": encode(tuple(verdicts)),
         "source_mb": sizes,
+        "shipped": shipped,
         "ratios": figures,
         "manifest": manifests,
         "models": medians,
@@ -291,6 +308,7 @@ COLUMNS = (
     ("load_adds_to_process_ms", "process", "{:.1f}"),
     ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
+    ("hand_sooner", "by hand", "{:.2f}×"),
     ("progressive_sooner", "progr.", "{:.2f}×"),
     ("progressive_call_sooner", "its call", "{:.2f}×"),
     ("progressive_steady", "steady", "{:.2f}"),
@@ -322,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [name for every, _, _ in SETS.values() for name in every]
-    arms = (LOAD, HAND, IMPORTED, FALLBACK, PROGRESSIVE, PROGRESSIVE_IMPORTED)
+    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, PROGRESSIVE, PROGRESSIVE_IMPORTED)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")
