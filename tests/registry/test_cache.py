@@ -97,7 +97,11 @@ def test_using_a_file_changes_nothing_that_a_job_which_reads_it_looks_at(tmp_pat
     assert after.st_atime > before.st_atime
 
 
-@pytest.mark.parametrize("data", [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + b"?"])
+@pytest.mark.parametrize(
+    "data",
+    [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + b"?"],
+    ids=["short", "long", "twice", "empty", "changed"],
+)
 def test_other_bytes_are_never_kept(tmp_path: Path, data: bytes) -> None:
     if data == DATA:
         pytest.skip("the last byte is the same by chance")
