@@ -269,6 +269,10 @@ class MissingExtraError(PipelineError):
     """A feature was used whose optional dependency is not installed."""
 
 
+class CacheError(PipelineError):
+    """The cache folder cannot be made, or others could change what is in it."""
+
+
 class InstallationError(PipelineError):
     """An environment cannot be made, or a package cannot be installed in it."""
 

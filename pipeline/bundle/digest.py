@@ -62,27 +62,22 @@ def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
     return PREFIX + hasher.hexdigest()
 
 
-def default_cache_folder() -> Path:
-    """Returns where digests are remembered."""
-    return Path(cache_folder()) / DIGEST_FOLDER
-
-
 class DigestCache:
     """Remembers digests by inode, so that a file is hashed once however often it is checked.
 
     One small file per inode: looking one up costs a load microseconds, hard links share an entry, and writers
     never wait for each other. The cache is an optimisation only: where it cannot be read or written, every
-    digest is computed. An entry that another user wrote, root aside, is not used.
+    digest is computed.
 
     Args:
-        folder: Where entries are kept; None for `default_cache_folder`.
+        folder: Where entries are kept; None for the user's cache folder, if it can be trusted.
         between_blocks: Called after every block that is hashed; what it raises ends the hashing.
     """
 
     def __init__(
         self, folder: Path | None = None, *, between_blocks: Callable[[], object] = _carry_on
     ) -> None:
-        self._folder = str(folder or default_cache_folder())
+        self._folder = cache_folder(DIGEST_FOLDER) if folder is None else str(folder)
         self._between_blocks = between_blocks
 
     def digest(self, path: Path) -> str:
@@ -94,7 +89,7 @@ class DigestCache:
         # One open file throughout: were the path looked up again, another file's digest could be remembered.
         with open_regular(path) as file:
             stamp = read_stamp(file.fileno())
-            remembered = read_digest(stamp, self._folder)
+            remembered = None if self._folder is None else read_digest(stamp, self._folder)
             if remembered is not None:
                 return remembered
             settled = is_settled(stamp)
@@ -113,6 +108,8 @@ class DigestCache:
         self._store(read_stamp(path), digest)
 
     def _store(self, stamp: Stamp, digest: str) -> None:
+        if self._folder is None:
+            return
         try:
             write_digest(stamp, digest, self._folder)
         except OSError as error:

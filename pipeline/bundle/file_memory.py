@@ -1,12 +1,14 @@
 """What is remembered of files between processes: small entries in the user's cache folder, found by inode.
 
-A memory is an optimisation only: where it cannot be read or written, what it would say is computed again. An
-entry that another user wrote or may write to, root aside, is not used. This module imports next to
-nothing, since the quickest load goes through it.
+A memory is an optimisation only: where it cannot be read or written, what it would say is computed again.
+Every user of the cache folder gets its part of it from `cache_folder` or `require_cache_folder`, which refuse
+what another user, root aside, could change. This module imports next to nothing, since the quickest load goes
+through it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -26,6 +28,7 @@ DIGEST_FOLDER = "digests"
 DIGEST_PREFIX = "sha256:"
 
 _HEX = frozenset("0123456789abcdef")
+_MAX_LINKS = 40
 _MAX_DIGEST_BYTES = 256
 _CLOCK_TICK_NS = 20_000_000
 """File systems stamp changes with a coarse clock: a file that changed just now may do so again unseen."""
@@ -59,18 +62,124 @@ def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
     return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > _CLOCK_TICK_NS
 
 
-def cache_folder() -> str:
-    """Returns where memories are kept: `$ORTPREP_CACHE_DIR`, else `ortprep` in the user's XDG cache folder.
+def is_protected(path: str, *, make: bool = False) -> bool:
+    """Returns whether this user and root alone can change what a path leads to.
+
+    The file, every folder above it and every link on the way belong to one of the two, and nobody else may
+    write to them. A folder above may be sticky, as `/tmp` is: others cannot move what is not theirs there.
+    Access control lists count too, since the group's bits of a mode are the most that a list gives (acl(5)).
+
+    Args:
+        path: A file or a folder.
+        make: Whether to make missing folders, for this user alone.
+
+    Raises:
+        OSError: Something on the way is missing, cannot be looked at, or cannot be made.
+    """
+    owners, found, links = (os.geteuid(), 0), "", 0
+    pending = os.path.abspath(path).split("/")[::-1]
+    while pending:
+        name = pending.pop()
+        if name == "..":  # of a link, so what it leaves is no link
+            found = found.rpartition("/")[0]
+            continue
+        here = f"{found}/{name}" if name not in ("", ".") else found or "/"
+        status = _look_at(here, make=make)
+        if status.st_uid not in owners:
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            target, links = os.readlink(here), links + 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            found = "" if target.startswith("/") else found
+            pending += target.split("/")[::-1]
+            continue
+        if pending and not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
+        if status.st_mode & 0o022 and not (pending and status.st_mode & stat.S_ISVTX):
+            return False
+        found = here if here != "/" else ""
+    return True
+
+
+def _look_at(path: str, *, make: bool) -> os.stat_result:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):  # somebody made it meanwhile; whose it is shows now
+        os.mkdir(path, 0o700)
+    return os.lstat(path)
+
+
+def _cache_path(name: str) -> str:
+    """Returns a folder in `$ORTPREP_CACHE_DIR`, else in `ortprep` in the user's XDG cache folder.
 
     For a user without home, as containers have them, it is no folder and cannot become one.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return named
+        return f"{named}/{name}"
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(caches):  # which the standard says to ignore
         caches = os.path.expanduser("~/.cache")
-    return f"{caches if os.path.isabs(caches) else os.devnull}/ortprep"
+    return f"{caches if os.path.isabs(caches) else os.devnull}/ortprep/{name}"
+
+
+_WARNED: set[str] = set()
+
+
+def cache_folder(name: str) -> str | None:
+    """Returns a folder of the cache, made if need be; None if there is none that can be trusted.
+
+    If others could change what is in it, that is logged at WARNING, once per folder and process.
+    """
+    folder = _cache_path(name)
+    try:
+        if _is_private_folder(folder):
+            return folder
+    except OSError:
+        return None
+    if folder not in _WARNED:
+        _WARNED.add(folder)
+        import logging
+
+        logging.getLogger(__name__).warning("going on without the cache: %s", _explain_unsafe(folder))
+    return None
+
+
+def require_cache_folder(name: str) -> str:
+    """Returns a folder of the cache, made if need be; raises as `require_private_folder`."""
+    return require_private_folder(_cache_path(name))
+
+
+def require_private_folder(folder: str) -> str:
+    """Returns a folder, made if need be, whose files this user and root alone can change.
+
+    Raises:
+        CacheError: Others could change them, or it cannot be made.
+    """
+    try:
+        if _is_private_folder(folder):
+            return folder
+        failure = _explain_unsafe(folder)
+    except OSError as error:
+        failure = f"cannot use the cache: {folder}\n  {error.strerror or error}"
+    from ortprep.errors import CacheError
+
+    raise CacheError(failure, hint=f"export {CACHE_VARIABLE}=DIR   (a folder of your own)")
+
+
+def _is_private_folder(folder: str) -> bool:
+    return is_protected(folder, make=True) and stat.S_ISDIR(os.lstat(folder).st_mode)
+
+
+def _explain_unsafe(folder: str) -> str:
+    return (
+        f"cache is not safe to use: {folder}\n"
+        "  expected a folder, no link, that neither it nor a folder above it lets other users write to"
+    )
 
 
 def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
@@ -79,7 +188,10 @@ def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
 
 
 def read_entry(path: str, *, max_bytes: int) -> bytes | None:
-    """Returns the content of an entry; None if there is none, it is longer, or another user may write it."""
+    """Returns the content of an entry; None if there is none, it is longer, or another user may write it.
+
+    Such an entry can only be from before the cache folder was made safe.
+    """
     try:
         # A link could lead to another file of the user's; a FIFO would be waited for.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -105,7 +217,7 @@ def write_entry(path: str, content: bytes) -> None:
         OSError: The folder is read-only or full; an old entry is then untouched.
     """
     folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, 0o700, exist_ok=True)
     temporary = f"{folder}/.tmp-{os.urandom(8).hex()}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -117,14 +229,8 @@ def write_entry(path: str, content: bytes) -> None:
         raise
 
 
-def read_digest(stamp: Stamp, folder: str | None = None) -> str | None:
-    """Returns the remembered digest of a file, `sha256:<hex>`; None if there is none for this stamp.
-
-    Args:
-        stamp: Of the file.
-        folder: Where digests are remembered; None for where `DigestCache` does by default.
-    """
-    folder = f"{cache_folder()}/{DIGEST_FOLDER}" if folder is None else folder
+def read_digest(stamp: Stamp, folder: str) -> str | None:
+    """Returns the digest of a file, `sha256:<hex>`, that a folder has for its stamp; None if it has none."""
     content = read_entry(entry_path(folder, stamp), max_bytes=_MAX_DIGEST_BYTES) or b""
     *stamped, digest = content.decode("ascii", errors="replace").split() or [""]
     return digest if stamped == [str(value) for value in stamp[2:]] and is_digest(digest) else None

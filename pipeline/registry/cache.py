@@ -17,7 +17,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from ortprep.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
-from ortprep.bundle.digest import PREFIX, DigestCache, default_cache_folder, digest_bytes, digest_json
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes, digest_json
+from ortprep.bundle.file_memory import require_cache_folder, require_private_folder
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import IntegrityError, RegistryError
+from ortprep.errors import IntegrityError
 from ortprep.registry.backend import Block, Report
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
 from ortprep.registry.transfer import copy_blocks, counted, read_blocks, read_limit
@@ -55,25 +55,17 @@ class Cache:
         limit_bytes: Largest size; None for `$ORTPREP_CACHE_BYTES`, else 50 GiB.
 
     Raises:
-        RegistryError: The folder cannot be made, others can write to it, or the limit is no number.
+        CacheError: The folder cannot be made, or others could change what is in it.
+        RegistryError: The limit is no number.
     """
 
     def __init__(self, root: Path | None = None, *, limit_bytes: int | None = None) -> None:
-        self.root = root or default_cache_folder().with_name("registry")
+        self.root = Path(require_cache_folder("registry") if root is None else root)
         self.limit_bytes = (
             read_limit(LIMIT_VARIABLE, DEFAULT_LIMIT_BYTES) if limit_bytes is None else limit_bytes
         )
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(self.root)
-            for name in ("files", "documents", "names", "bundles", "locks"):
-                (self.root / name).mkdir(mode=0o700, exist_ok=True)
-                _check_owner(self.root / name)
-        except OSError as error:
-            raise RegistryError(
-                f"cannot use the cache: {self.root}\n  {error.strerror or error}",
-                hint="export ORTPREP_CACHE_DIR=DIR   (a folder that can be written)",
-            ) from error
+        for name in (".", "files", "documents", "names", "bundles", "locks"):
+            require_private_folder(os.path.normpath(self.root / name))
 
     def read_document(self, digest: str) -> bytes | None:
         """Returns a document, checked, None if it is not here."""
@@ -277,15 +269,3 @@ def _fetch_rest(partial: Path, entry: FileEntry, open_at: OpenAt, report: Report
         report(offset)
         with open_at(offset) as blocks:
             copy_blocks(blocks, file, entry, report, seen=hasher)
-
-
-def _check_owner(folder: Path) -> None:
-    """Raises unless nobody but this user, root apart, can write to a folder of the cache."""
-    status = folder.lstat()
-    if stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022:
-        return
-    raise RegistryError(
-        f"cache is not safe to use: {folder}\n"
-        "  expected a folder that only this user can write to, since its files are loaded without asking",
-        hint="export ORTPREP_CACHE_DIR=DIR   (a folder of your own), or chmod go-w",
-    )

@@ -43,6 +43,7 @@ def test_an_unchanged_file_is_not_hashed_again(cache: DigestCache, file: Path, t
     assert DigestCache(tmp_path / "cache").digest(file) == wrong
 
 
+@pytest.mark.attack
 def test_an_entry_of_another_user_is_not_believed(
     cache: DigestCache, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_an_entry_of_another_user_is_not_believed(
     assert cache.digest(file) == digest_bytes(b"content")
 
 
+@pytest.mark.attack
 def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_first(
     tmp_path: Path, file: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_hard_links_share_an_entry(cache: DigestCache, file: Path) -> None:
     assert cache.digest(other) == wrong
 
 
+@pytest.mark.attack
 def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache: DigestCache, file: Path) -> None:
     poison(cache, file)
     before = read_stamp(file)

@@ -78,6 +78,7 @@ def read_in_child(what: str, folder: Path) -> tuple[str, int]:
 
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("shape", [nested, objects])
+@pytest.mark.attack
 def test_f7_the_most_expensive_file_that_is_read_takes_bounded_memory(
     tmp_path: Path, what: str, shape: Callable[[int], str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_f7_the_most_expensive_file_that_is_read_takes_bounded_memory(
     [nested(4 * MAX_JSON_VALUES), objects(2 * MAX_JSON_VALUES), wide(16 * 2**20)],
     ids=["nested", "objects", "wide"],
 )
+@pytest.mark.attack
 def test_f7_a_file_past_the_limits_is_refused_before_it_is_parsed(tmp_path: Path, text: str) -> None:
     path = write_bundle(tmp_path / "bundle") / "manifest.json"
     path.write_text(f'{path.read_text().rstrip().removesuffix("}")}, "unknown": [{text}]}}')

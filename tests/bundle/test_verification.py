@@ -56,6 +56,7 @@ def test_an_intact_bundle_has_no_difference(bundle: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=SUPPRESSED)
 @given(data=st.data())
+@pytest.mark.attack
 def test_one_changed_byte_is_always_reported(bundle: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([*CONTENT, "loader.json", "manifest.json"]))
     original = (bundle / name).read_bytes()
@@ -141,6 +142,7 @@ def test_f5_any_other_encoding_is_refused(bundle: Path, encoding: str) -> None:
         read_loader_config(bundle)
 
 
+@pytest.mark.attack
 def test_f5_a_field_named_twice_is_refused_for_readers_could_differ_about_it(bundle: Path) -> None:
     text = (bundle / "loader.json").read_text()
     (bundle / "loader.json").write_text(text.replace('"name": "m"', '"name": "other", "name": "m"', 1))
@@ -253,6 +255,7 @@ def test_a_variant_that_does_not_list_its_model_is_refused(bundle: Path) -> None
 @pytest.mark.parametrize(
     "path", ["../m/golden.npz", "/etc/passwd", "portable/../../x", "a\\b", "", ".", "a\x00b", "a//b"]
 )
+@pytest.mark.attack
 def test_f2_a_path_that_could_escape_is_refused(bundle: Path, path: str) -> None:
     config = json.loads((bundle / "loader.json").read_text())
     config["golden"]["file"]["path"] = path
@@ -262,6 +265,7 @@ def test_f2_a_path_that_could_escape_is_refused(bundle: Path, path: str) -> None
 
 
 @pytest.mark.parametrize("name", ["golden.npz", "loader.json", "manifest.json"])
+@pytest.mark.attack
 def test_f3_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (bundle / name).rename(outside)
@@ -270,6 +274,7 @@ def test_f3_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, name:
         check_bundle(bundle)
 
 
+@pytest.mark.attack
 def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle: Path) -> None:
     (bundle / "golden.npz").unlink()
     (bundle / "golden.npz").symlink_to("golden.npz")
@@ -277,6 +282,7 @@ def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json", "golden.npz"])
+@pytest.mark.attack
 def test_a_pipe_in_a_files_place_is_reported_and_never_waited_for(bundle: Path, name: str) -> None:
     (bundle / name).unlink()
     os.mkfifo(bundle / name)
@@ -290,6 +296,7 @@ def test_what_cannot_be_read_is_told_as_such(bundle: Path) -> None:
     assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("golden.npz", "unreadable")]
 
 
+@pytest.mark.attack
 def test_f8_a_link_to_a_folder_is_an_added_file(bundle: Path) -> None:
     (bundle / "portable/link").symlink_to(".")
     assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("portable/link", "added")]
@@ -319,6 +326,7 @@ def test_f6_a_file_without_its_own_digest_is_refused(bundle: Path, name: str) ->
         check_bundle(bundle)
 
 
+@pytest.mark.attack
 def test_f6_nesting_at_any_depth_is_a_bundle_error(bundle: Path) -> None:
     original = json.loads((bundle / "loader.json").read_text())
     limit = sys.getrecursionlimit()
@@ -336,6 +344,7 @@ def test_f6_a_changed_option_in_the_loader_config_is_refused(bundle: Path) -> No
         read_loader_config(bundle)
 
 
+@pytest.mark.attack
 def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle: Path) -> None:
     variants = json.loads((bundle / "loader.json").read_text())["variants"]
     variants[0]["files"][0]["sha256"] = "sha256:" + "0" * 64
@@ -405,6 +414,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=150, suppress_health_check=SUPPRESSED)
 @given(data=st.data())
+@pytest.mark.attack
 def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_error(
     bundle: Path, data: st.DataObject
 ) -> None:

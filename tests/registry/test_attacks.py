@@ -17,6 +17,7 @@ from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import (
     BundleError,
+    CacheError,
     ConflictError,
     IntegrityError,
     NotPublishedError,
@@ -609,15 +610,15 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         folder = tmp_path / oct(mode)
         folder.mkdir()
         folder.chmod(mode)
-        with pytest.raises(RegistryError, match="cache is not safe to use"):
+        with pytest.raises(CacheError, match="cache is not safe to use"):
             Cache(folder)
     inside = tmp_path / "own"
     Cache(inside)
     (inside / "bundles").chmod(0o777)
-    with pytest.raises(RegistryError, match="cache is not safe to use"):
+    with pytest.raises(CacheError, match="cache is not safe to use"):
         Cache(inside)
     (tmp_path / "link").symlink_to(tmp_path / "own")
-    with pytest.raises(RegistryError, match="cache is not safe to use"):
+    with pytest.raises(CacheError, match="cache is not safe to use"):
         Cache(tmp_path / "link")
 
 
@@ -626,7 +627,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)
-    with pytest.raises(RegistryError, match="cache is not safe to use"):
+    with pytest.raises(CacheError, match="cache is not safe to use"):
         Cache(folder)
 
 

@@ -20,7 +20,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
+from ortprep.errors import CacheError, IntegrityError, RegistryUnavailableError
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
@@ -158,7 +158,7 @@ def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path)
 
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RegistryError, match="cannot use the cache") as raised:
+    with pytest.raises(CacheError, match="cannot use the cache") as raised:
         Cache(tmp_path / "file" / "cache")
     assert "ORTPREP_CACHE_DIR" in str(raised.value.hint)
 

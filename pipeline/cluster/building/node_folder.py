@@ -11,7 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.digest import default_cache_folder, digest_json
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.cluster.building.job import BuildJob
 
 _STALE_S = 24 * 3600.0
@@ -24,10 +25,12 @@ def working_folder(job: BuildJob) -> Iterator[Path]:
     What another node needs is in the store. Only a process that is killed leaves something here: the next one
     with an equal job goes on with it (a search of hours has its journal here), and what nobody took up for a
     day is removed.
+
+    Raises:
+        CacheError: Others could change what is in the cache folder.
     """
-    root = default_cache_folder().with_name("cluster")
+    root = Path(require_cache_folder("cluster"))
     name = digest_json(encode(job)).partition(":")[2][:32]
-    root.mkdir(parents=True, exist_ok=True)
     _remove_stale(root, but=name)
     with FileLock(root / f"{name}.lock"):
         folder = root / name

@@ -15,7 +15,7 @@ from pathlib import Path
 import ortprep
 from ortprep.bundle.atomic import new_folder
 from ortprep.bundle.digest import digest_json
-from ortprep.bundle.file_memory import CACHE_VARIABLE, cache_folder
+from ortprep.bundle.file_memory import CACHE_VARIABLE, require_cache_folder
 from ortprep.bundle.manifest import Manifest
 from ortprep.errors import InstallationError, SpecError
 from ortprep.runtime.probing.child import Interpreter
@@ -73,6 +73,7 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
 
     Raises:
         InstallationError: The environment cannot be made, or a package cannot be installed.
+        CacheError: Others could change the environments in the cache folder.
     """
     packages = folder / "packages"
     packages.mkdir(parents=True)
@@ -84,7 +85,7 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
 
 def _find_environment(requirements: Sequence[str]) -> Interpreter:
     key = digest_json([sys.version, sys.executable, *requirements]).rpartition(":")[2]
-    folder = Path(cache_folder(), "environments", key[:32])
+    folder = Path(require_cache_folder("environments"), key[:32])
     python = folder / _VENV / "bin" / "python"
     path = _list_path(python)
     if path is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import (
+    DIGEST_FOLDER,
     Stamp,
     cache_folder,
     entry_path,
@@ -114,7 +115,8 @@ def is_source(bundle: IndexedBundle, model: str) -> bool:
 
 
 def _digest(path: str) -> str:
-    remembered = read_digest(read_stamp(path))
+    folder = cache_folder(DIGEST_FOLDER)
+    remembered = None if folder is None else read_digest(read_stamp(path), folder)
     if remembered is not None:
         return remembered
     from pathlib import Path
@@ -204,7 +206,8 @@ def _read(folder: str, name: str, loader: Stamp) -> None:
 
 def _recall(folder: str) -> None:
     """Loads what other processes read; entries of this process win."""
-    content = read_entry(_index_path(folder), max_bytes=_MAX_INDEX_BYTES) or b""
+    index = _index_path(folder)
+    content = (None if index is None else read_entry(index, max_bytes=_MAX_INDEX_BYTES)) or b""
     try:
         for line in content.decode().split("\n"):
             name, *fields = line.split("\t")
@@ -226,8 +229,9 @@ def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
     ]
     content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
     try:
-        if len(content) <= _MAX_INDEX_BYTES:
-            write_entry(_index_path(folder), content)
+        index = _index_path(folder)
+        if index is not None and len(content) <= _MAX_INDEX_BYTES:
+            write_entry(index, content)
     except OSError as error:
         log_line("debug", "cannot cache the list of bundles: %s", error)
 
@@ -238,5 +242,6 @@ def _format(folder: str, bundle: IndexedBundle) -> str:
     return "\t".join(map(str, (name, *bundle.loader, *fields)))
 
 
-def _index_path(folder: str) -> str:
-    return entry_path(f"{cache_folder()}/sources", read_stamp(folder))
+def _index_path(folder: str) -> str | None:
+    indexes = cache_folder("sources")
+    return None if indexes is None else entry_path(indexes, read_stamp(folder))

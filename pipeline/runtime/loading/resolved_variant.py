@@ -97,7 +97,8 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
     key = _key(root, options)
     if key is None or not loader[1]:
         return None
-    content = read_entry(_entry(loader, options), max_bytes=_MAX_ENTRY_BYTES)
+    entry = _entry(loader, options)
+    content = None if entry is None else read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
     if content is None:
         return None
     try:
@@ -126,10 +127,11 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     transient = ("config", "is_settled")
     values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
     content = repr((key, values)).encode()
-    if len(content) > _MAX_ENTRY_BYTES:
+    entry = _entry(resolved.loader, options)
+    if entry is None or len(content) > _MAX_ENTRY_BYTES:
         return
     try:
-        write_entry(_entry(resolved.loader, options), content)
+        write_entry(entry, content)
     except OSError as error:
         import logging
 
@@ -143,9 +145,10 @@ def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
     return tuple(gpu.compute_capability for gpu in read_hardware(gpus=True).gpus)
 
 
-def _entry(loader: Stamp, options: LoadOptions) -> str:
+def _entry(loader: Stamp, options: LoadOptions) -> str | None:
+    folder = cache_folder("loads")
     selection = "".join(f"-{value}" for value in options.selection_key)
-    return entry_path(f"{cache_folder()}/loads", loader, selection)
+    return None if folder is None else entry_path(folder, loader, selection)
 
 
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import read_json
-from ortprep.bundle.digest import default_cache_folder, digest_json
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.file_memory import cache_folder
 from ortprep.errors import BundleError, PipelineError, ProviderError
 from ortprep.runtime.loading.session import CUDA, build_session, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
@@ -46,14 +47,14 @@ def unavailable_reason(target: str) -> str | None:
         return f"unknown target {target!r}"
     if not read_hardware().gpus:
         return "no CUDA device or driver"
-    folder = default_cache_folder().with_name("availability")
-    entry = folder / f"{digest_json(_conditions()).removeprefix('sha256:')}.json"
-    try:
-        answer = read_json(entry)
-    except BundleError:
+    folder = cache_folder("availability")
+    name = f"{digest_json(_conditions()).removeprefix('sha256:')}.json"
+    entry = None if folder is None else Path(folder, name)
+    answer = None if entry is None else _recall(entry)
+    if answer is None:
         failure = _try_target(target)
         answer = {"reason": None if failure is None else _explain(target, failure)}
-        if failure is None or isinstance(failure, ProviderError):
+        if entry is not None and (failure is None or isinstance(failure, ProviderError)):
             _remember(entry, answer)
     reason = answer.get("reason")
     return None if reason is None else str(reason)
@@ -102,6 +103,13 @@ def _modified(package: str) -> list[list[str | int]]:
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [[folder, Path(folder).stat().st_mtime_ns] for folder in folders if Path(folder).is_dir()]
+
+
+def _recall(entry: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(entry)
+    except BundleError:
+        return None
 
 
 def _remember(entry: Path, answer: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.digest import DigestCache, default_cache_folder
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_memory import cache_folder
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
 
@@ -90,15 +91,18 @@ def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, 
 
 def _known_locations(model: Path, sha256: str) -> tuple[str, ...]:
     """Returns the external locations of a model; remembered by its digest, they never change."""
-    entry = default_cache_folder().with_name("external") / f"{sha256.removeprefix('sha256:')}-{_CACHE_FORMAT}"
-    with suppress(OSError, ValueError):
-        return tuple(json.loads(entry.read_text(encoding="utf-8")))
+    folder = cache_folder("external")
+    entry = None if folder is None else Path(folder, f"{sha256.removeprefix('sha256:')}-{_CACHE_FORMAT}")
+    if entry is not None:
+        with suppress(OSError, ValueError):
+            return tuple(json.loads(entry.read_text(encoding="utf-8")))
     try:
         locations = external_locations(read_skeleton(model))
     except WireError:
         return ()
-    try:
-        write_bytes_atomic(entry, json.dumps(locations).encode(), durable=False)
-    except OSError as error:
-        log.debug("cache %s is not usable: %s", entry.parent, error)
+    if entry is not None:
+        try:
+            write_bytes_atomic(entry, json.dumps(locations).encode(), durable=False)
+        except OSError as error:
+            log.debug("cache %s is not usable: %s", folder, error)
     return locations

@@ -115,7 +115,8 @@ def pin(address: HubAddress) -> HubAddress:
     try:
         commit = _resolve_commit(address)
     except TransferError as error:
-        commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
+        content = None if entry is None else read_entry(entry, max_bytes=_COMMIT_BYTES)
+        commit = (content or b"").decode("ascii", errors="replace")
         if not is_commit(commit):
             raise SourceError(
                 f"cannot reach the Hub: {address}\n  {error}",
@@ -123,10 +124,7 @@ def pin(address: HubAddress) -> HubAddress:
             ) from error
         log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
     else:
-        try:
-            write_entry(entry, commit.encode("ascii"))
-        except OSError as error:
-            log.debug("cache entry %s is not usable: %s", entry, error)
+        _remember(entry, commit)
     return replace(address, revision=commit)
 
 
@@ -147,10 +145,20 @@ def _resolve_commit(address: HubAddress) -> str:
     return str(info.sha)
 
 
-def _entry(address: HubAddress) -> str:
+def _remember(entry: str | None, commit: str) -> None:
+    if entry is None:
+        return
+    try:
+        write_entry(entry, commit.encode("ascii"))
+    except OSError as error:
+        log.debug("cache entry %s is not usable: %s", entry, error)
+
+
+def _entry(address: HubAddress) -> str | None:
+    folder = cache_folder("hub")
     whole = replace(address, path="")
     key = {"endpoint": _client().constants.ENDPOINT, "revision": str(whole)}
-    return f"{cache_folder()}/hub/{digest_json(key).removeprefix(PREFIX)}"
+    return None if folder is None else f"{folder}/{digest_json(key).removeprefix(PREFIX)}"
 
 
 def _client() -> Any:

@@ -52,6 +52,7 @@ def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
         ("unlisted.bin", "weights", "off"),
     ],
 )
+@pytest.mark.attack
 def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxruntime_sees_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, place: str, digests: str
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_model_may_refer_to_what_is_listed(tmp_path: Path, place: str) -> None
     np.testing.assert_allclose(answer, sample() @ weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.attack
 def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path: Path) -> None:
     bundle = bundle_that_refers_to(TAG, "weights", tmp_path / "b")
     (bundle / "cpu" / TAG).parent.mkdir(parents=True)
@@ -89,6 +91,7 @@ def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_li
         load(bundle)
 
 
+@pytest.mark.attack
 def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b")
     model = bundle / MODEL
@@ -100,6 +103,7 @@ def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path: Path) -> N
         load(bundle)
 
 
+@pytest.mark.attack
 def test_f25_a_model_behind_a_link_is_looked_at_where_onnxruntime_looks(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b")
     (bundle / "other").mkdir()

@@ -100,6 +100,7 @@ def test_a_bundle_loads_through_a_link(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("digests", ["changed", "full"])
 @pytest.mark.parametrize("file", [DATA, "cpu/linear_optimized.onnx"])
+@pytest.mark.attack
 def test_one_changed_byte_is_reported_before_anything_is_built(bundle: Path, file: str, digests: Any) -> None:
     flip_byte(bundle / file)
     with pytest.raises(IntegrityError, match=file) as caught:
@@ -107,6 +108,7 @@ def test_one_changed_byte_is_reported_before_anything_is_built(bundle: Path, fil
     assert caught.value.hint == f"ortprep check {bundle}"
 
 
+@pytest.mark.attack
 def test_a_byte_changed_after_a_load_is_reported_by_the_next(bundle: Path) -> None:
     load(bundle)
     flip_byte(bundle / DATA)
@@ -133,6 +135,7 @@ def test_a_truncated_file_is_reported(bundle: Path) -> None:
         load(bundle)
 
 
+@pytest.mark.attack
 def test_an_added_file_is_reported_by_the_full_policy(bundle: Path) -> None:
     (bundle / "cpu" / "extra.bin").write_bytes(b"x")
     load(bundle)
@@ -148,6 +151,7 @@ def test_the_full_policy_also_hashes_variants_that_are_not_loaded(tmp_path: Path
         load(folder, digests="full")
 
 
+@pytest.mark.attack
 def test_the_full_policy_trusts_no_remembered_digest(bundle: Path) -> None:
     stat = (bundle / DATA).stat()
     load(bundle)
@@ -178,6 +182,7 @@ def test_a_bundle_behind_links_in_a_circle_is_a_bundle_error(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("digests", POLICIES)
 @pytest.mark.parametrize("name", ["loader.json", "cpu/linear_optimized.onnx", DATA, "golden.npz"])
+@pytest.mark.attack
 def test_f7_a_pipe_in_a_files_place_is_an_error_and_never_waited_for(
     bundle: Path, name: str, digests: Any
 ) -> None:
@@ -193,6 +198,7 @@ def test_a_folder_whose_name_is_not_text_is_a_load_error(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("digests", ["changed", "off"])
+@pytest.mark.attack
 def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
     bundle: Path, digests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +276,7 @@ def test_a_newer_minor_schema_is_read(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../secret.onnx", "/etc/passwd", "cpu/../../secret.onnx", "cpu\\x", ""])
+@pytest.mark.attack
 def test_a_path_that_escapes_is_refused(bundle: Path, path: str) -> None:
     def escape(data: Any) -> None:
         data["variants"][0]["model"] = path
@@ -281,6 +288,7 @@ def test_a_path_that_escapes_is_refused(bundle: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("digests", POLICIES)
+@pytest.mark.attack
 def test_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, digests: Any) -> None:
     outside = tmp_path / "outside.data"
     (bundle / DATA).rename(outside)
@@ -289,6 +297,7 @@ def test_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, digests:
         load(bundle, digests=digests)
 
 
+@pytest.mark.attack
 def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "written"
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)})
@@ -311,6 +320,7 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
         "session.some_later_version_writes_to.path",
     ],
 )
+@pytest.mark.attack
 def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
     with pytest.raises(IntegrityError, match=rf"'{re.escape(key)}' (must not be set|is unknown)"):
@@ -332,6 +342,7 @@ def test_f18_an_entry_that_only_a_newer_onnxruntime_knows_is_taken_with_one_warn
 
 
 @pytest.mark.parametrize("value", ["x", "/tmp/trace", "140028371632128"])
+@pytest.mark.attack
 def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
@@ -346,6 +357,7 @@ def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_addr
     "entries",
     [{"mlas.kleidiai.conv_igemm_max_work": "banana"}, {"session.intra_op.allow_spinning": "perhaps"}],
 )
+@pytest.mark.attack
 def test_f18_a_session_entry_that_could_end_the_process_is_refused(
     tmp_path: Path, entries: dict[str, str]
 ) -> None:
@@ -365,6 +377,7 @@ def test_f18_a_session_entry_that_could_end_the_process_is_refused(
         {"enable_mem_pattern": 2},
     ],
 )
+@pytest.mark.attack
 def test_f18_a_session_option_out_of_range_is_refused_before_anything_is_built(
     tmp_path: Path, attributes: dict[str, str | int | bool]
 ) -> None:
@@ -397,6 +410,7 @@ def test_f18_a_session_entry_about_threads_is_taken(tmp_path: Path) -> None:
         ("QNNExecutionProvider", "backend_path"),
     ],
 )
+@pytest.mark.attack
 def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
     bundle: Path, provider: str, option: str
 ) -> None:
@@ -407,6 +421,7 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
 
 
 @pytest.mark.parametrize("entry", [("", "1"), ("k" * 5000, "1"), ("session.x", "1" * 50_000)])
+@pytest.mark.attack
 def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path: Path, entry: tuple[str, str]) -> None:
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, dict([entry]))
     folder = write_bundle(tmp_path / "b", options=options)
@@ -508,6 +523,7 @@ def alter_golden(folder: Path) -> None:
     write_tensors(folder / "golden.npz", tensors)
 
 
+@pytest.mark.attack
 def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle: Path) -> None:
     alter_golden(bundle)
     rewrite_digests(bundle)
@@ -560,6 +576,7 @@ def test_a_part_that_its_layout_contradicts_is_refused(bundle: Path, layout: lis
         load(bundle, check="golden")
 
 
+@pytest.mark.attack
 def test_weights_altered_with_their_digests_fail_the_golden_check(bundle: Path) -> None:
     write_linear(bundle / "cpu/linear_optimized.onnx", weights_of(1))
     rewrite_digests(bundle)
@@ -687,6 +704,7 @@ def test_an_error_of_a_replaced_bundle_does_not_count(bundle: Path, monkeypatch:
     assert load(bundle)
 
 
+@pytest.mark.attack
 def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle: Path) -> None:
     config = read_loader_config(bundle)
     stray = FileEntry("cpu/stray.bin", 1, "sha256:" + "0" * 64)

@@ -87,6 +87,7 @@ def test_the_other_policies_remember_nothing(bundle: Path, decided: list[str], d
     assert entries(bundle) == []
 
 
+@pytest.mark.attack
 def test_a_changed_byte_is_found_after_any_number_of_loads(bundle: Path) -> None:
     for _ in range(3):
         assert_right(bundle)
@@ -98,6 +99,7 @@ def test_a_changed_byte_is_found_after_any_number_of_loads(bundle: Path) -> None
         load(bundle)
 
 
+@pytest.mark.attack
 def test_a_file_in_the_place_of_another_is_found(bundle: Path, tmp_path: Path) -> None:
     assert_right(bundle)
     other = write_bundle(tmp_path / "other", seed=1)
@@ -165,6 +167,7 @@ def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(
         assert load(bundle).get_session_options().intra_op_num_threads == 2
 
 
+@pytest.mark.attack
 def test_a_memory_of_what_lies_elsewhere_is_not_believed(
     bundle: Path, decided: list[str], tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_memory_that_is_none_is_not_believed(bundle: Path, decided: list[str],
     assert len(decided) == 2, "it is remembered again"
 
 
+@pytest.mark.attack
 def test_a_memory_that_others_may_write_to_is_not_believed(bundle: Path, decided: list[str]) -> None:
     assert_right(bundle)
     (entry,) = entries(bundle)

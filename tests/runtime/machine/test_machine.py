@@ -153,7 +153,22 @@ def test_a_failure_that_may_pass_is_not_remembered(
     reason = unavailable_reason("cuda")
     assert reason is not None
     assert "within 0 s" in reason
-    assert not (own_cache / "availability").exists()
+    assert list((own_cache / "availability").iterdir()) == []
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
+def test_an_answer_that_others_could_write_is_not_believed(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
+    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
+    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    reason = unavailable_reason("cuda")
+    (entry,) = (own_cache / "availability").iterdir()
+    entry.write_text('{"reason": null}')
+    own_cache.chmod(0o777)
+    assert unavailable_reason("cuda") == reason is not None
 
 
 def test_an_unknown_target_is_unavailable() -> None:
