@@ -72,7 +72,7 @@ Store = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help=f"{_RAY}: where nodes store their work, a path or an fsspec URL; by default ${STORE_VARIABLE}.",
+        help=f"{_RAY}: where nodes store their work, a path or s3://…, gs://…; by default ${STORE_VARIABLE}.",
     ),
 ]
 Registry = Annotated[

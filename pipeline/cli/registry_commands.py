@@ -25,7 +25,7 @@ Registry = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A folder, an fsspec URL, oci://HOST/PREFIX or mlflow+http://HOST:PORT; else $ORTPREP_REGISTRY.",
+        help="A folder, s3://…, gs://…, oci://HOST/PREFIX, mlflow+http://HOST:PORT; else $ORTPREP_REGISTRY.",
     ),
 ]
 By = Annotated[str, typer.Option(metavar="TEXT", help="Who does this; recorded in the registry.")]

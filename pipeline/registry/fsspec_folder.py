@@ -1,4 +1,4 @@
-"""A folder on a disk, or on a store that fsspec has a filesystem for; files appear whole or not at all.
+"""A folder on a disk or an object store; files appear whole or not at all.
 
 Beyond disks and object stores that rests on the filesystem: fsspec's own `mv` is a copy and a removal.
 """
@@ -32,12 +32,10 @@ from ortprep.registry.backend import BLOCK_BYTES, Block, Report
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
 from ortprep.spec.redaction import redact_url
+from ortprep.spec.url_schemes import OBJECT_STORES, check_url
 from ortprep.versions import install_command
 
 T = TypeVar("T")
-
-OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2", "oss"})
-"""Stores where an object appears whole or not at all; elsewhere it is renamed into place."""
 
 _PLUGIN_FAILURES = (
     ("botocore.exceptions", "BotoCoreError"),
@@ -59,13 +57,15 @@ class StoredFile:
 
 
 class FsspecFolder:
-    """A folder by its path or fsspec URL; paths are relative to it, with `/`. Messages name it as `called`.
+    """A folder by its absolute path or fsspec URL; paths are relative to it, with `/`.
+
+    Messages name it as `called`.
 
     Methods may be called from several threads at once, try again while the store is unavailable, and raise
     what those of `Backend` do. `open` tries once: its caller knows where to go on.
 
     Raises:
-        RegistryError: No filesystem knows the URL's scheme.
+        RegistryError: The URL is not one that `check_url` allows.
         MissingExtraError: The filesystem's package is not installed.
     """
 
@@ -73,7 +73,7 @@ class FsspecFolder:
         self.name = redact_url(url)
         """The URL, fit to be shown."""
         self._called = called
-        self._filesystem, self._root = _resolve(url)
+        self._filesystem, self._root = _resolve(url, called)
         protocol = self._filesystem.protocol
         self._protocols = frozenset({protocol} if isinstance(protocol, str) else protocol)
         self._is_local = "file" in self._protocols
@@ -267,22 +267,24 @@ def _put_local(path: Path, write: Callable[[IO[bytes]], object], *, replace: boo
     return True
 
 
-def _resolve(url: str) -> tuple[Any, str]:
+def _resolve(url: str, called: str) -> tuple[Any, str]:
     name = redact_url(url)
     try:
         import fsspec
 
         # Listings must be true at the time they are asked for.
-        filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        options = {"use_listings_cache": False, "skip_instance_cache": True}
+        if Path(url).is_absolute():
+            filesystem, root = fsspec.filesystem("file", **options), url
+        else:
+            check_url(url)
+            filesystem, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise MissingExtraError(
             f"no filesystem for {name}\n  {error}", hint=install_command("registry")
         ) from error
     except ValueError as error:
-        raise RegistryError(
-            f"no such kind of registry: {name}\n"
-            "  expected a folder, an fsspec URL, oci://… or mlflow+http://…"
-        ) from error
+        raise RegistryError(f"not a {called}: {name}\n  {error}; or an absolute path") from error
     return filesystem, root.rstrip("/")
 
 

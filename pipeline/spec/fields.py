@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
-from ortprep.spec.redaction import has_credentials, last_link
+from ortprep.spec.redaction import has_credentials
+from ortprep.spec.url_schemes import check_url
 
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""
@@ -49,8 +50,9 @@ def _check_url(url: str) -> str:
             "expected a URL without user and password, which would end up in the bundle; "
             "put them into ~/.netrc or the environment"
         )
-    if not _URL.fullmatch(last_link(url)):
+    if not _URL.fullmatch(url):
         raise ValueError("expected scheme://… without spaces; for a file on this machine use path:")
+    check_url(url)
     if is_hub_url(url):
         parse_hub_url(url)
     return url

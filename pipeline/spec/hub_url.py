@@ -53,7 +53,7 @@ def is_commit(revision: str) -> bool:
 
 def is_hub_url(url: str) -> bool:
     """Returns whether a URL names a file on the Hub."""
-    return url.lower().startswith(HUB_SCHEME) and "::" not in url
+    return url.lower().startswith(HUB_SCHEME)
 
 
 def parse_hub_url(url: str) -> HubAddress:

@@ -41,8 +41,9 @@ class SourceSpec(SpecSection):
     path: Text | None = Field(default=None, description="Local file, relative to the spec.")
     url: Url | None = Field(
         default=None,
-        description="http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or any fsspec URL "
-        "whose filesystem is installed; credentials come from ~/.netrc, the environment or the Hub's login.",
+        description="http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or an object "
+        "store (s3://, gs://, az://, …) whose fsspec package is installed; credentials come from "
+        "~/.netrc, the environment or the Hub's login.",
     )
     demo: Text | None = Field(
         default=None, description="A real architecture with seeded weights, generated offline."
@@ -236,7 +237,7 @@ class PublishSpec(SpecSection):
     """Where `doit publish` publishes the bundle."""
 
     registry: Annotated[str, AfterValidator(_check_registry)] = Field(
-        description="A folder, relative to the spec; an fsspec URL; oci://HOST/PREFIX; mlflow+http://HOST:PORT."
+        description="A folder, relative to the spec; s3://, gs://, az://, …; oci://HOST/PREFIX; mlflow+http://HOST:PORT."
     )
     label: Name | None = Field(
         default=None, description="Name of the version; by default the date and some digits."

@@ -34,7 +34,7 @@ def redact_url(url: str) -> str:
     among them) loses its value, so that two signatures of one object read the same. A long random-looking
     value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
     identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
-    chained URLs (`zip://a.onnx::https://…`) are redacted link by link.
+    chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted.
     """
     return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
 
@@ -58,11 +58,6 @@ def _hide_queries(record: logging.LogRecord) -> bool:
 def has_credentials(url: str) -> bool:
     """Returns whether `url` carries a password, or for http and https any user part (it may be a token)."""
     return any(_link_has_credentials(link) for link in _LINK_BORDER.split(url))
-
-
-def last_link(url: str) -> str:
-    """Returns the last link of a chained URL: `https://…` of `zip://a.onnx::https://…`."""
-    return _LINK_BORDER.split(url)[-1]
 
 
 def _split_link(link: str) -> tuple[str, str, str]:

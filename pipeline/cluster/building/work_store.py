@@ -1,4 +1,4 @@
-"""Where the nodes of a build meet: receipts and files of every stage, on any store that fsspec knows.
+"""Where the nodes of a build meet: receipts and files of every stage, in a folder or an object store.
 
 STORE/NAME/receipts/KIND/TASK.json     what was done, written last
 STORE/NAME/sources/HEX.json            what was fetched: builds of two sources do not meet
@@ -34,11 +34,11 @@ class WorkStore:
     """Receipts and files of one model's build. Every method raises a `RegistryError` where the store fails.
 
     Args:
-        url: A path that all nodes see, or an fsspec URL.
+        url: An absolute path that all nodes see, or the URL of an object store.
         model: Name of the model.
 
     Raises:
-        RegistryError: The URL carries credentials, or no filesystem knows its scheme.
+        RegistryError: The URL carries credentials, or `check_url` refuses it.
         MissingExtraError: The filesystem's package is not installed.
     """
 

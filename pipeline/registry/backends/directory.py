@@ -1,4 +1,4 @@
-"""A folder as a registry: on a disk, or on any store that fsspec has a filesystem for.
+"""A folder as a registry: on a disk or an object store.
 
 ROOT/NAME/versions/LABEL.json               versions: the name is the label, so no two have the same
 ROOT/NAME/aliases/ALIAS                     the digest of the version that an alias names

@@ -1,4 +1,4 @@
-"""Files on object stores and other remote filesystems, through fsspec's plug-ins."""
+"""Files on object stores, through fsspec's plug-ins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class FsspecFile:
-    """A file on any filesystem that fsspec has a plug-in for: `s3://`, `gs://`, `hf://`, `sftp://`, …."""
+    """A file on a store that fsspec has a plug-in for: `s3://`, `gs://`, `az://`, ….
+
+    Attributes:
+        url: What `spec.url_schemes.check_url` accepts.
+    """
 
     url: str
 
@@ -94,13 +98,10 @@ class FsspecFile:
         try:
             filesystem, path = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
-            protocol = self.url.partition("://")[0].rpartition("::")[2]
+            protocol = self.url.partition("://")[0]
             raise MissingExtraError(
                 f"no filesystem for {protocol}:// URLs is installed\n  {error}"
             ) from error
         except (ValueError, OSError) as error:
-            raise SourceError(
-                f"cannot open {self.name}\n  {first_line(error)}",
-                hint="python -c 'import fsspec; print(*fsspec.available_protocols())'",
-            ) from error
+            raise SourceError(f"cannot open {self.name}\n  {first_line(error)}") from error
         return filesystem, path

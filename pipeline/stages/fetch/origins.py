@@ -1,4 +1,4 @@
-"""Where files come from: this machine, a web server, or whatever fsspec has a filesystem for."""
+"""Where files come from: this machine, a web server, or an object store."""
 
 from __future__ import annotations
 
@@ -81,9 +81,8 @@ def beside(url: str, location: str) -> str:
         url: URL of the model; a query is kept, since it may carry what access needs.
         location: Relative POSIX path.
     """
-    first, chain, rest = url.partition("::")
-    if first.partition("://")[0].lower() in ("http", "https"):
-        parts = urlsplit(first)
+    if url.partition("://")[0].lower() in ("http", "https"):
+        parts = urlsplit(url)
         path = posixpath.join(posixpath.dirname(parts.path), quote(location))
         return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-    return f"{first.rpartition('/')[0]}/{location}{chain}{rest}"
+    return f"{url.rpartition('/')[0]}/{location}"

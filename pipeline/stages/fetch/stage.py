@@ -285,7 +285,7 @@ def _file_name(source: SourceSpec) -> str:
     if source.path is not None:
         return Path(source.path).name
     url = source.url or ""
-    path = parse_hub_url(url).path if is_hub_url(url) else unquote(urlsplit(url.partition("::")[0]).path)
+    path = parse_hub_url(url).path if is_hub_url(url) else unquote(urlsplit(url).path)
     name = PurePosixPath(path).name
     return name if name.endswith(".onnx") and "\x00" not in name and "\\" not in name else "model.onnx"
 

@@ -20,10 +20,11 @@ from ortprep.errors import AccessDeniedError, BundleError, NotPublishedError, Re
 from ortprep.registry.backend import BLOCK_BYTES, Block, Report
 from ortprep.registry.backends.mlflow.server import MAX_ANSWER_BYTES, MlflowServer, refuse
 from ortprep.registry.backends.rest import open_file, read_body, read_refusal
-from ortprep.registry.fsspec_folder import OBJECT_STORES, FsspecFolder, StoredFile
+from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import check_copied, counted
 from ortprep.spec.redaction import redact_url
+from ortprep.spec.url_schemes import OBJECT_STORES
 
 _API = "/api/2.0/mlflow-artifacts/artifacts"
 
