@@ -96,6 +96,15 @@ def serve_config(
         float | None,
         typer.Option(min=0.1, help="Processors per replica; by default those it was tuned with."),
     ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address for HTTP; 0.0.0.0 for every address of a node.")
+    ] = "127.0.0.1",
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the token of clients.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="PATH", help="File with the token of clients, on every node.")
+    ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="No gRPC by default.")] = None,
     precision: Precision = FASTEST,
@@ -104,7 +113,13 @@ def serve_config(
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.cluster.serving.config import ServeConfig
     from ortprep.cluster.serving.pinning import pin_version
-    from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
+    from ortprep.cluster.serving.serve_file import (
+        BundleFigures,
+        has_token,
+        is_loopback,
+        plan_serve_file,
+        read_bundle_figures,
+    )
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
@@ -113,8 +128,12 @@ def serve_config(
         max_replicas=max_replicas,
         load=ModelLoadOptions(precision=precision),
         cpus=cpus,
+        token_env=token_env,
+        token_file=token_file,
     )
     config.check()
+    if not is_loopback(host) and not has_token(config):
+        echo(f"warning: whoever reaches {host} can send requests; --token-file and --token-env prevent that")
     figures: list[BundleFigures] = []
     for bundle in bundles:
         place = bundle if "://" in bundle else str(find_bundle(bundle, artifacts))
@@ -122,7 +141,7 @@ def serve_config(
         if any(bundle_figures.load.name == name for bundle_figures in figures):
             raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
         figures.append(read_bundle_figures(name, pinned, config))
-    file = plan_serve_file(figures, config, http_port=http_port, grpc_port=grpc_port)
+    file = plan_serve_file(figures, config, host=host, http_port=http_port, grpc_port=grpc_port)
     if json:
         write_json(file)
     else:

@@ -82,3 +82,18 @@ def test_an_interrupt_ends_it_at_once(project: Project) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.attack
+def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(project: Project) -> None:
+    write_doubling(project.root / "artifacts" / "doubling")
+    done = project.run("serve-config", "doubling", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["http_options"]["host"] == "127.0.0.1"
+    assert "warning" not in done.err
+    done = project.run("serve-config", "doubling", "--json", "--host", "0.0.0.0")
+    assert json.loads(done.out)["http_options"]["host"] == "0.0.0.0"
+    assert "whoever reaches 0.0.0.0 can send requests" in done.err
+    done = project.run("serve-config", "doubling", "--json", "--host", "0.0.0.0", "--token-env", "TOKEN")
+    assert "warning" not in done.err
+    assert project.run("serve-config", "doubling", "--grpc-port", "9000").code != 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ortprep.cluster.nodes import ClusterNode
@@ -35,9 +37,14 @@ class ServeConfig:
         labels: Labels that a node must have to be used.
         max_ongoing_requests: Most requests that a replica has at a time; a call of a pool counts as one.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
-        max_body_bytes: Largest request that HTTP clients may send.
+        max_body_bytes: Largest request that HTTP and gRPC clients may send.
         max_json_bytes: Largest request that is JSON alone, without binary tensors: to parse it takes a
-            replica's processor, and many times its size in memory.
+            replica's processor, and many times its size in memory. Over gRPC, the same for tensors that
+            come as numbers.
+        max_inflight_bytes: Most bytes of requests over HTTP and gRPC that a replica has at a time; further
+            requests are answered with 503.
+        token_env: Environment variable of replicas with the token that HTTP and gRPC clients must send.
+        token_file: File with that token, on every node; without either, nobody has to send one.
         max_pending: Most unanswered requests of a `RaySessionPool`; further calls block.
         max_batch: Most small requests of a `RaySessionPool` that travel in one call.
         start_timeout_s: Timeout of the start of all replicas, in seconds.
@@ -58,6 +65,9 @@ class ServeConfig:
     max_queued_requests: int = 256
     max_body_bytes: int = 256 * 2**20
     max_json_bytes: int = 16 * 2**20
+    max_inflight_bytes: int = 2**30
+    token_env: str | None = None
+    token_file: str | None = None
     max_pending: int = 1024
     max_batch: int = 32
     start_timeout_s: float = 600.0
@@ -91,8 +101,23 @@ class ServeConfig:
             health_check_period_s=self.health_check_period_s,
             watch_s=self.watch_s or None,
         )
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise PoolError(
+                f"bad max_inflight_bytes\n  expected at least max_body_bytes ({self.max_body_bytes}), "
+                f"got {self.max_inflight_bytes!r}"
+            )
+        self._check_token()
         if self.gpus > 1:
             raise PoolError(f"bad gpus\n  expected one GPU or a part of one, got {self.gpus!r}")
+
+    def _check_token(self) -> None:
+        """Checks the names. None is repeated in an error: it may be the token itself, given by mistake."""
+        if self.token_env is not None and self.token_file is not None:
+            raise PoolError("two tokens\n  expected token_env or token_file, not both")
+        if self.token_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.token_env):
+            raise PoolError("bad token_env\n  expected the name of an environment variable")
+        if self.token_file is not None and not Path(self.token_file).is_absolute():
+            raise PoolError("bad token_file\n  expected an absolute path, which is a file on every node")
 
 
 def count_replicas(config: ServeConfig, nodes: Sequence[ClusterNode]) -> tuple[bool, int]:

@@ -20,6 +20,7 @@ from ray.serve.metrics import Counter, Histogram
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.cluster.device import prepare_device, reserved_cpus
+from ortprep.cluster.serving.admission import BodyBudget, read_token
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.grpc_api import GrpcMethods
 from ortprep.cluster.serving.http_api import HttpApi
@@ -105,13 +106,15 @@ class BundleDeployment(GrpcMethods):
         config: A `ServeConfig` as JSON types.
 
     Raises:
-        PipelineError: The device cannot be used.
+        PipelineError: The device cannot be used, or there is no token where the configuration names one.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = decode(ServeConfig, config)
         with described_failure():
             self._on_gpu = prepare_device()
+            self.token = read_token(self.config)
+        self.bodies = BodyBudget(self.config.max_inflight_bytes)
         self._models: dict[str, ServedBundle] = {}
         self._checked_at = 0.0
         self._watching: asyncio.Task[None] | None = None

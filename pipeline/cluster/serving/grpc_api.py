@@ -7,6 +7,7 @@ are made here.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import logging
 from collections.abc import Callable
@@ -32,12 +33,19 @@ from ortprep.runtime.tensors.element_types import Array, numpy_dtype
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
+    from ortprep.cluster.serving.admission import BearerToken, BodyBudget
+    from ortprep.cluster.serving.config import ServeConfig
 
 SERVICER = "ortprep.cluster.serving.grpc_api.add_servicer"
 
 log = logging.getLogger(__name__)
 
-_CODES = {404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED}
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
@@ -61,54 +69,74 @@ def _parse_pickled(name: str, data: bytes) -> Any:
 class GrpcMethods:
     """Methods named as the protocol's; `BundleDeployment` has the models."""
 
+    config: ServeConfig
+    token: BearerToken | None
+    bodies: BodyBudget
     find_model: Callable[..., Any]
     infer: Callable[..., Any]
     convert: Callable[..., Any]
 
     async def ServerLive(self, _: Any) -> Any:  # noqa: N802
-        """Says that the server is there."""
+        """Says that the server is there; needs no token."""
         return _messages().ServerLiveResponse(live=True)
 
     async def ServerReady(self, _: Any) -> Any:  # noqa: N802
-        """Says that the server takes requests."""
+        """Says that the server takes requests; needs no token."""
         return _messages().ServerReadyResponse(ready=True)
 
-    async def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
+    async def ServerMetadata(self, _: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Describes the server."""
+        try:
+            self._require_token(grpc_context)
+        except ProtocolError as error:
+            return _refuse(grpc_context, error, _messages().ServerMetadataResponse())
         return _messages().ServerMetadataResponse(
             name="ortprep", version=ortprep.__version__, extensions=EXTENSIONS
         )
 
-    async def ModelReady(self, request: Any) -> Any:  # noqa: N802
+    async def ModelReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Says whether there is such a model, of such a version."""
+        response = _messages().ModelReadyResponse(ready=False)
         try:
+            self._require_token(grpc_context)
+        except ProtocolError as error:
+            return _refuse(grpc_context, error, response)
+        with contextlib.suppress(ProtocolError):
             self.find_model(request.name, request.version)
-        except ProtocolError:
-            return _messages().ModelReadyResponse(ready=False)
-        return _messages().ModelReadyResponse(ready=True)
+            response.ready = True
+        return response
 
     async def ModelMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Describes a model."""
         try:
+            self._require_token(grpc_context)
             served = self.find_model(request.name, request.version)
         except ProtocolError as error:
-            _refuse(grpc_context, error)
-            return _messages().ModelMetadataResponse()
+            return _refuse(grpc_context, error, _messages().ModelMetadataResponse())
         return _messages().ModelMetadataResponse(
             **describe_model(served.name, served.version, served.opened.config)
         )
 
     async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Runs a model."""
+        response = _messages().ModelInferResponse()
         try:
-            return await self._infer(request)
+            self._require_token(grpc_context)
+            check_message_size(request, self.config)
+            with self.bodies.hold() as take:
+                take(request.ByteSize())
+                return await self._infer(request)
         except ProtocolError as error:
-            _refuse(grpc_context, error)
+            return _refuse(grpc_context, error, response)
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
             log.exception("a request failed")
             grpc_context.set_code(grpc.StatusCode.INTERNAL)
             grpc_context.set_details("internal error; see the server's log")
-        return _messages().ModelInferResponse()
+        return response
+
+    def _require_token(self, context: Any) -> None:
+        if self.token is not None:
+            self.token.require(dict(context.invocation_metadata()).get("authorization"))
 
     async def _infer(self, request: Any) -> Any:
         served = self.find_model(request.model_name, request.model_version)
@@ -123,6 +151,22 @@ class GrpcMethods:
             response.outputs.add(name=tensor.name, datatype=datatype_of(tensor), shape=array.shape)
             response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
         return response
+
+
+def check_message_size(request: Any, config: ServeConfig) -> None:
+    """Checks the size of a `ModelInferRequest`, and of what is not raw bytes in it.
+
+    Raises:
+        ProtocolError: It is too large (status 413).
+    """
+    size_bytes = request.ByteSize()
+    plain_bytes = size_bytes - sum(map(len, request.raw_input_contents))
+    if size_bytes > config.max_body_bytes or plain_bytes > config.max_json_bytes:
+        raise ProtocolError.of(
+            413,
+            f"request is too large\n  expected at most {config.max_body_bytes} bytes, "
+            f"{config.max_json_bytes} of them outside of raw_input_contents",
+        )
 
 
 def parse_message(request: Any, config: LoaderConfig) -> InferRequest:
@@ -160,9 +204,11 @@ def _typed_bytes(entry: Any, dtype: np.dtype[Any]) -> bytes:
         raise ProtocolError(f"input {entry.name!r} has values beyond {entry.datatype}") from None
 
 
-def _refuse(context: Any, error: ProtocolError) -> None:
+def _refuse(context: Any, error: ProtocolError, empty: Any) -> Any:
+    """Makes of an error the call's status; returns the empty response that goes with it."""
     context.set_code(_CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT))
     context.set_details(error.message)
+    return empty
 
 
 def _messages() -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import ortprep
+from ortprep.cluster.serving.config import RETRY_AFTER_S
 from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     HEADER_LENGTH,
@@ -31,6 +33,7 @@ BODY_TIMEOUT_S = 30.0
 """Timeout of a request's body: as long as it comes, it takes one of the replica's `max_ongoing_requests`."""
 
 _CLIENT_CLOSED = 499
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
 
 
 class HttpApi:
@@ -46,7 +49,7 @@ class HttpApi:
         try:
             return await self._route(request)
         except ProtocolError as error:
-            return _answer({"error": error.message}, error.status)
+            return _answer({"error": error.message}, error.status, _HEADERS.get(error.status))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
@@ -55,7 +58,10 @@ class HttpApi:
 
     async def _route(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        match [part for part in path.split("/") if part]:
+        parts = [part for part in path.split("/") if part]
+        if self._replica.token is not None and parts[:2] != ["v2", "health"]:
+            self._replica.token.require(request.headers.get("authorization"))
+        match parts:
             case ["v2"]:
                 return _read(request, {**_SERVER, "extensions": list(EXTENSIONS)})
             case ["v2", "health", "live"]:
@@ -86,8 +92,13 @@ class HttpApi:
         length = request.headers.get(HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 12):
             raise ProtocolError("bad Inference-Header-Content-Length\n  expected a number of bytes")
-        json_bytes = None if length is None else int(length)
-        body = await self._read_body(request, is_json=json_bytes is None)
+        with self._replica.bodies.hold() as take:
+            return await self._answer_body(request, served, None if length is None else int(length), take)
+
+    async def _answer_body(
+        self, request: Request, served: ServedBundle, json_bytes: int | None, take: Callable[[int], None]
+    ) -> Response:
+        body = await self._read_body(request, take, is_json=json_bytes is None)
         config = served.opened.config
         size = len(body) if json_bytes is None else json_bytes
         parsed = await self._replica.convert(size, parse_request, body, json_bytes, config)
@@ -101,7 +112,7 @@ class HttpApi:
         headers = {HEADER_LENGTH: str(json_bytes)}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
-    async def _read_body(self, request: Request, *, is_json: bool) -> bytes:
+    async def _read_body(self, request: Request, take: Callable[[int], None], *, is_json: bool) -> bytes:
         limit, expected = self._max_body_bytes, f"at most {self._max_body_bytes} bytes"
         if is_json and self._max_json_bytes < limit:
             limit = self._max_json_bytes
@@ -117,6 +128,7 @@ class HttpApi:
                     size += len(part)
                     if size > limit:
                         raise too_large
+                    take(len(part))
                     parts.append(part)
         except TimeoutError:
             raise ProtocolError.of(
@@ -140,5 +152,5 @@ def _require_method(request: Request, method: str) -> None:
         raise ProtocolError.of(405, f"wrong method: {request.method[:20]}\n  expected {method}")
 
 
-def _answer(data: dict[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(data), status, media_type="application/json")
+def _answer(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(data), status, headers, media_type="application/json")

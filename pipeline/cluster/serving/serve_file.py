@@ -5,6 +5,7 @@ Its schema is Serve's (https://docs.ray.io/en/latest/serve/production-guide/conf
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ _QUEUE_MS = 2000.0
 """Requests that would wait longer than so are turned away."""
 
 _MEMORY_MARGIN = 1.25
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,24 @@ def _threads(variant: Variant) -> int:
     return int(variant.session_options.attributes.get("intra_op_num_threads", 0) or 0)
 
 
+def is_loopback(host: str) -> bool:
+    """Returns whether only processes of a node reach what listens at an address of it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def has_token(config: ServeConfig) -> bool:
+    """Returns whether clients must send a token."""
+    return bool(config.token_env or config.token_file)
+
+
 def plan_serve_file(
     bundles: Sequence[BundleFigures],
     config: ServeConfig,
     *,
+    host: str = LOOPBACK,
     http_port: int = 8000,
     grpc_port: int | None = None,
 ) -> dict[str, Any]:
@@ -108,12 +125,20 @@ def plan_serve_file(
     Args:
         bundles: What is served.
         config: What was asked for; how many requests, and how often checks, follow from the figures.
-        http_port: Port of Serve's HTTP proxies.
-        grpc_port: Port of its gRPC proxies; None for none.
+        host: Address that Serve's HTTP proxies listen at.
+        http_port: Their port.
+        grpc_port: Port of its gRPC proxies, which listen at every address; None for none.
 
     Raises:
-        PoolError: Models for GPUs and for CPUs are mixed, or one fits nowhere.
+        PoolError: Models for GPUs and for CPUs are mixed, one fits nowhere, or gRPC would be open to others
+            although neither `host` nor a token says so.
     """
+    if grpc_port is not None and is_loopback(host) and not has_token(config):
+        raise PoolError(
+            "gRPC without a token\n  expected a token or another --host: Ray Serve's gRPC proxies listen at "
+            "every address of a node",
+            hint="ortprep serve-config --token-file FILE, or --host 0.0.0.0",
+        )
     if len({bundle.on_gpu for bundle in bundles}) != 1:
         raise PoolError(
             "models for GPUs and models for CPUs cannot share replicas",
@@ -122,7 +147,7 @@ def plan_serve_file(
     groups = _group(bundles)
     file: dict[str, Any] = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": http_port},
+        "http_options": {"host": host, "port": http_port},
         "applications": [_application(group, config, alone=len(groups) == 1) for group in groups],
     }
     if grpc_port is not None:

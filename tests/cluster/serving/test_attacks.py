@@ -17,6 +17,7 @@ from ortprep.bundle.codec import encode
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.deployment import BundleDeployment
 from ortprep.cluster.serving.pinning import pin_version
+from ortprep.errors import PoolError
 from tests.cluster.serving.builders import write_sizing
 
 pytestmark = [
@@ -104,5 +105,109 @@ def test_a_request_of_some_bytes_takes_no_gigabytes(sizing: Path) -> None:
         assert call.code == grpc.StatusCode.INVALID_ARGUMENT
         served = await ask(replica, INFER, [body_of([0, 5], [])])
         assert json.loads(served.body)["outputs"][0]["data"] == [0.0] * 5
+
+    asyncio.run(attack())
+
+
+TOKEN = "k9" * 16
+
+
+def test_without_the_token_only_health_is_answered(
+    sizing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    body, wrong = body_of([1, 3], [1, 2, 3]), TOKEN[:-1] + "8"
+
+    async def attack() -> None:
+        replica = await open_replica(sizing, token_file=str(tmp_path / "token"))
+        for path in ("/v2", "/v2/models/sizing", "/v2/models/sizing/ready", INFER, "/v2/models/none", "/"):
+            given = ("", wrong, f"Bearer {wrong}", f"Basic {TOKEN}", TOKEN, "Bearer ", f"Bearer {TOKEN}é")
+            for header in ({}, *({"Authorization": value} for value in given)):
+                refused = await ask(replica, path, [body], **header)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert (await ask(replica, path)).status_code == 200
+        served = await ask(replica, INFER, [body], Authorization=f"Bearer {TOKEN}")
+        assert json.loads(served.body)["outputs"][0]["data"] == [0, 0, 0]
+        metadata = service_pb2.ServerMetadataRequest(), service_pb2.ModelReadyRequest(name="sizing")
+        for method, message in (
+            (replica.ServerMetadata, metadata[0]),
+            (replica.ModelReady, metadata[1]),
+            (replica.ModelMetadata, service_pb2.ModelMetadataRequest(name="sizing")),
+            (replica.ModelInfer, message_of([1, 3], bytes(12))),
+        ):
+            for call in (Call(), Call(authorization=f"Bearer {wrong}")):
+                refused = await method(message, call)
+                assert call.code == grpc.StatusCode.UNAUTHENTICATED
+                assert refused.ByteSize() == 0
+            await method(message, call := Call(authorization=f"bearer {TOKEN}"))
+            assert call.code == grpc.StatusCode.OK
+
+    asyncio.run(attack())
+    assert not any(secret in caplog.text for secret in (TOKEN, wrong))
+
+
+def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path: Path) -> None:
+    for text in ("", "\n", "short", "with a space in the middle", "x" * 40 + "\0"):
+        (tmp_path / "token").write_text(text)
+        with pytest.raises(PoolError, match="bad token") as caught:
+            BundleDeployment(encode(ServeConfig(token_file=str(tmp_path / "token"))))
+        assert not text.strip() or text.strip() not in str(caught.value)
+    for config in (ServeConfig(token_env="NO_SUCH_TOKEN"), ServeConfig(token_file=str(tmp_path / "none"))):
+        with pytest.raises(PoolError, match="token"):
+            BundleDeployment(encode(config))
+
+
+def test_a_token_given_as_a_name_is_not_repeated() -> None:
+    for config in (ServeConfig(token_env="k9-" * 16), ServeConfig(token_file=TOKEN)):
+        with pytest.raises(PoolError, match="bad token_") as caught:
+            config.check()
+        assert "k9" not in str(caught.value)
+
+
+def test_a_message_has_no_more_bytes_than_a_body(sizing: Path) -> None:
+    numbers = service_pb2.ModelInferRequest(model_name="sizing")
+    tensor = numbers.inputs.add(name="x", datatype="FP32", shape=[1, 300])
+    tensor.contents.fp32_contents.extend([1.0] * 300)
+    empty = service_pb2.ModelInferRequest(model_name="sizing", raw_input_contents=[b""] * 1000)
+
+    async def attack() -> None:
+        replica = await open_replica(sizing, max_body_bytes=4096, max_json_bytes=1024)
+        for message in (message_of([1, 1024], bytes(4096)), numbers, empty):
+            await replica.ModelInfer(message, call := Call())
+            assert call.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "request is too large" in call.details
+        await replica.ModelInfer(message_of([1, 900], bytes(3600)), call := Call())
+        assert call.code == grpc.StatusCode.OK
+
+    asyncio.run(attack())
+
+
+def test_bodies_together_take_no_more_than_their_budget(sizing: Path) -> None:
+    """Clients that never finish hold what they sent; what is above the budget is refused, and then served."""
+
+    async def send_half(body: bytes, goes_on: asyncio.Event) -> AsyncIterator[bytes]:
+        yield body[:-10]
+        await goes_on.wait()
+        yield body[-10:]
+
+    async def attack() -> None:
+        body = body_of([1, 200], [0.5] * 200)
+        limit = 3 * len(body)
+        replica = await open_replica(
+            sizing, max_body_bytes=limit, max_json_bytes=limit, max_inflight_bytes=limit
+        )
+        goes_on = asyncio.Event()
+        slow = [asyncio.create_task(ask(replica, INFER, send_half(body, goes_on))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        refused = await ask(replica, INFER, [body])
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        await replica.ModelInfer(message_of([1, 200], bytes(800)), call := Call())
+        assert call.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        goes_on.set()
+        assert [(await task).status_code for task in slow] == [200, 200, 200]
+        for _ in range(5):
+            assert (await ask(replica, INFER, [body])).status_code == 200
 
     asyncio.run(attack())

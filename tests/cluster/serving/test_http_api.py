@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.cluster.serving import http_api
+from ortprep.cluster.serving.admission import BodyBudget
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.deployment import BundleDeployment
 
@@ -30,6 +31,8 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: p
 
     replica: Any = SimpleNamespace(
         config=ServeConfig(max_body_bytes=1000, max_json_bytes=1000),
+        token=None,
+        bodies=BodyBudget(1000),
         find_model=lambda *_: SimpleNamespace(opened=SimpleNamespace(config=None)),
     )
     scope = {"type": "http", "method": "POST", "path": "/v2/models/net/infer", "headers": []}
@@ -45,6 +48,10 @@ class Doubling:
     config = ServeConfig(max_body_bytes=2**30, max_json_bytes=2**30)
 
     convert = BundleDeployment.convert
+
+    token = None
+
+    bodies = BodyBudget(2**30)
 
     def __init__(self) -> None:
         x, y = TensorSpec("x", "float32", ("n",)), TensorSpec("y", "float32", ("n",))

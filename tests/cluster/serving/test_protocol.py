@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,29 @@ def test_an_overloaded_server_says_when_to_come_again(service: None) -> None:
     assert {status for status, _, _ in came} == {200, 503}
     refused = [headers for status, headers, _ in came if status == 503]
     assert {headers["retry-after"] for headers in refused} == {"1"}
+
+
+@pytest.mark.attack
+def test_serves_proxies_pass_the_token_on(service: None, bundle: Path, tmp_path: Path) -> None:
+    token = "k9" * 16
+    (tmp_path / "token").write_text(token)
+    config = ServeConfig(token_file=str(tmp_path / "token"))
+    app = build_application(config, dict([pin_version(str(bundle))]), on_gpu=False, replicas=1)
+    serve.run(app, name="guarded", route_prefix="/guarded")
+    try:
+        path = "/guarded/v2/models/doubling"
+        status, headers, said = ask("GET", path)
+        assert (status, headers["www-authenticate"], set(said)) == (401, "Bearer", {"error"})
+        assert ask("GET", "/guarded/v2/health/ready")[0] == 200
+        assert ask("GET", path, Authorization=f"Bearer {token}")[0] == 200
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
+            given, inputs = {"application": "guarded"}, [tensor(tritonclient.grpc, "x", X)]
+            assert client.is_server_live(headers=given)
+            for call in (client.get_model_metadata, partial(client.infer, inputs=inputs)):
+                with pytest.raises(InferenceServerException, match="not authorised") as caught:
+                    call("doubling", headers=given)
+                assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
+            answer = client.infer("doubling", inputs, headers={**given, "authorization": f"Bearer {token}"})
+            assert (answer.as_numpy("y") == 2 * X).all()
+    finally:
+        serve.delete("guarded")

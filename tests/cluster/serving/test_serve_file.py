@@ -71,6 +71,25 @@ def test_models_that_do_not_fit_a_device_are_applications_of_their_own() -> None
         plan_serve_file([figures("a"), figures("b", on_gpu=True)], ServeConfig())
 
 
+@pytest.mark.attack
+def test_nobody_else_reaches_what_is_served_unless_the_user_says_so() -> None:
+    given = [figures("a")]
+    assert plan_serve_file(given, ServeConfig())["http_options"]["host"] == "127.0.0.1"
+    assert plan_serve_file(given, ServeConfig(), host="0.0.0.0")["http_options"]["host"] == "0.0.0.0"
+    with pytest.raises(PoolError, match="gRPC without a token"):
+        plan_serve_file(given, ServeConfig(), grpc_port=9000)
+    for config, host in ((ServeConfig(token_env="TOKEN"), "127.0.0.1"), (ServeConfig(), "0.0.0.0")):
+        assert plan_serve_file(given, config, host=host, grpc_port=9000)["grpc_options"]["port"] == 9000
+
+
+@pytest.mark.attack
+def test_the_file_names_the_token_and_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "k9" * 16)
+    file = plan_serve_file([figures("a")], ServeConfig(token_env="TOKEN"))
+    assert file["applications"][0]["args"]["config"]["token_env"] == "TOKEN"
+    assert "k9" * 16 not in json.dumps(file)
+
+
 def test_short_runs_have_more_requests_at_a_replica_than_long_ones() -> None:
     short, long = (
         deployment_of(plan_serve_file([figures("a", ms=ms)], ServeConfig(max_replicas=8)))
