@@ -62,14 +62,28 @@ def compare(
             "--partial", help="NEW is from one of several machines: it may lack the others' variants."
         ),
     ] = False,
+    if_published: Annotated[
+        bool,
+        typer.Option(
+            "--if-published", help="Pass if the registry has no version OLD yet, as before the first release."
+        ),
+    ] = False,
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
     """Compare two versions of a bundle, and fail if anything became worse."""
     limits = parse_limits(fail_over or ())
-    manifests = [read_compared(text, artifacts=artifacts, registry=registry) for text in (old, new)]
-    comparison = compare_bundles(*manifests, limits=limits, across_hardware=across_hardware, partial=partial)
+    before = read_compared(old, artifacts=artifacts, registry=registry, if_published=if_published)
+    after = read_compared(new, artifacts=artifacts, registry=registry)
+    if not before:
+        echo(printable(f"nothing to compare with: {old} is not published yet", lines=False))
+        if json:
+            write_json(encode(Comparison(after[0].name, "ok", (), ())))
+        return
+    comparison = compare_bundles(
+        before, after, limits=limits, across_hardware=across_hardware, partial=partial
+    )
     title = f"{old} → {new}"
     if json:
         write_json(encode(comparison))

@@ -12,7 +12,9 @@ from ortprep.report.report_subjects import read_manifest_file
 from ortprep.spec.redaction import redact_url
 
 
-def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[Manifest, ...]:
+def read_compared(
+    text: str, *, artifacts: Path, registry: str | None, if_published: bool = False
+) -> tuple[Manifest, ...]:
     """Returns the manifests that a user names: one, or one per machine that prepared a published version.
 
     Args:
@@ -21,6 +23,7 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
             lies on this machine goes first.
         artifacts: Folder of bundles.
         registry: URL of the registry, None for what `$ORTPREP_REGISTRY` names.
+        if_published: Whether a registry that was read, and has no version of that name, gives no manifests.
 
     Raises:
         BundleError: There is nothing of that name, or nothing that can be read.
@@ -29,14 +32,14 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
         RegistryError: The registry failed, or none was named.
     """
     if "://" in text:
-        return _read_version(text, registry)
+        return _read_version(text, registry, if_published)
     if Path(text).is_file():
         return (read_manifest_file(Path(text)),)
     folder = locate_bundle(text, artifacts)
     if folder is not None:
         return (read_manifest(folder),)
     if "@" in text and "/" not in text:
-        return _read_version(f"registry://{text}", registry)
+        return _read_version(f"registry://{text}", registry, if_published)
     raise BundleError(
         f"nothing to compare: {shlex.quote(text)}\n"
         f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
@@ -44,14 +47,16 @@ def read_compared(text: str, *, artifacts: Path, registry: str | None) -> tuple[
     )
 
 
-def _read_version(location: str, registry: str | None) -> tuple[Manifest, ...]:
+def _read_version(location: str, registry: str | None, if_published: bool) -> tuple[Manifest, ...]:
     """Returns the manifests of a version's parts; the models stay where they are."""
     from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.references import split_location
-    from ortprep.registry.versions import resolve
+    from ortprep.registry.versions import is_published, resolve
 
     url, reference = split_location(location, registry=registry)
     with open_catalogue(url) as catalogue:
         state = catalogue.read_state(reference.name)
+        if if_published and not is_published(state, reference.version):
+            return ()
         version = resolve(state, reference.version, registry=redact_url(url))
         return tuple(manifest for _, manifest in catalogue.read_manifests(catalogue.read_parts(version)))

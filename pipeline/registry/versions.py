@@ -80,6 +80,13 @@ def merge_parts(parts: Iterable[PartSummary], *, first: str = "") -> tuple[PartS
     return tuple(sorted(chosen, key=lambda part: part.digest))
 
 
+def is_published(state: ModelState, name: str | None) -> bool:
+    """Returns whether anything has the name that `resolve` takes; an alias of a lost version counts."""
+    if name is None:
+        return bool(state.versions)
+    return name in state.aliases or name in state.labels() or FULL_DIGEST.fullmatch(name) is not None
+
+
 def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
     """Returns the version that a user names.
 

@@ -225,6 +225,41 @@ def test_what_a_registry_lacks_ends_with_5(project: Project, registry: Path) -> 
     assert project.call("compare", "net@1", "old").code == 0
 
 
+def test_the_first_release_has_nothing_to_compare_with_and_passes_only_if_that_is_allowed(
+    project: Project, registry: Path
+) -> None:
+    add(project, "net", SLOWER)
+    add(project, "other")
+    first = ("net@production", "net", "--if-published")
+    assert project.call("compare", *first[:2]).code == 5
+    for publish in (False, True):  # before anything is published, and before the alias points to it
+        if publish:
+            assert project.call("publish", "other", "--label", "1").code == 0
+        passed = project.call("compare", *first)
+        assert (passed.code, passed.out) == (0, "")
+        assert "net@production is not published yet" in passed.err
+    assert json.loads(project.call("compare", *first, "--json").out)["outcome"] == "ok"
+    assert project.call("promote", "net@1", "production").code == 0
+    worse = project.call("compare", *first)
+    assert worse.code == 1
+    assert "worse than before" in worse.err
+
+
+def test_what_is_missing_or_lost_otherwise_fails_before_the_first_release_too(
+    project: Project, registry: Path
+) -> None:
+    add(project, "net")
+    assert project.call("compare", "net@production", "nothing", "--if-published").code == 3
+    assert project.call("compare", "nothing", "net", "--if-published").code == 3
+    unreachable = ("--registry", "oci+http://127.0.0.1:9/models")
+    assert project.call("compare", "net@production", "net", "--if-published", *unreachable).code == 5
+    assert project.call("publish", "net", "--label", "1").code == 0
+    assert project.call("promote", "net@1", "production").code == 0
+    (version,) = registry.glob("net/versions/*.json")
+    version.unlink()
+    assert project.call("compare", "net@production", "net", "--if-published").code == 5
+
+
 def test_a_registry_that_nobody_named_ends_with_5(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
     add(project, "old")
