@@ -35,7 +35,7 @@ def disable_telemetry() -> None:
 
         logging.getLogger(__name__).warning(
             "ONNX Runtime %s may send usage data: it was imported before ortprep could turn that off; "
-            "export %s=%s, or call ortprep.runtime.install() or load() before the first import of onnxruntime",
+            "export %s=%s, or call ortprep.runtime.install() or load() before importing onnxruntime",
             version,
             TELEMETRY_VARIABLE,
             TELEMETRY_OFF,

@@ -8,15 +8,22 @@ the encoding is https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SMALL_BYTES = 16 * 1024
 """Messages up to this size are kept as they are; tensor values above it are left out of a skeleton."""
 
 _MAX_DEPTH = 100
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_HEAD_BYTES = 20
+"""Most bytes of a field's tag and of the length or number after it."""
+_WINDOW_BYTES = 4096
+_LOCATION_BYTES = 10
+"""Bytes of the field that makes an entry a location; no shorter message has one."""
 
 # Submessages that may hold tensors: message → field number → message.
 _NESTED = {
@@ -41,6 +48,14 @@ ELEMENT_TYPE_NAMES: Mapping[int, str] = {
 }  # fmt: skip
 """`onnx.TensorProto.DataType`, as records spell it."""
 
+_TAGS = {kind: re.escape(bytes(number << 3 | kind for number in range(1, 16))) for kind in (0, 1, 2, 5)}
+_NUMBERS = re.compile(
+    rb"(?:[%b][\x80-\xff]{0,9}[\0-\x7f]|[%b].{4}|[%b].{8}|[%b]\0)*+"
+    % (_TAGS[_VARINT], _TAGS[_FIXED32], _TAGS[_FIXED64], _TAGS[_LENGTH]),
+    re.DOTALL,
+)
+"""Whole fields that are a number, or empty, and have a tag of one byte: trees have millions of them."""
+
 Reader = Callable[[int, int], bytes]
 """Returns the bytes from an offset (inclusive) to another (exclusive)."""
 
@@ -54,8 +69,7 @@ class WireError(ValueError):
     """Bytes that are not a protobuf message, or the beginning of one only."""
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """One field: where it starts, where its payload starts, where it ends; offsets into what is read."""
 
     number: int
@@ -92,7 +106,10 @@ def read_skeleton(
 
         def read(start: int, end: int) -> bytes:
             between_reads()
-            return os.pread(handle, end - start, start)
+            data = os.pread(handle, end - start, start)
+            if len(data) != end - start:
+                raise WireError(f"cannot read {end - start} bytes at byte {start} at once")
+            return data
 
         return _strip(read, 0, os.fstat(handle).st_size, "model", substitute)
     finally:
@@ -154,20 +171,20 @@ def _strip(
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     nested = _NESTED[kind]
-    skeleton = bytearray()
-    for field in _fields(read, start, end):
-        large = field.wire_type == _LENGTH and field.end - field.payload > SMALL_BYTES
-        if large and kind == "tensor" and field.number in _TENSOR_VALUES:
+    skeleton, kept = bytearray(), start
+    for field in _fields(read, start, end, min_bytes=SMALL_BYTES + 1):
+        if kind == "tensor" and field.number in _TENSOR_VALUES:
             values = field.number, field.payload, field.end - field.payload
             other = b"" if substitute is None else substitute(*values)
-            skeleton += read(field.start, field.end) if other is None else other
-            continue
-        if large and field.number in nested:
+        elif field.number in nested:
             inner = _strip(read, field.payload, field.end, nested[field.number], substitute, depth + 1)
-            skeleton += encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
+            other = encode_varint(field.number << 3 | _LENGTH) + encode_varint(len(inner)) + inner
         else:
-            skeleton += read(field.start, field.end)
-    return bytes(skeleton)
+            continue
+        if other is not None:
+            skeleton += read(kept, field.start) + other
+            kept = field.end
+    return bytes(skeleton + read(kept, end))
 
 
 def _locations(
@@ -177,9 +194,8 @@ def _locations(
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     entry: dict[int, str] = {}
-    for field in _fields(lambda a, b: data[a:b], start, end):
-        if field.wire_type != _LENGTH:
-            continue
+    min_bytes = 0 if kind == "entry" else _LOCATION_BYTES
+    for field in _fields(lambda a, b: data[a:b], start, end, min_bytes=min_bytes):
         if kind == "entry":
             entry[field.number] = data[field.payload : field.end].decode("utf-8", "surrogateescape")
         elif field.number in _NESTED[kind]:
@@ -190,37 +206,54 @@ def _locations(
         yield entry.get(2, ""), in_subgraph
 
 
-def _fields(read: Reader, start: int, end: int) -> Iterator[_Field]:
-    position = start
+def _fields(read: Reader, start: int, end: int, *, min_bytes: int | None = None) -> Iterator[_Field]:
+    """Yields the fields of a message, each checked; with `min_bytes` only length-delimited ones of that size.
+
+    Millions of fields are normal, and cheap only if those that nobody wants are neither read one by one nor
+    yielded; an empty one is wanted only where `min_bytes` is 0.
+    """
+    position = window_start = start
+    window = b""
     while position < end:
-        head = read(position, min(position + 20, end))
-        tag, used = _decode_varint(head, 0)
-        if tag >= 2**32 or used > 5:  # protobuf takes the lower 32 bits: another field
-            raise WireError(f"no tag of a protobuf field at byte {position}")
+        offset = position - window_start
+        if offset + _HEAD_BYTES > len(window):
+            window_start, offset = position, 0
+            window = read(position, min(position + _WINDOW_BYTES, end))
+        if min_bytes and (numbers := _NUMBERS.match(window, offset)) and numbers.end() > offset:
+            position = window_start + numbers.end()
+            continue
+        tag, after_tag = _decode_varint(window, offset)
         wire_type = tag & 7
         if wire_type == _LENGTH:
-            length, used = _decode_varint(head, used)
+            length, after = _decode_varint(window, after_tag)
         elif wire_type == _VARINT:
-            length = _decode_varint(head, used)[1] - used
-        elif wire_type in (_FIXED32, _FIXED64):
-            length = 4 if wire_type == _FIXED32 else 8
+            after = after_tag
+            length = _decode_varint(window, after)[1] - after
         else:
+            after, length = after_tag, _FIXED_BYTES.get(wire_type, -1)
+        if tag >= 2**32 or after_tag - offset > 5 or length < 0:  # protobuf takes the lower 32 bits of a tag
             raise WireError(f"no protobuf field at byte {position}")
-        payload = position + used
+        payload = window_start + after
         if payload + length > end or tag >> 3 == 0:
             raise WireError(f"field at byte {position} needs {length} bytes, {end - payload} are left")
-        yield _Field(tag >> 3, wire_type, position, payload, payload + length)
+        if min_bytes is None or (wire_type == _LENGTH and length >= min_bytes):
+            yield _Field(tag >> 3, wire_type, position, payload, payload + length)
         position = payload + length
 
 
 def _decode_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            raise WireError("the last field is cut off")
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
+    """Returns a number and the position after it."""
+    try:
+        value = data[position]
+        if value < 0x80:
+            return value, position + 1
+        value &= 0x7F
+        for shift in range(7, 70, 7):
+            position += 1
+            byte = data[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position + 1
+    except IndexError:
+        raise WireError("the last field is cut off") from None
     raise WireError("a number of more than ten bytes")

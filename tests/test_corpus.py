@@ -1,0 +1,19 @@
+"""What fuzzing began with and found stays within the law of `bench.fuzz`."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.fuzz import CORPUS, TARGETS
+
+FILES = sorted(file for file in CORPUS.glob("*/*"))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_file_of_the_corpus_is_read_or_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [file for file in FILES if file.parent.name == target]
+    check = TARGETS[target]()
+    assert files
+    for file in files:
+        check(file.read_bytes())
