@@ -31,17 +31,11 @@ Registry = Annotated[
 By = Annotated[str, typer.Option(metavar="TEXT", help="Who does this; recorded in the registry.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded in the registry.")]
 Verify = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY",
-        help="Refuse what it does not verify: a public key's file, or KIND:option=value,… of model-signing.",
-    ),
+    Path | None,
+    typer.Option(metavar="KEY", help="Refuse what is not signed with this: a public key's file."),
 ]
 Sign = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY", help="Sign with this: a private key's file, or KIND:option=value,… of model-signing."
-    ),
+    Path | None, typer.Option(metavar="KEY", help="Sign with this: an elliptic-curve private key's file.")
 ]
 NameAndVersion = Annotated[
     str,
@@ -81,10 +75,7 @@ def publish(
 ) -> None:
     """Publish a bundle to a registry, merged with what other machines published from the same source."""
     from ortprep.registry.publish import publish as publish_bundle
-    from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
-    signer = None if sign is None else parse_signer(sign)
-    verifier = None if verify is None else parse_verifier(verify)
     with _open(registry) as catalogue, TransferBar() as bar:
         published = publish_bundle(
             find_bundle(bundle, artifacts),
@@ -92,8 +83,8 @@ def publish(
             label=label,
             by=by,
             host=socket.gethostname() if record_host else "",
-            signer=signer,
-            verifier=verifier,
+            private_key=sign,
+            public_key=verify,
             repair=repair,
             observer=bar.show,
         )
@@ -137,10 +128,8 @@ def pull(
     from ortprep.registry.pull import PullRequest
     from ortprep.registry.pull import pull as pull_version
     from ortprep.registry.references import parse_reference
-    from ortprep.registry.signature_methods import parse_verifier
 
-    verifier = None if verify is None else parse_verifier(verify)
-    request = PullRequest(parse_reference(reference), part, verifier)
+    request = PullRequest(parse_reference(reference), part, verify)
     with _open(registry) as catalogue, TransferBar() as bar:
         pulled = pull_version(request, catalogue, out, observer=bar.show)
     if json:
@@ -157,20 +146,18 @@ def verify(
         str,
         typer.Argument(metavar="BUNDLE", help="Path of a pulled bundle, or its name in artifacts."),
     ],
-    key: Annotated[str, typer.Option(help="A public key's file, or KIND:option=value,… of model-signing.")],
+    key: Annotated[Path, typer.Option(help="A public key's file.")],
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
 ) -> None:
     """Check a pulled bundle against the signatures that it was published with."""
     from ortprep.registry.receipt import verify_bundle
-    from ortprep.registry.signature_methods import describe_method, parse_verifier
 
-    method = parse_verifier(key)
-    receipt = verify_bundle(find_bundle(bundle, artifacts), method)
+    receipt = verify_bundle(find_bundle(bundle, artifacts), key)
     if json:
         write_json(encode(receipt))
         return
-    write_line(f"{bundle}: {receipt.version}, signed by {describe_method(method)}")
+    write_line(f"{bundle}: {receipt.version}, signed with {key}")
 
 
 @command
@@ -187,7 +174,6 @@ def promote(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Override the gate; needs --reason.")] = False,
     verify: Verify = None,
-    sign: Sign = None,
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
@@ -196,14 +182,11 @@ def promote(
     from ortprep.registry.promotion import PromotionGate
     from ortprep.registry.promotion import promote as move_alias
     from ortprep.registry.references import parse_reference
-    from ortprep.registry.signature_methods import parse_signer, parse_verifier
 
-    verifier = None if verify is None else parse_verifier(verify)
-    gate = PromotionGate(max_regression, force, across_hardware, verifier)
-    signer = None if sign is None else parse_signer(sign)
+    gate = PromotionGate(max_regression, force, across_hardware, verify)
     with _open(registry) as catalogue:
         version = parse_reference(reference)
-        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason, by=by, signer=signer)
+        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason, by=by)
     _write_moved(moved, json=json)
 
 
@@ -212,18 +195,15 @@ def rollback(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     registry: Registry = None,
-    sign: Sign = None,
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
 ) -> None:
     """Point an alias to its previous version."""
     from ortprep.registry.promotion import rollback as roll_back
-    from ortprep.registry.signature_methods import parse_signer
 
-    signer = None if sign is None else parse_signer(sign)
     with _open(registry) as catalogue:
-        moved = roll_back(name, alias, catalogue, reason=reason, by=by, signer=signer)
+        moved = roll_back(name, alias, catalogue, reason=reason, by=by)
     _write_moved(moved, json=json)
 
 

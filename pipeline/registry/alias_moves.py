@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ortprep.bundle.codec import canonical_json, decode, encode
 from ortprep.bundle.digest import is_digest
@@ -26,7 +25,6 @@ class Move:
         before: Digests of the versions that `rollback` can go back to, the next one last.
         reason: Why, in the user's words; always given when forced.
         forced: What the gate objected to, when it was overruled.
-        signature: A Sigstore bundle over all the rest, None if it was not signed.
     """
 
     alias: str
@@ -38,7 +36,6 @@ class Move:
     reason: str = ""
     forced: tuple[str, ...] = ()
     by: str = ""
-    signature: Mapping[str, Any] | None = None
 
 
 def encode_move(move: Move) -> bytes:

@@ -6,11 +6,10 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
@@ -23,14 +22,10 @@ from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.progress import ignore
 from ortprep.registry.references import open_registry
 from ortprep.registry.retries import with_retries
-from ortprep.registry.signature_methods import SignatureMethod
-from ortprep.registry.signatures import SignatureSubject, move_subject, subject_of, verify_subject
+from ortprep.registry.signatures import verify_part
 from ortprep.registry.versions import ModelState, build_state
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-D = TypeVar("D", Part, Version)
 
 
 class Catalogue:
@@ -43,11 +38,8 @@ class Catalogue:
         self.backend = backend
         self.cache = cache
 
-    def read_state(self, model: str, verifier: SignatureMethod | None = None) -> ModelState:
-        """Reads which versions a model has now and what names them.
-
-        With a verifier that has `signed_names`, versions and aliases that are not signed so are left out.
-        """
+    def read_state(self, model: str) -> ModelState:
+        """Reads which versions a model has now and what names them."""
         documents = self.backend.read_versions(model, self.cache.read_document)
         if len(documents) > MAX_VERSIONS:
             raise RegistryError(f"too many versions: {model}\n  expected at most {MAX_VERSIONS}")
@@ -55,9 +47,6 @@ class Catalogue:
         labels = {version.digest: version.label for version in versions}
         listed = self.backend.read_aliases(model)
         aliases = {alias: digest for alias, digest in listed.items() if labels.get(digest) != alias}
-        if verifier is not None and verifier.signed_names:
-            versions, _ = self._find_verified(model, versions, verifier)
-            aliases = self._verified_aliases(model, versions, aliases, verifier)
         return build_state(model, versions, aliases)
 
     def _parse_version(self, model: str, data: bytes) -> Iterator[Version]:
@@ -70,38 +59,6 @@ class Catalogue:
         if version.model == model:
             self.cache.write_document(data)
             yield version
-
-    def _verified_aliases(
-        self, model: str, versions: Iterable[Version], now: Mapping[str, str], verifier: SignatureMethod
-    ) -> dict[str, str]:
-        """Returns the aliases whose last signed move is to where they are now."""
-        recorded = self.read_moves(model, versions)
-        verified = {}
-        for alias, version in now.items():
-            moves = recorded.get(alias, ())
-            signed, _ = _verify_each(
-                (
-                    (move, move_subject(model, move), [canonical_json(move.signature)])
-                    for move in moves
-                    if move.signature is not None
-                ),
-                verifier,
-            )
-            if signed and signed[-1].version == version:
-                verified[alias] = version
-            else:
-                log.warning("%s@%s: skipping it: it was not moved there with a signature", model, alias)
-        return verified
-
-    def _find_verified(
-        self, model: str, documents: Sequence[D], verifier: SignatureMethod
-    ) -> tuple[list[D], list[SignatureError]]:
-        """Returns the parts or versions that are signed as a verifier demands, and why others are not."""
-        signatures = self.backend.read_attached(model, documents, SIGNATURE)
-        return _verify_each(
-            ((document, subject_of(document), signatures.get(document.digest, ())) for document in documents),
-            verifier,
-        )
 
     def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
         """Reads every recorded move of every alias to one of some versions, by alias, in order."""
@@ -142,28 +99,35 @@ class Catalogue:
             raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
         return part
 
-    def read_parts(self, version: Version, verifier: SignatureMethod | None = None) -> tuple[Part, ...]:
-        """Reads the parts of a version; those that a verifier refuses are left out, and nothing else is read.
+    def read_parts(self, version: Version, public_key: Path | None = None) -> tuple[Part, ...]:
+        """Reads the parts of a version; those not signed with a key are left out, and nothing else is read.
 
         Raises:
-            SignatureError: None is signed as the verifier demands.
+            SignatureError: None is signed with the key.
             IntegrityError: One is of another source or spec, or not what its digest says.
         """
         parts = tuple(self.read_part(version.model, summary.digest) for summary in version.parts)
         for part in parts:
             if (part.source, part.spec) != version.family:
                 raise IntegrityError(f"a part of another source or spec: {part.digest} in {version.digest}")
-        if verifier is None:
+        if public_key is None:
             return parts
-        verified, problems = self._find_verified(version.model, parts, verifier)
+        signatures = self.backend.read_attached(version.model, parts, SIGNATURE)
+        verified, problems = [], []
+        for part in parts:
+            try:
+                verify_part(part, signatures.get(part.digest, ()), public_key)
+                verified.append(part)
+            except SignatureError as error:
+                problems.append(error)
+                log.warning("skipped: %s", error.message)
         if not verified:
             raise problems[0]
         return tuple(verified)
 
-    def read_signatures(self, subject: Part | Version) -> tuple[bytes, ...]:
-        """Reads the signatures of a part or a version, unverified."""
-        model = subject.model
-        return self.backend.read_attached(model, [subject], SIGNATURE).get(subject.digest, ())
+    def read_signatures(self, part: Part) -> tuple[bytes, ...]:
+        """Reads the signatures of a part, unverified."""
+        return self.backend.read_attached(part.model, [part], SIGNATURE).get(part.digest, ())
 
     def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
         """Reads a part's `loader.json` and `manifest.json`.
@@ -198,20 +162,6 @@ class Catalogue:
             return self.backend.open_file(part.model, part, entry, offset)
 
         return with_retries(lambda: self.cache.fetch_file(entry, open_at, report))
-
-
-def _verify_each(
-    claims: Iterable[tuple[T, SignatureSubject, Iterable[bytes]]], verifier: SignatureMethod
-) -> tuple[list[T], list[SignatureError]]:
-    verified, problems = [], []
-    for claimed, subject, signatures in claims:
-        try:
-            verify_subject(subject, signatures, verifier)
-            verified.append(claimed)
-        except SignatureError as error:
-            problems.append(error)
-            log.warning("skipped: %s", error.message)
-    return verified, problems
 
 
 @contextlib.contextmanager

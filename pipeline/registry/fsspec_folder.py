@@ -284,7 +284,8 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
             f"no filesystem for {name}\n  {error}", hint=install_command("registry")
         ) from error
     except ValueError as error:
-        raise RegistryError(f"not a {called}: {name}\n  {error}; or an absolute path") from error
+        others = ", or begins with oci:// or mlflow+" if called == "registry" else ""
+        raise RegistryError(f"not a {called}: {name}\n  {error}{others}; or a folder's path") from error
     return filesystem, root.rstrip("/")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
-from ortprep.bundle.codec import parse_json
 from ortprep.bundle.manifest import Manifest
 from ortprep.errors import (
     ConflictError,
@@ -23,8 +23,6 @@ from ortprep.registry.backend import MOVE
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, check_alias_name
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signature_methods import SignatureMethod
-from ortprep.registry.signatures import move_subject, sign
 from ortprep.registry.versions import resolve
 from ortprep.spec.redaction import redact_url
 
@@ -40,13 +38,13 @@ class PromotionGate:
         max_regression: How many times worse a figure may be than that of the version the alias names now.
         force: Whether objections are overruled, and recorded.
         across_hardware: Whether figures from different hardware are compared all the same.
-        verifier: Signature that every part of the version must have, even if forced; None for none.
+        public_key: Key that every part of the version must be signed with, even if forced; None for none.
     """
 
     max_regression: float = MAX_REGRESSION
     force: bool = False
     across_hardware: bool = False
-    verifier: SignatureMethod | None = None
+    public_key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,10 @@ def promote(
     gate: PromotionGate | None = None,
     reason: str = "",
     by: str = "",
-    signer: SignatureMethod | None = None,
 ) -> PromoteResult:
     """Makes a new or existing alias name a version.
 
-    `reason` and `by` are recorded with the move, which `signer` signs; overruling the gate needs a reason.
+    `reason` and `by` are recorded with the move; overruling the gate needs a reason.
 
     Raises:
         NotPublishedError: There is no such version.
@@ -86,13 +83,13 @@ def promote(
         raise RegistryError(
             "no reason given\n  expected a reason, which is recorded", hint="--force --reason 'why'"
         )
-    state = catalogue.read_state(reference.name, gate.verifier)
+    state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
     now = catalogue.backend.read_aliases(reference.name).get(alias)
     serving = None if now is None or now == version.digest else state.versions.get(now)
     forced = _pass_gate(catalogue, version, serving, gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced, by=by)
-    return _record_and_move(catalogue, version, move, signer)
+    return _record_and_move(catalogue, version, move)
 
 
 def rollback(
@@ -102,7 +99,6 @@ def rollback(
     *,
     reason: str = "",
     by: str = "",
-    signer: SignatureMethod | None = None,
 ) -> PromoteResult:
     """Makes an alias of a model name what it named before; the gate does not ask, since that served already.
 
@@ -125,14 +121,14 @@ def rollback(
         )
     version = state.versions[earlier[-1]]
     move = Move(alias, version.digest, 1, "rollback", "", reason=reason, by=by)
-    return _record_and_move(catalogue, version, move, signer)
+    return _record_and_move(catalogue, version, move)
 
 
 def _pass_gate(
     catalogue: Catalogue, version: Version, serving: Version | None, gate: PromotionGate
 ) -> tuple[str, ...]:
     """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others."""
-    parts = catalogue.read_parts(version, gate.verifier)
+    parts = catalogue.read_parts(version, gate.public_key)
     if len(parts) < len(version.parts):
         missing = version.part_digests - {part.digest for part in parts}
         raise SignatureError(
@@ -180,9 +176,7 @@ def _find_regressions(
     )
 
 
-def _record_and_move(
-    catalogue: Catalogue, version: Version, move: Move, signer: SignatureMethod | None
-) -> PromoteResult:
+def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> PromoteResult:
     """Records a move, and makes it; the alias itself is what counts, whatever is recorded."""
     model, alias, backend = version.model, move.alias, catalogue.backend
     state = catalogue.read_state(model)
@@ -190,23 +184,19 @@ def _record_and_move(
         raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is not a label")
     moves = catalogue.read_moves(model, state.versions.values()).get(alias, ())
     before = state.aliases.get(alias, "")
-    is_signed = bool(moves) and moves[-1].version == before and moves[-1].signature is not None
     result = PromoteResult(alias, version, before, move.forced)
-    if before == version.digest and (signer is None or is_signed):
+    if before == version.digest:
         return result
     history = find_earlier_versions(moves, before, state.versions)
     if move.action == "rollback":
         history = history[:-1]
-    elif before in state.versions and before != version.digest:
+    elif before in state.versions:
         history = (*history, before)[-MAX_HISTORY:]
     number = moves[-1].sequence + 1 if moves else 1
     if number >= MAX_SEQUENCE:
         raise RegistryError(f"too many moves: {model}@{alias}\n  expected a number below {MAX_SEQUENCE}")
     at = datetime.now(UTC).isoformat(timespec="microseconds")
     move = replace(move, sequence=number, at=at, before=history)
-    if signer is not None:
-        signature = parse_json(sign(move_subject(model, move), signer), name="a signature")
-        move = replace(move, signature=signature)
     backend.attach(model, version, MOVE, encode_move(move))
     backend.set_alias(model, alias, version)
     after = catalogue.read_state(model)

@@ -20,8 +20,7 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version, check_alias_name
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
 from ortprep.registry.progress import Observer, Progress, ignore
-from ortprep.registry.signature_methods import SignatureMethod
-from ortprep.registry.signatures import is_signed_by, sign, subject_of, verify_subject
+from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
 from ortprep.registry.transfer import run_parallel
 from ortprep.registry.versions import ModelState, merge_parts
 
@@ -55,8 +54,8 @@ def publish(
     label: str | None = None,
     by: str = "",
     host: str = "",
-    signer: SignatureMethod | None = None,
-    verifier: SignatureMethod | None = None,
+    private_key: Path | None = None,
+    public_key: Path | None = None,
     repair: bool = False,
     observer: Observer = ignore,
 ) -> PublishResult:
@@ -69,8 +68,9 @@ def publish(
             same source and spec has it, a number is added: `1.4-2`.
         by: Who publishes; "" records nobody.
         host: On which machine; "" records none.
-        signer: How to sign the part and the version; None leaves them unsigned.
-        verifier: What signature every part of the version must have; others' parts without it are left out.
+        private_key: Key to sign the part with; None leaves it unsigned.
+        public_key: Key that every part of the version must be signed with; others' parts without it are left
+            out.
         repair: Whether to upload files that the registry seems to have, too.
         observer: Told how it goes.
 
@@ -86,18 +86,16 @@ def publish(
     before = catalogue.read_state(model)
     if label is not None:
         _check_label(label, before, part)
-    signatures = _sign_once(part, catalogue, signer)
-    if verifier is not None:
-        verify_subject(subject_of(part), (*catalogue.read_signatures(part), *signatures), verifier)
+    signatures = _sign_once(part, catalogue, private_key)
+    if public_key is not None:
+        verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
     uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
     for signature in signatures:
         catalogue.backend.attach(model, part, SIGNATURE, signature)
-    version = _merge(_Publication(part, catalogue, label, by, host, verifier))
+    version = _merge(_Publication(part, catalogue, label, by, host, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if catalogue.backend.find_missing(model, part):
         uploaded += _upload(part_bundle, bundle, catalogue, observer, repair=False)
-    for signature in _sign_once(version, catalogue, signer):
-        catalogue.backend.attach(model, version, SIGNATURE, signature)
     return PublishResult(
         part=part.digest,
         version=version,
@@ -108,13 +106,11 @@ def publish(
     )
 
 
-def _sign_once(
-    document: Part | Version, catalogue: Catalogue, signer: SignatureMethod | None
-) -> tuple[bytes, ...]:
-    """Returns a new signature; none without a signer, or if there is a valid one by it."""
-    if signer is None or is_signed_by(subject_of(document), catalogue.read_signatures(document), signer):
+def _sign_once(part: Part, catalogue: Catalogue, private_key: Path | None) -> tuple[bytes, ...]:
+    """Returns a new signature; none without a key, or if there is a valid one by it."""
+    if private_key is None or is_signed_by(part, catalogue.read_signatures(part), private_key):
         return ()
-    return (sign(subject_of(document), signer),)
+    return (sign_part(part, private_key),)
 
 
 def _check_label(label: str, state: ModelState, part: Part) -> None:
@@ -167,7 +163,7 @@ class _Publication:
     label: str | None
     by: str
     host: str
-    verifier: SignatureMethod | None
+    public_key: Path | None
 
 
 def _merge(new: _Publication) -> Version:
@@ -206,7 +202,7 @@ def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, .
         if version.part_digests <= by_digest.keys():
             continue
         try:
-            by_digest |= {part.digest: part for part in new.catalogue.read_parts(version, new.verifier)}
+            by_digest |= {part.digest: part for part in new.catalogue.read_parts(version, new.public_key)}
         except SignatureError:
             continue  # not one part of it may be taken over; each was logged
     summaries = [part.summary for part in by_digest.values()]

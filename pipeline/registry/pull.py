@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, DigestCache, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
@@ -27,7 +26,6 @@ from ortprep.registry.part_selection import choose_part
 from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signature_methods import SignatureMethod
 from ortprep.registry.transfer import read_limit, run_parallel
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
@@ -47,12 +45,12 @@ class PullRequest:
 
     Attributes:
         part: Digest of the part, for another machine; None for the one that fits this machine best.
-        verifier: Signature that a part must have to be looked at; None for none.
+        public_key: Key that a part must be signed with to be looked at; None for none.
     """
 
     reference: VersionRef
     part: str | None = None
-    verifier: SignatureMethod | None = None
+    public_key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,8 @@ def pull_cached(
     def is_there() -> bool:
         catalogue.cache.keep(path)
         try:
-            if request.verifier is not None:
-                verify_bundle(path, request.verifier, digest_cache=DigestCache())
+            if request.public_key is not None:
+                verify_bundle(path, request.public_key, digest_cache=DigestCache())
             return not find_differences(path, chosen.part, DigestCache().digest)
         except BundleError:
             return False
@@ -134,14 +132,14 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
         RegistryError: The registry failed in another way.
     """
     reference = request.reference
-    if request.verifier is None and reference.version is not None and is_digest(reference.version):
+    if request.public_key is None and reference.version is not None and is_digest(reference.version):
         remembered = _recall(request, catalogue)
         if remembered is not None:
             return remembered[0]  # a digest never comes to mean anything else
     try:
-        state = catalogue.read_state(reference.name, request.verifier)
+        state = catalogue.read_state(reference.name)
         version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-        parts = catalogue.read_parts(version, request.verifier)
+        parts = catalogue.read_parts(version, request.public_key)
     except RegistryUnavailableError as error:
         remembered = _recall(request, catalogue)
         if remembered is None:
@@ -160,8 +158,8 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
 
 
 def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
-    """Returns what a reference is remembered under: what was verified in one way is not for another."""
-    return [catalogue.backend.url, str(request.reference), encode(request.verifier)]
+    """Returns what a reference is remembered under: what was verified with one key is not for another."""
+    return [catalogue.backend.url, str(request.reference), str(request.public_key)]
 
 
 def _recall(
@@ -242,14 +240,10 @@ class _PartPull:
         report = self._until(read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S), progress.add)
         registry = redact_url(catalogue.backend.url)
         receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
-        signatures = [
-            signature
-            for document in (self.part, self.version)
-            for signature in catalogue.read_signatures(document)
-        ]
+        signatures = catalogue.read_signatures(self.part)
         # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
         with new_folder(out.absolute(), durable=False) as folder:
-            write_receipt(folder, receipt, self.part, self.version, signatures)
+            write_receipt(folder, receipt, self.part, signatures)
             graphs = [entry for entry in files if entry.path.endswith(".onnx")]
             others = [entry for entry in files if not entry.path.endswith(".onnx")]
             # The graphs say which of the other files must be copies.

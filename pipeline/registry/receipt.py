@@ -1,6 +1,6 @@
 """What a pulled bundle knows of where it is from: enough to verify its signatures again, without a registry.
 
-.registry/part.json      the part's document; signed, as are the files beside it that it lists
+.registry/part.json      the part's document: it is what is signed, and it has the digests of all files
 .registry/pulled.json    registry, reference, version and signatures; proves nothing by itself
 """
 
@@ -23,10 +23,9 @@ from ortprep.bundle.verification import (
     find_added,
     raise_differences,
 )
-from ortprep.errors import BundleError, IntegrityError
-from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, parse_part, parse_version
-from ortprep.registry.signature_methods import SignatureMethod
-from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, subject_of, verify_subject
+from ortprep.errors import BundleError
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
+from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, verify_part
 
 _RECEIPT_FILE = f"{RECEIPT_FOLDER}/pulled.json"
 _MAX_SIGNATURES = 32
@@ -45,19 +44,16 @@ class PullReceipt:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What else `pulled.json` has, in base64: the version's document, signatures of it and of the part."""
+    """What else `pulled.json` has: signatures of the part, in base64."""
 
-    version_document: str
     signatures: tuple[str, ...]
 
 
-def write_receipt(
-    folder: Path, receipt: PullReceipt, part: Part, version: Version, signatures: Sequence[bytes]
-) -> None:
-    """Writes the receipt of a bundle into its new, empty folder, with what is signed of part and version."""
+def write_receipt(folder: Path, receipt: PullReceipt, part: Part, signatures: Sequence[bytes]) -> None:
+    """Writes the receipt of a bundle into its new, empty folder, with what is signed."""
     stored = [data for data in signatures if len(data) <= MAX_SIGNATURE_BYTES][:_MAX_SIGNATURES]
-    version_document, *texts = (base64.b64encode(data).decode() for data in (version.data, *stored))
-    fields = encode(receipt) | encode(_Evidence(version_document, tuple(texts)))
+    texts = tuple(base64.b64encode(data).decode() for data in stored)
+    fields = encode(receipt) | encode(_Evidence(texts))
     (folder / RECEIPT_FOLDER).mkdir()
     (folder / _RECEIPT_FILE).write_bytes(format_json(fields))
     (folder / PART_FILE).write_bytes(part.data)
@@ -83,16 +79,13 @@ def _read_fields(bundle: Path) -> dict[str, Any]:
     return read_json(path, max_bytes=_MAX_RECEIPT_BYTES)
 
 
-def verify_bundle(
-    bundle: Path, method: SignatureMethod, *, digest_cache: DigestCache | None = None
-) -> PullReceipt:
-    """Checks that a pulled bundle is, byte for byte, a part that was signed as `method` says.
+def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache | None = None) -> PullReceipt:
+    """Checks that a pulled bundle is, byte for byte, a part that was signed with a key.
 
-    With `signed_names` the version has to be signed too, and to have that part. Without a digest cache every
-    file is hashed.
+    Without a digest cache every file is hashed.
 
     Raises:
-        SignatureError: It is not signed so.
+        SignatureError: It is not signed with that key.
         IntegrityError: A file is not what was signed; every difference is named.
         BundleError: The bundle was not pulled from a registry, or cannot be read.
         MissingExtraError: model-signing is not installed.
@@ -101,12 +94,7 @@ def verify_bundle(
     receipt, evidence = decode(PullReceipt, fields), decode(_Evidence, fields)
     part = _read_part(bundle)
     signatures = [_from_base64(text) for text in evidence.signatures]
-    verify_subject(subject_of(part), signatures, method)
-    if method.signed_names:
-        version = parse_version(_from_base64(evidence.version_document))
-        verify_subject(subject_of(version), signatures, method)
-        if part.digest not in version.part_digests:
-            raise IntegrityError(f"part of another version: {bundle}\n  expected one of {version.digest}")
+    verify_part(part, signatures, public_key)
     digest_of = digest_file if digest_cache is None else digest_cache.digest
     differences = find_differences(bundle, part, digest_of)
     raise_differences(bundle, differences, hint=f"ortprep pull {receipt.reference} --out DIR")

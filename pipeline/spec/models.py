@@ -246,12 +246,11 @@ class PublishSpec(SpecSection):
         default=None, description="Alias that the version is promoted to, if it passes the gate."
     )
     sign: Text | None = Field(
-        default=None, description="Private key to sign with, relative to the spec; or KIND:option=value,…"
+        default=None, description="Private key to sign with: a file, relative to the spec."
     )
     require_signature: Text | None = Field(
         default=None,
-        description="Public key, relative to the spec, or KIND:option=value,…: what it does not verify "
-        "is not published.",
+        description="Public key, a file relative to the spec: parts not signed with it are not published.",
     )
     max_regression: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.10,

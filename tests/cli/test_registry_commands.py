@@ -153,7 +153,7 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
         (("versions", "nothing"), 5, "no such model"),
         (("gc", "nothing"), 5, "no such model"),
         (("verify", "artifacts/net", "--key", "k.pub"), 3, "not from a registry"),
-        (("list", "--registry", "nosuch://x"), 5, "no such kind of registry"),
+        (("list", "--registry", "nosuch://x"), 5, "begins with oci://"),
         (("list", "--registry", "oci://user:" + SECRET + "@host/x"), 5, "credentials in a registry's URL"),
         (("list", "--registry", "oci+http://127.0.0.1:9/x"), 5, "127.0.0.1:9"),
         (("list", "--registry", "mlflow+http://127.0.0.1:9"), 5, "127.0.0.1:9"),

@@ -9,11 +9,8 @@ import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -21,9 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
-    load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import digest_bytes
@@ -256,77 +251,6 @@ def write_keys(folder: Path, *, password: bytes | None = None) -> tuple[Path, Pa
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return private, public
-
-
-def write_certificate(
-    folder: Path, name: str, *, authority_of: Path | None = None
-) -> tuple[Path, Path, Path]:
-    """Writes a CA and a certificate it signed; returns the files of the key, the certificate and the CA.
-
-    Args:
-        folder: Where to.
-        name: Whose certificate.
-        authority_of: Key of another certificate that was written here, whose CA signs this one too.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    prefix = "" if authority_of is None else "other-"
-    paths = folder / f"{prefix}key.pem", folder / f"{prefix}cert.pem", folder / "ca.pem"
-    secret = folder / "ca-key.pem"
-    if authority_of is None:
-        ca_key = ec.generate_private_key(ec.SECP256R1())
-        secret.write_bytes(ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        ca = _certificate(f"{name} CA", ca_key, f"{name} CA", ca_key, is_ca=True)
-        paths[2].write_bytes(ca.public_bytes(Encoding.PEM))
-    ca = x509.load_pem_x509_certificate(paths[2].read_bytes())
-    signer = load_pem_private_key(secret.read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    issuer = str(ca.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-    own = _certificate(name, key, issuer, signer, is_ca=False)
-    paths[0].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    paths[1].write_bytes(own.public_bytes(Encoding.PEM))
-    return paths
-
-
-def _certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    signer: ec.EllipticCurvePrivateKey,
-    *,
-    is_ca: bool,
-) -> x509.Certificate:
-    now = datetime.now(UTC)
-    usage = dict.fromkeys(_USAGES, False) | {"key_cert_sign": is_ca, "digital_signature": not is_ca}
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=30))
-        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**usage), critical=True)
-    )
-    if not is_ca:
-        builder = builder.add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False
-        )
-    return builder.sign(signer, hashes.SHA256())
-
-
-_USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
 
 
 SOURCE, SPEC = digest_bytes(b"source"), digest_bytes(b"spec")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +18,10 @@ from ortprep.errors import (
     ConflictError,
     IntegrityError,
     NotPublishedError,
-    PipelineError,
     RegistryError,
-    SignatureError,
 )
 from ortprep.registry.alias_moves import Move, encode_move, parse_move
-from ortprep.registry.backend import MOVE, SIGNATURE
+from ortprep.registry.backend import MOVE
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
@@ -39,24 +34,18 @@ from ortprep.registry.documents import (
     parse_version,
 )
 from ortprep.registry.part_bundle import read_part_bundle
-from ortprep.registry.promotion import PromotionGate, promote, rollback
+from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
-from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
-from ortprep.registry.signature_methods import SignatureMethod, parse_signer, parse_verifier
-from ortprep.runtime.loading.sources import locate
 from tests.registry.builders import (
     BARE,
-    ELSEWHERE,
-    HERE,
-    Build,
     Made,
     read_tree,
     write_bundle,
-    write_certificate,
-    write_keys,
 )
+
+pytestmark = pytest.mark.attack
 
 DIGEST = digest_bytes(b"")
 
@@ -66,10 +55,8 @@ def kind() -> str:
     return "directory"
 
 
-def pull_it(catalogue: Catalogue, out: Path, verifier: str | None = None, version: str | None = None) -> str:
-    method = None if verifier is None else parse_verifier(verifier)
-    request = PullRequest(VersionRef("net", version), verifier=method)
-    return pull(request, catalogue, out, hardware=BARE).version
+def pull_it(catalogue: Catalogue, out: Path, version: str | None = None) -> str:
+    return pull(PullRequest(VersionRef("net", version)), catalogue, out, hardware=BARE).version
 
 
 def files_of(registry: str) -> dict[str, Path]:
@@ -251,201 +238,22 @@ def test_what_is_no_bundle_is_never_replaced(catalogue: Catalogue, tmp_path: Pat
     assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[str, str]:
-    private, public = write_keys(tmp_path / "keys")
-    return str(private), str(public)
+# Names
 
 
 @pytest.fixture
-def signed(catalogue: Catalogue, tmp_path: Path, keys: tuple[str, str]) -> Path:
-    """A bundle of two variants, published, signed and pulled."""
-    bundle = write_bundle(
-        tmp_path / "bundle", made=(Made("cpu", ELSEWHERE, b"c"), Made("portable", weights=b"p"))
-    )
-    publish(bundle, catalogue, signer=parse_signer(keys[0]))
-    out = tmp_path / "pulled"
-    pull_it(catalogue, out)
-    return out
-
-
-def test_a_pulled_bundle_can_be_verified_again_without_the_registry(
-    signed: Path, keys: tuple[str, str]
-) -> None:
-    for names in ("false", "true"):
-        verifier = f"key:public_key={keys[1]},signed_names={names}"
-        assert verify_bundle(signed, parse_verifier(verifier)).reference == "net"
-        assert locate(signed, require_signature=verifier) == signed
-
-
-def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_reported(
-    signed: Path, keys: tuple[str, str]
-) -> None:
-    paths = [path for path in sorted(signed.rglob("*")) if path.is_file()]
-    assert len(paths) > 8
-    for path in paths:
-        if path.name == "pulled.json":
-            continue  # it proves nothing by itself
-        data = path.read_bytes()
-        path.unlink()
-        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-        with pytest.raises(PipelineError) as raised:
-            verify_bundle(signed, parse_verifier(keys[1]))
-        assert raised.value.exit_code == 3
-        path.write_bytes(data)
-
-
-def test_a_file_that_was_added_or_removed_is_reported(signed: Path, keys: tuple[str, str]) -> None:
-    (signed / "added.bin").write_bytes(b"x")
-    with pytest.raises(IntegrityError, match=r"added\.bin: added"):
-        verify_bundle(signed, parse_verifier(keys[1]))
-    (signed / "added.bin").unlink()
-    (signed / "golden.npz").unlink()
-    with pytest.raises(IntegrityError, match=r"golden\.npz: missing"):
-        verify_bundle(signed, parse_verifier(keys[1]))
-
-
-def test_a_bundle_that_someone_else_wrote_anew_is_refused(
-    signed: Path, keys: tuple[str, str], tmp_path: Path
-) -> None:
-    other = write_bundle(tmp_path / "other", made=(Made("portable", weights=b"evil"),))
-    for name, data in read_tree(other).items():
-        (signed / name).unlink(missing_ok=True)
-        (signed / name).write_bytes(data)
-    with pytest.raises(IntegrityError, match=r"portable/net_optimized\.onnx\.data: size"):
-        verify_bundle(signed, parse_verifier(keys[1]))
-
-
-def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
-    with pytest.raises(BundleError, match="not from a registry"):
-        locate(write_bundle(tmp_path / "own"), require_signature=keys[1])
-
-
-def downgrade(signature: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """The same signature with another statement inside."""
-    bundle = json.loads(signature)
-    statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-    change(statement)
-    bundle["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
-    return canonical_json(bundle)
-
-
-def to_old_predicate(statement: dict[str, Any]) -> None:
-    statement["predicateType"] = "https://model_signing/Digests/v0.1"
-
-
-def to_weak_hash(statement: dict[str, Any]) -> None:
-    statement["predicate"]["serialization"]["hash_type"] = "md5"
-
-
-def to_fewer_files(statement: dict[str, Any]) -> None:
-    statement["predicate"]["resources"].pop()
-
-
-def replace_signature(registry: str, catalogue: Catalogue, change: Callable[[bytes], bytes]) -> None:
-    """Puts another signature in the place of the part's."""
-    (version,) = catalogue.read_state("net").versions.values()
-    part = catalogue.read_part("net", version.parts[0].digest)
-    (good,) = catalogue.read_signatures(part)
-    for path in Path(registry, "net/attached", part.digest.removeprefix("sha256:")).iterdir():
-        path.unlink()
-    catalogue.backend.attach("net", part, SIGNATURE, change(good))
-
-
-@pytest.mark.parametrize("change", [to_old_predicate, to_weak_hash, to_fewer_files])
-def test_a_signature_that_says_less_is_refused(
-    registry: str,
-    catalogue: Catalogue,
-    signed: Path,
-    keys: tuple[str, str],
-    tmp_path: Path,
-    change: Callable[[dict[str, Any]], None],
-) -> None:
-    replace_signature(registry, catalogue, lambda good: downgrade(good, change))
-    with pytest.raises(SignatureError):
-        pull_it(catalogue, tmp_path / "out", keys[1])
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_signature_without_the_name_of_its_key_is_refused(
-    registry: str,
-    catalogue: Catalogue,
-    signed: Path,
-    keys: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def forget(good: bytes) -> bytes:
-        bundle = json.loads(good)
-        del bundle["verificationMaterial"]["publicKey"]["hint"]
-        return canonical_json(bundle)
-
-    replace_signature(registry, catalogue, forget)
-    with pytest.raises(SignatureError, match=r"got another|the key that signed"):
-        pull_it(catalogue, tmp_path / "out", keys[1])
-    assert capsys.readouterr().out == ""
-
-
-def test_the_signature_of_another_part_does_not_count(
-    catalogue: Catalogue, signed: Path, keys: tuple[str, str], tmp_path: Path
-) -> None:
-    (version,) = catalogue.read_state("net").versions.values()
-    (good,) = catalogue.read_signatures(catalogue.read_part("net", version.parts[0].digest))
-    evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
-    published = publish(evil, catalogue)
-    catalogue.backend.attach("net", catalogue.read_part("net", published.part), SIGNATURE, good)
-    with pytest.raises(SignatureError, match=r"portable/net_optimized\.onnx\.data: content: signed"):
-        pull_it(catalogue, tmp_path / "out", keys[1])
-
-
-@pytest.mark.parametrize("data", [b"junk", b"{}", b'{"verificationMaterial":[]}', b"[" * 5000, b"\xff"])
-def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(
-    catalogue: Catalogue, signed: Path, keys: tuple[str, str], tmp_path: Path, data: bytes
-) -> None:
-    (version,) = catalogue.read_state("net").versions.values()
-    part = catalogue.read_part("net", version.parts[0].digest)
-    catalogue.backend.attach("net", part, SIGNATURE, data)
-    pull_it(catalogue, tmp_path / "out", keys[1])
-    assert publish(tmp_path / "bundle", catalogue, signer=parse_signer(keys[0])).is_new is False
-    assert len(catalogue.read_signatures(part)) == 2
-
-
-def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_out(
-    registry: str, catalogue: Catalogue, signed: Path, keys: tuple[str, str], tmp_path: Path
-) -> None:
-    def forge(good: bytes) -> bytes:
-        bundle = json.loads(good)
-        bundle["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(b"0" * 64).decode()
-        return canonical_json(bundle)
-
-    replace_signature(registry, catalogue, forge)
-    with pytest.raises(SignatureError):
-        pull_it(catalogue, tmp_path / "before", keys[1])
-    publish(tmp_path / "bundle", catalogue, signer=parse_signer(keys[0]), verifier=parse_verifier(keys[1]))
-    pull_it(catalogue, tmp_path / "after", keys[1])
-
-
-# A writer without the key: names
-
-
-@pytest.fixture
-def two(catalogue: Catalogue, tmp_path: Path, keys: tuple[str, str]) -> list[Version]:
-    """Two signed versions, old and new, of which the new one is in production."""
-    signer = parse_signer(keys[0])
+def two(catalogue: Catalogue, tmp_path: Path) -> list[Version]:
+    """Two versions, old and new, of which the new one is in production."""
     found = []
     for number, name in enumerate(("1.3", "1.4")):
         bundle = write_bundle(tmp_path / name, spec=bytes([number]))
-        found.append(publish(bundle, catalogue, label=name, signer=signer).version)
-    promote(VersionRef("net", "1.4"), "production", catalogue, signer=signer)
+        found.append(publish(bundle, catalogue, label=name).version)
+    promote(VersionRef("net", "1.4"), "production", catalogue)
     return found
 
 
-def demanding(keys: tuple[str, str]) -> str:
-    return f"key:public_key={keys[1]},signed_names=true"
-
-
 def test_an_alias_cannot_shadow_a_label_or_a_digest(
-    registry: str, catalogue: Catalogue, two: list[Version], keys: tuple[str, str], tmp_path: Path
+    catalogue: Catalogue, two: list[Version], tmp_path: Path
 ) -> None:
     old, new = two
     for name in ("1.4", new.digest.removeprefix("sha256:")):
@@ -454,14 +262,9 @@ def test_an_alias_cannot_shadow_a_label_or_a_digest(
     catalogue.backend.set_alias("net", "1.4", old)
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", version="1.4")
-    # With signed names it is as if the alias were not there.
-    assert pull_it(catalogue, tmp_path / "out", demanding(keys), "1.4") == new.digest
     short = new.digest.removeprefix("sha256:")[:12]
     with pytest.raises(NotPublishedError, match="a whole digest"):
         pull_it(catalogue, tmp_path / "short", version=short)
-    catalogue.backend.set_alias("net", short, old)
-    with pytest.raises(NotPublishedError):
-        pull_it(catalogue, tmp_path / "short", demanding(keys), short)
     for full in (new.digest, new.digest.removeprefix("sha256:")):
         assert pull_it(catalogue, tmp_path / f"full{len(full)}", version=full) == new.digest
 
@@ -476,42 +279,11 @@ def claim_label(catalogue: Catalogue, registry: str, version: Version, label: st
 
 @pytest.mark.parametrize("at", ["2020-01-01T00:00:00+00:00", "2036-01-01T00:00:00+00:00"])
 def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(
-    registry: str, catalogue: Catalogue, two: list[Version], keys: tuple[str, str], tmp_path: Path, at: str
+    registry: str, catalogue: Catalogue, two: list[Version], tmp_path: Path, at: str
 ) -> None:
-    old, new = two
-    claim_label(catalogue, registry, old, "1.4", at)
+    claim_label(catalogue, registry, two[0], "1.4", at)
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
-        pull_it(catalogue, tmp_path / "out", keys[1], "1.4")
-    assert pull_it(catalogue, tmp_path / "out", demanding(keys), "1.4") == new.digest
-    assert pull_it(catalogue, tmp_path / "out", demanding(keys)) == new.digest, "nor is it the latest"
-
-
-def test_an_alias_that_was_moved_without_the_key_does_not_count(
-    catalogue: Catalogue, two: list[Version], keys: tuple[str, str], tmp_path: Path
-) -> None:
-    old, new = two
-    assert pull_it(catalogue, tmp_path / "out", demanding(keys), "production") == new.digest
-    catalogue.backend.set_alias("net", "production", old)
-    assert pull_it(catalogue, tmp_path / "weak", keys[1], "production") == old.digest
-    with pytest.raises(NotPublishedError):
-        pull_it(catalogue, tmp_path / "strong", demanding(keys), "production")
-    move = Move("production", old.digest, 99, "promote", "2036", signature={"forged": True})
-    catalogue.backend.attach("net", old, MOVE, encode_move(move))
-    with pytest.raises(NotPublishedError):
-        pull_it(catalogue, tmp_path / "strong", demanding(keys), "production")
-
-
-def test_an_older_signed_move_is_not_the_last(
-    catalogue: Catalogue, two: list[Version], keys: tuple[str, str], tmp_path: Path
-) -> None:
-    old, new = two
-    signer = parse_signer(keys[0])
-    promote(VersionRef("net", "1.3"), "production", catalogue, signer=signer)
-    rollback("net", "production", catalogue, signer=signer)
-    assert pull_it(catalogue, tmp_path / "out", demanding(keys), "production") == new.digest
-    catalogue.backend.set_alias("net", "production", old)
-    with pytest.raises(NotPublishedError):
-        pull_it(catalogue, tmp_path / "replayed", demanding(keys), "production")
+        pull_it(catalogue, tmp_path / "out", "1.4")
 
 
 def test_a_forged_move_that_leaves_no_number_is_an_error(
@@ -523,70 +295,6 @@ def test_a_forged_move_that_leaves_no_number_is_an_error(
     with pytest.raises(RegistryError, match="too many moves: net@production"):
         promote(VersionRef("net", old.digest), "production", catalogue)
     assert catalogue.read_state("net").aliases == {"production": new.digest}
-
-
-# A writer without the key: parts
-
-
-def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(
-    catalogue: Catalogue, keys: tuple[str, str], tmp_path: Path
-) -> None:
-    signer, verifier = parse_signer(keys[0]), parse_verifier(keys[1])
-    foreign = publish(write_bundle(tmp_path / "foreign", made=(Made("cpu", HERE, b"evil"),)), catalogue)
-    own = write_bundle(
-        tmp_path / "own", made=(Made("cpu", ELSEWHERE),), created_at="2026-11-21T00:00:00+00:00"
-    )
-    published = publish(own, catalogue, signer=signer, verifier=verifier)
-    assert published.version.part_digests == {published.part}
-    late = publish(write_bundle(tmp_path / "late", made=(Made("cpu", HERE, b"late"),)), catalogue)
-    assert published.part in late.version.part_digests, "whoever demands nothing merges everything"
-    # The foreign part is the best for this machine; it is dropped before anything of it is read.
-    blob = digest_bytes(b"evil").removeprefix("sha256:")
-    assert foreign.part in late.version.part_digests or late.part in late.version.part_digests
-    out = tmp_path / "out"
-    request = PullRequest(VersionRef("net", late.version.digest), verifier=verifier)
-    assert pull(request, catalogue, out, hardware=BARE).part == published.part
-    assert not list((catalogue.cache.root / "files").rglob(blob))
-    with pytest.raises(SignatureError, match="expected a valid signature of each part"):
-        promote(
-            VersionRef("net", late.version.digest),
-            "production",
-            catalogue,
-            gate=PromotionGate(force=True, verifier=verifier),
-            reason="must",
-        )
-    gate = PromotionGate(verifier=verifier)
-    promote(VersionRef("net", published.version.digest), "production", catalogue, gate=gate)
-
-
-def test_nothing_of_an_unsigned_part_is_read(
-    catalogue: Catalogue, keys: tuple[str, str], tmp_path: Path
-) -> None:
-    publish(write_bundle(tmp_path / "foreign"), catalogue)
-    opened: list[object] = []
-    original = catalogue.backend.open_file
-    catalogue.backend.open_file = lambda *args: opened.append(args) or original(*args)  # type: ignore[method-assign,func-returns-value]
-    with pytest.raises(SignatureError):
-        pull_it(catalogue, tmp_path / "out", keys[1])
-    assert opened == []
-
-
-def test_a_certificate_needs_a_chain_and_a_name(catalogue: Catalogue, tmp_path: Path) -> None:
-    key, _, authority = write_certificate(tmp_path / "ci", "ci.example.org")
-    other_key, other_certificate, _ = write_certificate(tmp_path / "ci", "mallory", authority_of=key)
-    for text in ("certificate", "certificate:subject=x", f"certificate:certificate_chain={authority}"):
-        with pytest.raises(RegistryError, match="need more"):
-            parse_verifier(text)
-    weak = SignatureMethod("certificate", {}, subject="mallory")
-    bundle = write_bundle(tmp_path / "bundle")
-    options = f"private_key={other_key},signing_certificate={other_certificate},certificate_chain={authority}"
-    publish(bundle, catalogue, signer=parse_signer(f"certificate:{options}"))
-    chain = f"certificate:certificate_chain={authority}"
-    pull_it(catalogue, tmp_path / "mallory", f"{chain},subject=mallory")
-    with pytest.raises(SignatureError, match=r"expected a certificate of ci\.example\.org"):
-        pull_it(catalogue, tmp_path / "out", f"{chain},subject=ci.example.org")
-    with pytest.raises(SignatureError, match="expected the certificate chain of one"):
-        pull(PullRequest(VersionRef("net", None), verifier=weak), catalogue, tmp_path / "web", hardware=BARE)
 
 
 # What lies on this machine
@@ -749,64 +457,3 @@ def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(
     os.mkfifo(Path(registry, "net/versions/pipe.json"))
     with pytest.raises(RegistryError, match="not a regular file"):
         catalogue.read_state("net")
-
-
-def test_certificates_of_two_authorities_stand_beside_each_other(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
-    bundle = write_bundle(tmp_path / "bundle")
-    files = [write_certificate(tmp_path / name, name) for name in ("one", "two", "three")]
-    for number, (key, certificate, authority) in enumerate(files[:2]):
-        options = f"private_key={key},signing_certificate={certificate},certificate_chain={authority}"
-        publish(bundle, catalogue, signer=parse_signer(f"certificate:{options}"))
-        for other, (_, _, chain) in enumerate(files):
-            verifier = f"certificate:certificate_chain={chain},subject={('one', 'two', 'three')[other]}"
-            if other <= number:
-                pull_it(catalogue, tmp_path / f"out{number}{other}", verifier)
-            else:
-                with pytest.raises(SignatureError):
-                    pull_it(catalogue, tmp_path / f"no{number}{other}", verifier)
-
-
-def test_a_signature_is_what_the_tool_of_model_signing_verifies(
-    signed: Path, catalogue: Catalogue, tmp_path: Path, keys: tuple[str, str]
-) -> None:
-    (version,) = catalogue.read_state("net").versions.values()
-    (found,) = catalogue.read_signatures(catalogue.read_part("net", version.parts[0].digest))
-    signature = tmp_path / "model.sig"
-    signature.write_bytes(found)
-    tool = [sys.executable, "-m", "model_signing", "verify", "key", str(signed)]
-    command = [*tool, "--signature", str(signature), "--public_key", keys[1]]
-    command += ["--ignore-paths", str(signed / ".registry/pulled.json")]
-    done = subprocess.run(command, capture_output=True, timeout=600, check=False, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (signed / "golden.npz").unlink()
-    (signed / "golden.npz").write_bytes(b"changed")
-    assert subprocess.run(command, capture_output=True, timeout=600, check=False).returncode != 0
-
-
-def test_a_demand_for_signed_names_is_true_or_false_and_nothing_else() -> None:
-    assert parse_verifier("key:public_key=k,signed_names=True").signed_names
-    assert not parse_verifier("key:public_key=k,signed_names=false").signed_names
-    with pytest.raises(RegistryError, match="expected true or false"):
-        parse_verifier("key:public_key=k,signed_names=yes")
-
-
-@pytest.mark.parametrize("text", ["key", "sigstore", "sigstore:identity=a"])
-def test_a_verifier_that_lacks_an_option_is_told_which(text: str) -> None:
-    with pytest.raises(RegistryError, match="need more"):
-        parse_verifier(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "key:private_key=k,password=hunter2",
-        "sigstore:identity_token=hunter2",
-        "pkcs11:pkcs11_uri=pkcs11:x?pin-value=hunter2",
-    ],
-)
-def test_secrets_are_no_options_of_a_signer(text: str) -> None:
-    with pytest.raises(RegistryError, match="secrets cannot be options") as raised:
-        parse_signer(text)
-    assert "hunter2" not in str(raised.value)

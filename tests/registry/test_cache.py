@@ -28,7 +28,6 @@ from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
 from ortprep.registry.retries import with_retries
-from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
 from tests.registry.fakes import fault_proxy
 
@@ -285,10 +284,9 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalo
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
     pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
-    publish(bundle, catalogue, signer=parse_signer(str(private)))
-    verifier = parse_verifier(str(public))
-    signed = pull_cached(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, hardware=BARE)
-    assert verify_bundle(signed.path, verifier).version == signed.version
+    publish(bundle, catalogue, private_key=private)
+    signed = pull_cached(PullRequest(VersionRef("net", None), public_key=public), catalogue, hardware=BARE)
+    assert verify_bundle(signed.path, public).version == signed.version
 
 
 @pytest.mark.parametrize("kind", ["directory"])

@@ -31,7 +31,6 @@ from ortprep.registry.promotion import PromotionGate, promote, rollback
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import PullRequest, PullResult, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry
-from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from ortprep.runtime.machine.hardware import Hardware
 from tests.registry.builders import (
     BARE,
@@ -388,16 +387,15 @@ def test_a_signature_is_verified_when_it_is_required(
     _, wrong = write_keys(tmp_path / "wrong")
     bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", ELSEWHERE), Made("portable")))
     publish(bundle, catalogue)
-    right = PullRequest(VersionRef(model, None), verifier=parse_verifier(str(public)))
+    right = PullRequest(VersionRef(model, None), public_key=public)
     with pytest.raises(SignatureError, match="got none"):
         pull(right, catalogue, tmp_path / "unsigned", hardware=BARE)
-    publish(bundle, catalogue, signer=parse_signer(str(private)))
-    publish(bundle, catalogue, signer=parse_signer(str(private)))
+    publish(bundle, catalogue, private_key=private)
+    publish(bundle, catalogue, private_key=private)
     (version,) = catalogue.read_state(model).versions.values()
     assert len(catalogue.read_signatures(catalogue.read_part(model, version.parts[0].digest))) == 1
-    assert len(catalogue.read_signatures(version)) == 1
     pull(right, catalogue, tmp_path / "signed", hardware=BARE)
-    other = PullRequest(VersionRef(model, None), verifier=parse_verifier(str(wrong)))
+    other = PullRequest(VersionRef(model, None), public_key=wrong)
     with pytest.raises(SignatureError, match="does not match"):
         pull(other, catalogue, tmp_path / "wrong-key", hardware=BARE)
     assert not (tmp_path / "unsigned").exists()

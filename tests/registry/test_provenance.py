@@ -19,7 +19,6 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.registry.builders import BARE, HERE, Build, Made, write_bundle, write_keys
 
 
@@ -29,9 +28,9 @@ def pulled(tmp_path: Path) -> Path:
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle", Build((Made("cpu", HERE), Made("portable"))))
     with open_catalogue(str(tmp_path / "registry"), cache=Cache(tmp_path / "c")) as catalogue:
-        publish(bundle, catalogue, signer=parse_signer(str(private)))
+        publish(bundle, catalogue, private_key=private)
         pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
-    verify_bundle(tmp_path / "out", parse_verifier(str(public)))
+    verify_bundle(tmp_path / "out", public)
     return tmp_path / "out"
 
 
@@ -119,11 +118,11 @@ def test_the_same_bundle_has_the_same_documents(tmp_path: Path) -> None:
 
 
 def test_one_changed_byte_of_a_document_is_noticed(pulled: Path, tmp_path: Path) -> None:
-    verifier = parse_verifier(str(tmp_path / "keys/key.pub"))
+    public = tmp_path / "keys/key.pub"
     for name in (PROVENANCE, BOM, CARD):
         data = (pulled / name).read_bytes()
         (pulled / name).unlink()
         (pulled / name).write_bytes(data.replace(b"net", b"nit", 1))
         with pytest.raises(Exception, match="not as it was written"):
-            verify_bundle(pulled, verifier)
+            verify_bundle(pulled, public)
         (pulled / name).write_bytes(data)

@@ -30,7 +30,6 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef, open_registry
-from ortprep.registry.signature_methods import parse_signer, parse_verifier
 from tests.fakes import wait_for
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import BARE, HERE, Build, Made, on_gpu, read_tree, write_bundle, write_keys
@@ -273,18 +272,14 @@ def test_a_collection_while_signing_loses_no_signature(
     registry: str, catalogue: Catalogue, tmp_path: Path, method: str
 ) -> None:
     private, public = write_keys(tmp_path / "keys")
-    signer, verifier = (
-        parse_signer(str(private)),
-        parse_verifier(f"key:public_key={public},signed_names=true"),
-    )
     bundle = write_bundle(tmp_path / "bundle")
-    publish(bundle, catalogue, signer=signer)
+    publish(bundle, catalogue, private_key=private)
     slow, _ = interposed(
         registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
     )
-    publish(bundle, slow, signer=signer, verifier=verifier)
-    pull(PullRequest(VersionRef("net", None), verifier=verifier), catalogue, tmp_path / "out", hardware=BARE)
-    assert verify_bundle(tmp_path / "out", verifier).reference == "net"
+    publish(bundle, slow, private_key=private, public_key=public)
+    pull(PullRequest(VersionRef("net", None), public_key=public), catalogue, tmp_path / "out", hardware=BARE)
+    assert verify_bundle(tmp_path / "out", public).reference == "net"
 
 
 def test_a_damaged_file_in_the_registry_is_repaired_on_request(

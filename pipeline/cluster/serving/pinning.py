@@ -112,12 +112,11 @@ def pin_bundle(
     from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.pull import PullRequest, resolve_version
     from ortprep.registry.references import split_location
-    from ortprep.registry.signature_methods import parse_verifier
 
     url, reference = split_location(bundle)
-    method = None if require_signature is None else parse_verifier(os.fspath(require_signature))
+    public_key = None if require_signature is None else Path(require_signature)
     with open_catalogue(url, cache=Cache()) as catalogue:
-        request = PullRequest(reference, verifier=method)
+        request = PullRequest(reference, public_key=public_key)
         version, _ = resolve_version(request, catalogue)
     registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
     return f"{registry}/{reference.name}@{version.digest}"

@@ -109,8 +109,7 @@ def load(
         digests: Which files are hashed and compared with their records before they are used.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
         timeout_s: Seconds after which the load is given up, not counting a pull from a registry.
-        require_signature: A public key's file, or anything else that `ortprep pull --verify` takes; bundles
-            that it does not verify are refused.
+        require_signature: A public key's file; bundles that are not signed with it are refused.
         precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was prepared,
             among those that passed the accuracy gate of the spec; `fp32`, `fp16`, `bf16`, `mixed`, `int8` or
             `int4` takes that precision.

@@ -24,8 +24,7 @@ def locate(
     Args:
         bundle: A folder; `registry://NAME@VERSION` in the registry that `$ORTPREP_REGISTRY` names; or
             `REGISTRY/NAME@VERSION` with a registry's URL. VERSION is an alias, a label or a digest.
-        require_signature: A public key's file, or `KIND:option=value,…` as `ortprep pull --verify` takes it;
-            bundles that it does not verify are refused.
+        require_signature: A public key's file; bundles that are not signed with it are refused.
 
     Raises:
         LoadError: `bundle` is not a path.

@@ -1,0 +1,430 @@
+"""What a signature covers, and every way around it that is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from model_signing import hashing, signing, verifying
+
+from ortprep.bundle.codec import canonical_json
+from ortprep.bundle.digest import digest_bytes
+from ortprep.errors import BundleError, IntegrityError, PipelineError, SignatureError
+from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.documents import Part
+from ortprep.registry.promotion import PromotionGate, promote
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.receipt import verify_bundle
+from ortprep.registry.references import VersionRef
+from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PASSWORD_VARIABLE, sign_part, verify_part
+from ortprep.runtime.loading.sources import locate
+from tests.registry.builders import (
+    BARE,
+    ELSEWHERE,
+    HERE,
+    Build,
+    Made,
+    make_part,
+    read_tree,
+    write_bundle,
+    write_keys,
+)
+
+pytestmark = pytest.mark.attack
+
+Keys = tuple[Path, Path]
+
+
+@pytest.fixture
+def kind() -> str:
+    return "directory"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return write_keys(tmp_path / "keys")
+
+
+@pytest.fixture
+def signed(catalogue: Catalogue, tmp_path: Path, keys: Keys) -> Path:
+    """A bundle of two variants, published, signed and pulled."""
+    bundle = write_bundle(
+        tmp_path / "bundle", made=(Made("cpu", ELSEWHERE, b"c"), Made("portable", weights=b"p"))
+    )
+    publish(bundle, catalogue, private_key=keys[0])
+    pull_it(catalogue, tmp_path / "pulled")
+    return tmp_path / "pulled"
+
+
+def pull_it(catalogue: Catalogue, out: Path, public_key: Path | None = None, *, model: str = "net") -> str:
+    request = PullRequest(VersionRef(model, None), public_key=public_key)
+    return pull(request, catalogue, out, hardware=BARE).version
+
+
+def part_of(catalogue: Catalogue) -> Part:
+    (version,) = catalogue.read_state("net").versions.values()
+    return catalogue.read_part("net", version.parts[0].digest)
+
+
+# A pulled bundle
+
+
+def test_a_pulled_bundle_can_be_verified_again_without_the_registry(signed: Path, keys: Keys) -> None:
+    assert verify_bundle(signed, keys[1]).reference == "net"
+    assert locate(signed, require_signature=keys[1]) == signed
+
+
+def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_reported(
+    signed: Path, keys: Keys
+) -> None:
+    paths = [path for path in sorted(signed.rglob("*")) if path.is_file()]
+    assert len(paths) > 8
+    for path in paths:
+        if path.name == "pulled.json":
+            continue  # it proves nothing by itself
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        with pytest.raises(PipelineError) as raised:
+            verify_bundle(signed, keys[1])
+        assert raised.value.exit_code == 3
+        path.write_bytes(data)
+
+
+def test_a_file_that_was_added_or_removed_is_reported(signed: Path, keys: Keys) -> None:
+    (signed / "added.bin").write_bytes(b"x")
+    with pytest.raises(IntegrityError, match=r"added\.bin: added"):
+        verify_bundle(signed, keys[1])
+    (signed / "added.bin").unlink()
+    (signed / "golden.npz").unlink()
+    with pytest.raises(IntegrityError, match=r"golden\.npz: missing"):
+        verify_bundle(signed, keys[1])
+
+
+def test_a_bundle_that_someone_else_wrote_anew_is_refused(signed: Path, keys: Keys, tmp_path: Path) -> None:
+    other = write_bundle(tmp_path / "other", made=(Made("portable", weights=b"evil"),))
+    for name, data in read_tree(other).items():
+        (signed / name).unlink(missing_ok=True)
+        (signed / name).write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"portable/net_optimized\.onnx\.data: size"):
+        verify_bundle(signed, keys[1])
+
+
+def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path: Path, keys: Keys) -> None:
+    with pytest.raises(BundleError, match="not from a registry"):
+        locate(write_bundle(tmp_path / "own"), require_signature=keys[1])
+
+
+# Another model, other digests
+
+
+def test_a_signature_under_another_models_name_is_refused(
+    registry: str, catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
+) -> None:
+    shutil.copytree(Path(registry, "net"), Path(registry, "other"))
+    (version,) = Path(registry, "other/versions").iterdir()
+    version.write_bytes(version.read_bytes().replace(b'"title":"net"', b'"title":"other"'))
+    version.write_bytes(version.read_bytes().replace(b'image.title":"net"', b'image.title":"other"'))
+    with pytest.raises(IntegrityError, match=r"part of another model: .*\n.*expected other, got net"):
+        pull_it(catalogue, tmp_path / "out", keys[1], model="other")
+
+
+@pytest.mark.parametrize("changed", ["model", "source", "spec", "file", "path"])
+def test_a_signature_of_one_part_is_none_of_a_part_that_differs_in_anything(keys: Keys, changed: str) -> None:
+    own = "dev.ortprep."
+    part = make_part("net", {"loader.json": b"1"})
+    other = {
+        "model": make_part("other", {"loader.json": b"1"}),
+        "source": make_part("net", {"loader.json": b"1"}, **{f"{own}source": digest_bytes(b"evil")}),
+        "spec": make_part("net", {"loader.json": b"1"}, **{f"{own}spec": digest_bytes(b"evil")}),
+        "file": make_part("net", {"loader.json": b"2"}),
+        "path": make_part("net", {"loader2.json": b"1"}),
+    }[changed]
+    signature = sign_part(part, keys[0])
+    verify_part(part, [signature], keys[1])
+    with pytest.raises(SignatureError, match=f"signature of something else\n.*{other.digest}|{other.digest}"):
+        verify_part(other, [signature], keys[1])
+
+
+def test_the_signature_of_another_part_does_not_count(
+    catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
+) -> None:
+    (good,) = catalogue.read_signatures(part_of(catalogue))
+    evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
+    published = publish(evil, catalogue)
+    catalogue.backend.attach("net", catalogue.read_part("net", published.part), SIGNATURE, good)
+    with pytest.raises(SignatureError, match=f"expected {published.part}, got"):
+        pull_it(catalogue, tmp_path / "out", keys[1])
+
+
+# Weak forms, which model-signing itself accepts
+
+
+def resigned(signature: bytes, key: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The same signature with another statement inside, made by the holder of the key."""
+    bundle = json.loads(signature)
+    statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+    change(statement)
+    payload = json.dumps(statement).encode()
+    kind = bundle["dsseEnvelope"]["payloadType"]
+    private = load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    encoded = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
+    signed = private.sign(encoded, ec.ECDSA(hashes.SHA256()))
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
+    bundle["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(signed).decode()
+    return canonical_json(bundle)
+
+
+def model_signing_accepts(part: Part, signature: bytes, key: Path, folder: Path) -> bool:
+    """Whether model-signing's own verifier accepts it; it raises, or returns."""
+    folder.mkdir(exist_ok=True)
+    (folder / "part.json").write_bytes(part.data)
+    (folder / "part.sig").write_bytes(signature)
+    verifier: Any = verifying.Config  # untyped
+    verifier().use_elliptic_key_verifier(public_key=key).verify(folder / "part.json", folder / "part.sig")
+    return True
+
+
+def leave_out_all_files(statement: dict[str, Any]) -> None:
+    statement["predicate"]["resources"] = []
+    statement["predicate"]["serialization"]["ignore_paths"] = ["."]
+    statement["subject"][0]["digest"]["sha256"] = digest_bytes(b"").removeprefix("sha256:")
+
+
+def use_the_first_format(statement: dict[str, Any]) -> None:
+    (resource,) = statement["predicate"]["resources"]
+    statement["predicateType"] = "https://model_signing/Digests/v0.1"
+    statement["subject"] = [{"name": resource["name"], "digest": {"sha256": resource["digest"]}}]
+
+
+@pytest.mark.parametrize("change", [leave_out_all_files, use_the_first_format])
+def test_a_signature_that_says_less_is_refused(
+    keys: Keys, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    part = make_part("net", {"loader.json": b"1"})
+    weak = resigned(sign_part(part, keys[0]), keys[0], change)
+    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
+    with pytest.raises(SignatureError, match=r"expected https://model_signing/signature/v1\.0|got \[\]"):
+        verify_part(part, [weak], keys[1])
+
+
+def test_a_signature_over_another_kind_of_digest_is_refused(keys: Keys, tmp_path: Path) -> None:
+    part = make_part("net", {"loader.json": b"1"})
+    (tmp_path / "part.json").write_bytes(part.data)
+    signer: Any = signing.Config  # untyped
+    hasher: Any = hashing.Config
+    config = signer().use_elliptic_key_signer(private_key=keys[0])
+    config.set_hashing_config(hasher().use_file_serialization(hashing_algorithm="blake3"))
+    config.sign(tmp_path / "part.json", tmp_path / "part.sig")
+    weak = (tmp_path / "part.sig").read_bytes()
+    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
+    with pytest.raises(SignatureError, match=r"got .*'algorithm': 'blake3"):
+        verify_part(part, [weak], keys[1])
+
+
+def test_a_signature_without_the_name_of_its_key_is_refused(
+    keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = make_part("net", {"loader.json": b"1"})
+    bundle = json.loads(sign_part(part, keys[0]))
+    del bundle["verificationMaterial"]["publicKey"]["hint"]
+    weak = canonical_json(bundle)
+    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
+    assert "WARNING" in capsys.readouterr().out
+    with pytest.raises(SignatureError, match="with the key's name"):
+        verify_part(part, [weak], keys[1])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_statement_that_was_changed_after_it_was_signed_is_refused(keys: Keys, tmp_path: Path) -> None:
+    part, evil = make_part("net", {"loader.json": b"1"}), make_part("net", {"loader.json": b"2"})
+    bundle = json.loads(sign_part(part, keys[0]))
+    payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
+    changed = payload.replace(part.digest[7:].encode(), evil.digest[7:].encode())
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(changed).decode()
+    with pytest.raises(SignatureError, match="expected one by this key"):
+        verify_part(evil, [canonical_json(bundle)], keys[1])
+
+
+def test_another_key_of_the_same_name_is_refused(keys: Keys, tmp_path: Path) -> None:
+    part = make_part("net", {"loader.json": b"1"})
+    mine, theirs = sign_part(part, keys[0]), sign_part(part, write_keys(tmp_path / "theirs")[0])
+    hint = json.loads(mine)["verificationMaterial"]["publicKey"]["hint"]
+    forged = json.loads(theirs)
+    forged["verificationMaterial"]["publicKey"]["hint"] = hint
+    for signature in (theirs, canonical_json(forged)):
+        with pytest.raises(SignatureError, match=r"Key mismatch|expected one by this key"):
+            verify_part(part, [signature], keys[1])
+
+
+@pytest.mark.parametrize(
+    "data", [b"junk", b"{}", b'{"verificationMaterial":[]}', b"[" * 5000, b"\xff", b" " * MAX_SIGNATURE_BYTES]
+)
+def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys: Keys, data: bytes) -> None:
+    part = make_part("net", {"loader.json": b"1"})
+    good = sign_part(part, keys[0])
+    verify_part(part, [data + good if data.isspace() else data, good], keys[1])
+    with pytest.raises(SignatureError, match="no valid signature: net"):
+        verify_part(part, [data + good if data.isspace() else data], keys[1])
+
+
+def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_out(
+    registry: str, catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
+) -> None:
+    part = part_of(catalogue)
+    (good,) = catalogue.read_signatures(part)
+    for path in Path(registry, "net/attached", part.digest.removeprefix("sha256:")).iterdir():
+        path.unlink()
+    forged = json.loads(good)
+    forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(b"0" * 64).decode()
+    catalogue.backend.attach("net", part, SIGNATURE, canonical_json(forged))
+    with pytest.raises(SignatureError):
+        pull_it(catalogue, tmp_path / "before", keys[1])
+    publish(tmp_path / "bundle", catalogue, private_key=keys[0], public_key=keys[1])
+    pull_it(catalogue, tmp_path / "after", keys[1])
+    assert publish(tmp_path / "bundle", catalogue, private_key=keys[0]).is_new is False
+    assert len(catalogue.read_signatures(part)) == 2, "and a valid one is not made twice"
+
+
+# Parts of others
+
+
+def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(
+    catalogue: Catalogue, keys: Keys, tmp_path: Path
+) -> None:
+    foreign = publish(write_bundle(tmp_path / "foreign", made=(Made("cpu", HERE, b"evil"),)), catalogue)
+    own = write_bundle(
+        tmp_path / "own", made=(Made("cpu", ELSEWHERE),), created_at="2026-11-21T00:00:00+00:00"
+    )
+    published = publish(own, catalogue, private_key=keys[0], public_key=keys[1])
+    assert published.version.part_digests == {published.part}
+    late = publish(write_bundle(tmp_path / "late", made=(Made("cpu", HERE, b"late"),)), catalogue)
+    assert published.part in late.version.part_digests, "whoever demands nothing merges everything"
+    # The foreign part is the best for this machine; it is dropped before anything of it is read.
+    blob = digest_bytes(b"evil").removeprefix("sha256:")
+    assert foreign.part in late.version.part_digests or late.part in late.version.part_digests
+    request = PullRequest(VersionRef("net", late.version.digest), public_key=keys[1])
+    assert pull(request, catalogue, tmp_path / "out", hardware=BARE).part == published.part
+    assert not list((catalogue.cache.root / "files").rglob(blob))
+    with pytest.raises(SignatureError, match="expected a valid signature of each part"):
+        promote(
+            VersionRef("net", late.version.digest),
+            "production",
+            catalogue,
+            gate=PromotionGate(force=True, public_key=keys[1]),
+            reason="must",
+        )
+    gate = PromotionGate(public_key=keys[1])
+    promote(VersionRef("net", published.version.digest), "production", catalogue, gate=gate)
+
+
+def test_nothing_of_an_unsigned_part_is_read(catalogue: Catalogue, keys: Keys, tmp_path: Path) -> None:
+    publish(write_bundle(tmp_path / "foreign"), catalogue)
+    opened: list[object] = []
+    original = catalogue.backend.open_file
+    catalogue.backend.open_file = lambda *args: opened.append(args) or original(*args)  # type: ignore[method-assign,func-returns-value]
+    with pytest.raises(SignatureError):
+        pull_it(catalogue, tmp_path / "out", keys[1])
+    assert opened == []
+
+
+# Keys, and the tool
+
+
+def test_the_tool_of_model_signing_verifies_the_same(
+    signed: Path, catalogue: Catalogue, tmp_path: Path, keys: Keys
+) -> None:
+    (found,) = catalogue.read_signatures(part_of(catalogue))
+    signature = tmp_path / "model.sig"
+    signature.write_bytes(found)
+    document = signed / ".registry/part.json"
+    tool = [sys.executable, "-m", "model_signing", "verify", "key", str(document)]
+    command = [*tool, "--signature", str(signature), "--public_key", str(keys[1])]
+    done = subprocess.run(command, capture_output=True, timeout=600, check=False, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document.write_bytes(document.read_bytes() + b"\n")
+    assert subprocess.run(command, capture_output=True, timeout=600, check=False).returncode != 0
+
+
+def test_a_key_with_a_password_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, public = write_keys(tmp_path / "locked", password=b"hunter2")
+    part = make_part("net", {"loader.json": b"1"})
+    with pytest.raises(SignatureError, match="cannot sign net") as raised:
+        sign_part(part, private)
+    assert raised.value.hint == f"export {PASSWORD_VARIABLE}=…"
+    monkeypatch.setenv(PASSWORD_VARIABLE, "hunter2")
+    verify_part(part, [sign_part(part, private)], public)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"junk", b"-----BEGIN CERTIFICATE-----\n"])
+def test_what_is_no_key_verifies_nothing(keys: Keys, tmp_path: Path, content: bytes | None) -> None:
+    part, key = make_part("net", {"loader.json": b"1"}), tmp_path / "other.pub"
+    good = sign_part(part, keys[0])
+    if content is not None:
+        key.write_bytes(content)
+    with pytest.raises(SignatureError, match=f"no valid signature: net.*\n  expected one by {key}"):
+        verify_part(part, [good], key)
+    with pytest.raises(SignatureError, match="cannot sign net"):
+        sign_part(part, key)
+
+
+def certificate(name: str, issuer: str, key: Path, issuer_key: Path, *, is_ca: bool) -> bytes:
+    """A certificate that was valid for a day in the year 2000."""
+    own, signer = (load_pem_private_key(file.read_bytes(), None) for file in (key, issuer_key))
+    assert isinstance(own, ec.EllipticCurvePrivateKey)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    usages = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
+    usage = dict.fromkeys((*usages, "encipher_only", "decipher_only"), False)
+    subjects = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer)]
+    builder = (
+        x509.CertificateBuilder(
+            subject_name=subjects[0], issuer_name=subjects[1], public_key=own.public_key()
+        )
+        .serial_number(1 + is_ca)
+        .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
+        .not_valid_after(datetime(2000, 1, 2, tzinfo=UTC))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, **usage), critical=True
+        )
+    )
+    if not is_ca:
+        purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])
+        builder = builder.add_extension(purpose, critical=False)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def test_a_certificate_that_expired_verifies_nothing(keys: Keys, tmp_path: Path) -> None:
+    authority = write_keys(tmp_path / "authority")[0]
+    chain, own = tmp_path / "ca.pem", tmp_path / "own.pem"
+    chain.write_bytes(certificate("CA", "CA", authority, authority, is_ca=True))
+    own.write_bytes(certificate("ci", "CA", keys[0], authority, is_ca=False))
+    part = make_part("net", {"loader.json": b"1"})
+    document, signature = tmp_path / "part.json", tmp_path / "part.sig"
+    document.write_bytes(part.data)
+    signer: Any = signing.Config  # untyped
+    verifier: Any = verifying.Config
+    config = signer().use_certificate_signer(
+        private_key=keys[0], signing_certificate=own, certificate_chain=[chain]
+    )
+    config.sign(document, signature)
+    verifier().use_certificate_verifier(certificate_chain=[chain]).verify(document, signature)
+    for text in (str(chain), str(own), f"certificate:certificate_chain={chain},subject=ci"):
+        with pytest.raises(SignatureError, match="no valid signature: net"):
+            verify_part(part, [signature.read_bytes(), sign_part(part, keys[0])], Path(text))
