@@ -64,11 +64,10 @@ def build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
             move.by or "–",
             move.reason or "–",
             "; ".join(move.forced) or "–",
-            "no" if move.signature is None else "yes",
         )
         for move in moves
     ]
-    headings = ("alias", "when", "what", "version", "by", "reason", "overridden", "signed")
+    headings = ("alias", "when", "what", "version", "by", "reason", "overridden")
     return build_table("aliases", headings, rows)
 
 
