@@ -17,7 +17,7 @@ from ortprep.errors import BundleError, IntegrityError, RegistryError, Signature
 from ortprep.registry.alias_moves import Move, parse_move
 from ortprep.registry.backend import MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
 from ortprep.registry.cache import Cache
-from ortprep.registry.documents import Part, Version, parse_part, parse_version
+from ortprep.registry.documents import Part, Version, is_alias_name, parse_part, parse_version
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.progress import ignore
 from ortprep.registry.references import open_registry
@@ -46,7 +46,11 @@ class Catalogue:
         versions = [version for data in documents for version in self._parse_version(model, data)]
         labels = {version.digest: version.label for version in versions}
         listed = self.backend.read_aliases(model)
-        aliases = {alias: digest for alias, digest in listed.items() if labels.get(digest) != alias}
+        aliases = {
+            alias: digest
+            for alias, digest in listed.items()
+            if labels.get(digest) != alias and is_alias_name(alias)
+        }
         return build_state(model, versions, aliases)
 
     def _parse_version(self, model: str, data: bytes) -> Iterator[Version]:

@@ -40,6 +40,10 @@ OWN_FILES = frozenset({PROVENANCE, BOM, CARD})
 OCI = "org.opencontainers.image."
 OWN = "dev.ortprep."
 FULL_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
+_LIKE_DIGEST = re.compile(r"(?![0-9]{7,63}$)[0-9a-fA-F]{7,}")
+"""What people take for a shortened digest; a date or a number is none."""
+
+_LABEL = f"{OCI}version"
 _MAX_PARTS = 1000
 _MAX_TEXT = 10_000
 
@@ -183,7 +187,7 @@ def build_version(
     }
     if label is None:
         label = f"{published_at[:10]}.{digest_json(document).removeprefix(PREFIX)[:8]}"
-    annotations[f"{OCI}version"] = label
+    annotations[_LABEL] = label
     return parse_version(canonical_json(document))
 
 
@@ -224,8 +228,8 @@ def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: obj
 
 
 def is_alias_name(name: str) -> bool:
-    """Says whether something can be a label or an alias: up to 100 characters, and no digest."""
-    return is_safe_name(name) and len(name) <= 100 and not FULL_DIGEST.fullmatch(name)
+    """Says whether something can be a label or an alias: up to 100 characters, and not like a digest."""
+    return is_safe_name(name) and len(name) <= 100 and not _LIKE_DIGEST.fullmatch(name)
 
 
 def check_alias_name(name: str, *, called: str = "alias name") -> None:
@@ -234,7 +238,7 @@ def check_alias_name(name: str, *, called: str = "alias name") -> None:
         raise RegistryError(
             f"invalid {called}: {name[:200]!r}\n"
             "  expected up to 100 letters, digits, '.', '_' and '-', starting with a letter or digit, "
-            "and not a digest"
+            "and with another character if it has 7 or more hexadecimal digits, as digests do"
         )
 
 
@@ -299,7 +303,8 @@ def _text(annotations: Mapping[str, str], name: str, *, default: str | None = No
 
 def _name(annotations: Mapping[str, str], name: str) -> str:
     value = _text(annotations, name)
-    if not is_safe_name(value) or FULL_DIGEST.fullmatch(value):
+    pattern = _LIKE_DIGEST if name == _LABEL else FULL_DIGEST
+    if not is_safe_name(value) or pattern.fullmatch(value):
         raise IntegrityError(f"bad name: {name} of a document\n  got {value[:80]!r}")
     return value
 
@@ -355,7 +360,7 @@ def parse_version(data: bytes) -> Version:
     return Version(
         digest=digest_bytes(data),
         data=data,
-        label=_name(annotations, f"{OCI}version"),
+        label=_name(annotations, _LABEL),
         published_at=_text(annotations, f"{OCI}created"),
         parts=parts,
         by=_text(annotations, f"{OWN}by", default=""),

@@ -269,6 +269,34 @@ def test_an_alias_cannot_shadow_a_label_or_a_digest(
         assert pull_it(catalogue, tmp_path / f"full{len(full)}", version=full) == new.digest
 
 
+@pytest.mark.parametrize("digits", [7, 12, 63])
+def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(
+    registry: str, catalogue: Catalogue, two: list[Version], tmp_path: Path, digits: int
+) -> None:
+    old, new = two
+    short = f"a{new.digest[8:]}"[:digits]  # at least one letter: numbers are allowed
+    bundle = write_bundle(tmp_path / "other", spec=b"9")
+    for name in (short, short.upper()):
+        with pytest.raises(RegistryError, match="invalid label"):
+            publish(bundle, catalogue, label=name)
+        with pytest.raises(RegistryError, match="invalid alias name"):
+            promote(VersionRef("net", "1.3"), name, catalogue)
+    # A writer with a tool of his own.
+    document = json.loads(old.data)
+    document["annotations"]["org.opencontainers.image.version"] = short
+    Path(registry, f"net/versions/{short}.json").write_bytes(canonical_json(document))
+    catalogue.backend.set_alias("net", short, old)
+    with pytest.raises(NotPublishedError, match="a whole digest"):
+        pull_it(catalogue, tmp_path / "out", version=short)
+
+
+def test_a_date_and_a_number_are_labels(catalogue: Catalogue, tmp_path: Path) -> None:
+    for number, label in enumerate(("20261121", "202611210830", "1.4", "v7", "facade", "g1f2e3d4c")):
+        bundle = write_bundle(tmp_path / label, spec=bytes([number]))
+        version = publish(bundle, catalogue, label=label).version
+        assert pull_it(catalogue, tmp_path / f"out{number}", version=label) == version.digest
+
+
 def claim_label(catalogue: Catalogue, registry: str, version: Version, label: str, at: str) -> Version:
     """A version of the same parts with a label of somebody's choice, under a file name that is free."""
     parts = [catalogue.read_part("net", part.digest) for part in version.parts]
