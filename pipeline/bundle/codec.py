@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import types
@@ -16,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ortprep.bundle.file_memory import open_regular
-from ortprep.errors import BundleError
+from ortprep.bundle.file_memory import DIGEST_PREFIX, open_regular
+from ortprep.errors import BundleError, IntegrityError
 
 T = TypeVar("T")
 
@@ -183,11 +184,17 @@ def _without_repetition(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, sha256: str | None = None) -> dict[str, Any]:
     """Reads one JSON object from a file of bounded size.
+
+    Args:
+        path: The file.
+        max_bytes: Its largest size.
+        sha256: The digest that its bytes must have, `sha256:<hex>`; None for any.
 
     Raises:
         BundleError: The file is missing, unreadable, larger than `max_bytes`, or not a JSON object.
+        IntegrityError: It has another digest.
     """
     try:
         with open_regular(path) as file:
@@ -196,6 +203,10 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
         raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes")
+    if sha256 is not None and (got := DIGEST_PREFIX + hashlib.sha256(text).hexdigest()) != sha256:
+        raise IntegrityError(
+            f"not the file that was signed: {path}\n  expected {sha256 or 'none'}, got {got}"
+        )
     return parse_json(text, name=str(path))
 
 

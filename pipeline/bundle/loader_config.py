@@ -199,8 +199,8 @@ def write_loader_config(folder: Path, config: LoaderConfig) -> None:
     write_record(folder / LOADER_FILE, config, max_bytes=MAX_LOADER_BYTES)
 
 
-def read_loader_config(folder: Path) -> LoaderConfig:
-    """Reads and checks `loader.json`.
+def read_loader_config(folder: Path, *, sha256: str | None = None) -> LoaderConfig:
+    """Reads and checks `loader.json`, whose bytes must have a digest if one is given.
 
     Raises:
         BundleError: The file is missing, too large, not of this form, or contradicts itself.
@@ -208,7 +208,9 @@ def read_loader_config(folder: Path) -> LoaderConfig:
         IntegrityError: It was changed, or names a file outside the bundle.
     """
     path = folder / LOADER_FILE
-    config = read_record(LoaderConfig, path, supported=LOADER_SCHEMA_VERSION, max_bytes=MAX_LOADER_BYTES)
+    config = read_record(
+        LoaderConfig, path, supported=LOADER_SCHEMA_VERSION, max_bytes=MAX_LOADER_BYTES, sha256=sha256
+    )
     _check(config, name=str(path))
     return config
 

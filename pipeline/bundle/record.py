@@ -40,8 +40,8 @@ def format_record(record: object) -> bytes:
     return format_json(data | {_SELF_DIGEST: digest_json(data)})
 
 
-def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) -> T:
-    """Reads a file that `write_record` wrote, here or by another version.
+def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int, sha256: str | None = None) -> T:
+    """Reads a file that `write_record` wrote, here or by another version; `sha256` as for `read_json`.
 
     Raises:
         BundleError: The file is missing, too large, or not of this form.
@@ -50,7 +50,7 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int) ->
     """
     if not os.path.lexists(path):
         raise _no_bundle(path.parent, path.name)
-    data = read_json(path, max_bytes=max_bytes)
+    data = read_json(path, max_bytes=max_bytes, sha256=sha256)
     _check_schema_version(data, supported=supported, path=path)
     _check_self_digest(data, path=path)
     try:

@@ -87,8 +87,20 @@ def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[FileDiffe
     )
 
 
-def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[FileDifference, ...]:
+def compare_bundle(
+    root: Path,
+    digest: Digester = digest_file,
+    *,
+    but: frozenset[FileEntry] = frozenset(),
+    entries: tuple[FileEntry, ...] | None = None,
+) -> tuple[FileDifference, ...]:
     """Compares a whole bundle with its manifest, files that should not be there included.
+
+    Args:
+        root: The bundle's folder.
+        digest: What hashes a file.
+        but: Files that are compared elsewhere.
+        entries: The files that there should be, the manifest among them; None for those that it lists.
 
     Raises:
         BundleError: The manifest, the loader config or a folder cannot be read.
@@ -107,7 +119,8 @@ def compare_bundle(root: Path, digest: Digester = digest_file) -> tuple[FileDiff
     recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
     added = sorted(_present(root) - recorded)
     extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
-    return (*compare_files(root, manifest.files, digest), *extra)
+    compared = tuple(entry for entry in entries or manifest.files if entry not in but)
+    return (*compare_files(root, compared, digest), *extra)
 
 
 def find_added(root: Path) -> frozenset[str]:

@@ -85,8 +85,23 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     Without a digest cache every file is hashed.
 
     Raises:
-        SignatureError: It is not signed with that key.
         IntegrityError: A file is not what was signed; every difference is named.
+        PipelineError: As `read_signed_part`.
+    """
+    receipt, part = read_signed_part(bundle, public_key)
+    digest_of = digest_file if digest_cache is None else digest_cache.digest
+    differences = find_differences(bundle, part, digest_of)
+    raise_differences(bundle, differences, hint=f"ortprep pull {receipt.reference} --out DIR")
+    return receipt
+
+
+def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]:
+    """Returns where a pulled bundle is from, and the part that was signed with a key.
+
+    No file is compared with it.
+
+    Raises:
+        SignatureError: It is not signed with that key.
         BundleError: The bundle was not pulled from a registry, or cannot be read.
         MissingExtraError: model-signing is not installed.
     """
@@ -95,10 +110,7 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     part = _read_part(bundle)
     signatures = [_from_base64(text) for text in evidence.signatures]
     verify_part(part, signatures, public_key)
-    digest_of = digest_file if digest_cache is None else digest_cache.digest
-    differences = find_differences(bundle, part, digest_of)
-    raise_differences(bundle, differences, hint=f"ortprep pull {receipt.reference} --out DIR")
-    return replace(receipt, part=part.digest)
+    return replace(receipt, part=part.digest), part
 
 
 def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDifference, ...]:

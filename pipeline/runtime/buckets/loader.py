@@ -77,7 +77,8 @@ def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: Load
     Raises:
         PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
     """
-    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady")
+    # The bundle's other files were compared when it was opened.
+    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady", others=False)
     opened = open_folder(str(root), named)
     if opened.config != config:
         raise LoadError(

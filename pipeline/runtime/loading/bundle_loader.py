@@ -106,9 +106,11 @@ def load(
         target: Load only what was prepared for this target (`cpu`, `cuda`), or the variant of this name;
             None for the first one that fits.
         device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
-        digests: Which files are hashed and compared with their records before they are used.
+        digests: Which files are hashed and compared with their records before they are used; `full` where
+            a signature is required.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
-        timeout_s: Seconds after which the load is given up, not counting a pull from a registry.
+        timeout_s: Seconds after which the load is given up, not counting a pull from a registry; None for
+            as long as it takes.
         require_signature: A public key's file; bundles that are not signed with it are refused.
         precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was prepared,
             among those that passed the accuracy gate of the spec; `fp32`, `fp16`, `bf16`, `mixed`, `int8` or
@@ -127,6 +129,7 @@ def load(
         IntegrityError: A file has changed since it was written, or the bundle sets a forbidden option.
         UnsupportedVersionError: The bundle is of a newer format.
         MissingExtraError: ONNX Runtime is not installed.
+        CacheError: The cache folder is needed, for a pull or for copies, and cannot be used.
     """
     return open_bundle(
         bundle,
@@ -168,14 +171,27 @@ def open_bundle(
     folder = find_folder(bundle, require_signature)
     deadline = Deadline(timeout_s, subject=folder)
     device_id = None if device_id is None else int(device_id)  # numpy's is one of Python's
-    options = LoadOptions(target, device_id, digests, check, precision, plan, deadline, session_options)
+    options = LoadOptions(
+        target,
+        device_id,
+        digests,
+        check,
+        precision,
+        plan,
+        deadline,
+        session_options,
+        require_signature=require_signature,
+    )
     return open_folder(folder, options)
 
 
 def find_folder(bundle: str | os.PathLike[str], require_signature: str | os.PathLike[str] | None) -> str:
-    """Returns the folder of a bundle, pulled first if it is in a registry; raises as `load` does."""
+    """Returns the folder of a bundle, pulled first if it is in a registry; raises as `load` does.
+
+    What lies in a folder is verified when it is opened.
+    """
     path = os.fspath(bundle) if isinstance(bundle, str | os.PathLike) else None
-    if isinstance(path, str) and "://" not in path and "\0" not in path and require_signature is None:
+    if isinstance(path, str) and "://" not in path and "\0" not in path:
         return path
     from ortprep.runtime.loading.sources import locate
 
@@ -240,10 +256,30 @@ def make_session(
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
     """Makes a session of a resolved variant, of files that are still those that were checked.
 
-    Returns how it was made, and the session; raises as `load` does.
+    With full digests each session's files are hashed for it, also those of later phases. Returns how it was
+    made, and the session; raises as `load` does.
     """
     first = resolved.first if options.plan == "first" else None
     plan = resolved.steady if first is None else first
+    if options.digests != "full":
+        return _make_session(plan, resolved, options, cancellation, resolved.root)
+    from ortprep.runtime.loading.verified_files import verified_files
+
+    with verified_files(resolved, options) as files:
+        made = plan._replace(model=files.model)
+        are_copies = files.are_copies
+        made, session = _make_session(made, resolved, options, cancellation, files.root, are_copies)
+    return made._replace(model=plan.model), session
+
+
+def _make_session(
+    plan: SessionPlan,
+    resolved: ResolvedVariant,
+    options: LoadOptions,
+    cancellation: Cancellation | None,
+    root: str,
+    are_copies: bool = False,
+) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
     if options.device_id is not None:
         plan = with_device(plan, options.device_id)
     if options.adapt is not None:
@@ -266,8 +302,8 @@ def make_session(
     if options.check == "golden":
         from ortprep.runtime.loading.variant_resolver import check_resolved
 
-        check_resolved(resolved, session)
-    changed = resolved.find_changed()
+        check_resolved(resolved, session, root)
+    changed = () if are_copies else resolved.find_changed()
     if changed:
         from ortprep.errors import IntegrityError
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 DigestPolicy = Literal["changed", "full", "off"]
 """`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
-every file of the bundle and look for added ones; `off`: trust the disk."""
+every file of the bundle in this process and look for added ones, and make every session of files that nobody
+else can change, if need be of copies; `off`: trust the disk."""
 
 CheckPolicy = Literal["none", "golden"]
 """`golden`: run the bundle's golden sample and compare, which is a warm-up run as well."""
@@ -86,7 +87,8 @@ class LoadOptions:
 
     `adapt` changes the plan that the bundle records, for programs that share the machine. `replacement`
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
-    bundle's source: only variants that take all that the source takes are loaded then.
+    bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
+    required, digests are `full`. `others` says whether that includes the files of which no session is made.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -102,10 +104,12 @@ class LoadOptions:
         session_options: SessionOptions | None = None,
         adapt: Callable[[SessionPlan], SessionPlan] | None = None,
         replacement: SessionFactory | None = None,
+        require_signature: str | os.PathLike[str] | None = None,
+        others: bool = True,
     ) -> None:
         self.target = target
         self.device_id = device_id
-        self.digests = digests
+        self.digests: DigestPolicy = digests if require_signature is None else "full"
         self.check = check
         self.precision = precision
         self.plan = plan
@@ -113,6 +117,8 @@ class LoadOptions:
         self.session_options = session_options
         self.adapt = adapt
         self.replacement = replacement
+        self.require_signature = require_signature
+        self.others = others
 
     @property
     def selection_key(self) -> tuple[object, ...]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortprep.errors import LoadError, MissingExtraError
 from ortprep.versions import install_command
+
+if TYPE_CHECKING:
+    from ortprep.bundle.loader_config import FileEntry
 
 _GROUP, _NAME = "ortprep.sources", "registry"
 
@@ -20,6 +24,8 @@ def locate(
     bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
 ) -> Path:
     """Returns the folder of a bundle, pulled into the local cache if it is in a registry.
+
+    The signature is verified, the files are not: whoever makes a session of them hashes them.
 
     Args:
         bundle: A folder; `registry://NAME@VERSION` in the registry that `$ORTPREP_REGISTRY` names; or
@@ -36,6 +42,17 @@ def locate(
     path = _as_text(bundle)
     if "://" not in path and require_signature is None:
         return Path(path)
+    return _open_source(path, require_signature)[0]
+
+
+def read_signed_files(folder: Path, require_signature: str | os.PathLike[str]) -> tuple[FileEntry, ...]:
+    """Returns the records of all files of a pulled bundle, as they were signed; raises as `locate`."""
+    return _open_source(str(folder), require_signature)[1] or ()
+
+
+def _open_source(
+    path: str, require_signature: str | os.PathLike[str] | None
+) -> tuple[Path, tuple[FileEntry, ...] | None]:
     from importlib import metadata
 
     try:
@@ -46,7 +63,7 @@ def locate(
             hint=install_command("registry"),
         ) from error
     required = None if require_signature is None else os.fspath(require_signature)
-    located: Path = open_source(path, require_signature=required)
+    located: tuple[Path, tuple[FileEntry, ...] | None] = open_source(path, require_signature=required)
     return located
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.bundle.file_memory import Stamp, find_stamp
-from ortprep.bundle.loader_config import LoaderConfig, Variant, golden_of
+from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant, golden_of
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.paths import is_safe_path, resolve_inside
 from ortprep.bundle.verification import (
@@ -31,12 +31,30 @@ _ORT_FORMAT = slice(4, 8), b"ORTM"
 """Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""
 
 
+def list_opened(config: LoaderConfig, variant: Variant, options: LoadOptions) -> tuple[FileEntry, ...]:
+    """Returns the records of the files that are read for a session of a variant."""
+    golden = (golden_of(config, variant).file,) if options.check == "golden" else ()
+    return tuple(dict.fromkeys((*variant.files, *golden)))
+
+
 def check_files(
-    root: Path, config: LoaderConfig, variant: Variant, options: LoadOptions
+    root: Path,
+    config: LoaderConfig,
+    variant: Variant,
+    options: LoadOptions,
+    signed: tuple[FileEntry, ...] | None = None,
 ) -> tuple[tuple[str, Stamp], ...]:
     """Has the files of a variant read ahead, and compares them with their records as the policy says.
 
+    With full digests they are the bundle's others: the variant's own are hashed whenever a session is made.
     Returns path and stamp of every file, as named and free of links, as it was before it was looked at.
+
+    Args:
+        root: The bundle's folder.
+        config: What it has.
+        variant: The variant that was selected.
+        options: The policy.
+        signed: The files that were signed, which are all there may be; None where no signature is required.
 
     Raises:
         BundleError: The bundle cannot be read.
@@ -44,26 +62,33 @@ def check_files(
             was recorded, or a model refers to data that the variant does not list.
         LoadTimeoutError: The deadline passed.
     """
-    golden = (golden_of(config, variant).file,) if options.check == "golden" else ()
-    entries = (*variant.files, *golden)
+    entries = list_opened(config, variant, options)
     paths = tuple(resolve_inside(root, entry.path) for entry in entries)
     # As they are named too, so that a link that is led elsewhere shows.
     named = (root / entry.path for entry in entries)
     stamps = tuple((str(path), find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
     start_prefetch(paths)
+    if options.digests == "full":
+        if options.others:
+            _check_others(root, entries, options.deadline, signed)
+        return stamps
     if options.digests == "off":
         # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
         differences: Iterable[FileDifference] = compare_kinds(root, entries)
-    elif options.digests == "full":
-        differences = compare_bundle(
-            root, functools.partial(digest_file, between_blocks=options.deadline.remaining_s)
-        )
     else:
         cache = DigestCache(between_blocks=options.deadline.remaining_s)
         differences = compare_files(root, entries, cache.digest)
     raise_differences(root, tuple(differences))
     check_external_data(root, variant, options.deadline)
     return stamps
+
+
+def _check_others(
+    root: Path, opened: tuple[FileEntry, ...], deadline: Deadline, signed: tuple[FileEntry, ...] | None
+) -> None:
+    """Compares all files of a bundle but those that are opened, and looks for added ones."""
+    hasher = functools.partial(digest_file, between_blocks=deadline.remaining_s)
+    raise_differences(root, compare_bundle(root, hasher, but=frozenset(opened), entries=signed))
 
 
 def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DEADLINE) -> None:

@@ -29,8 +29,11 @@ from ortprep.runtime.loading.variant_selection import (
 from ortprep.versions import upgrade_command
 
 if TYPE_CHECKING:
+    import os
+
     import onnxruntime
 
+    from ortprep.bundle.loader_config import FileEntry
     from ortprep.runtime.loading.load_options import LoadOptions, PlanChoice
 
 
@@ -48,7 +51,8 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     # Before anything is read, so that a change meanwhile shows.
     began_ns = time.time_ns()
     loader = find_stamp(folder / LOADER_FILE)
-    config = read_loader_config(folder)
+    signed = None if options.require_signature is None else _read_signed(folder, options.require_signature)
+    config = read_loader_config(folder) if signed is None else _read_signed_config(folder, signed)
     _require_precision(options.precision)
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
     selection = select_variant(config, options, read_machine(gpus=uses_gpus))
@@ -61,9 +65,9 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         loader=loader,
         bundle=config.name,
         name=variant.name,
-        steady=_plan_of(folder, variant, "steady"),
-        first=None if variant.first_phase is None else _plan_of(folder, variant, "first"),
-        files=check_files(folder, config, variant, options),
+        steady=plan_of(folder, variant, "steady"),
+        first=None if variant.first_phase is None else plan_of(folder, variant, "first"),
+        files=check_files(folder, config, variant, options, signed),
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
     )
@@ -71,6 +75,18 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     stamps = (loader, *(stamp for _, stamp in resolved.files))
     resolved.is_settled = all(is_settled(stamp, began_ns) for stamp in stamps)
     return resolved
+
+
+def _read_signed(folder: Path, require_signature: str | os.PathLike[str]) -> tuple[FileEntry, ...]:
+    from ortprep.runtime.loading.sources import read_signed_files
+
+    return read_signed_files(folder, require_signature)
+
+
+def _read_signed_config(folder: Path, signed: tuple[FileEntry, ...]) -> LoaderConfig:
+    """Returns the loader config, of the very bytes that were signed."""
+    digest = next((entry.sha256 for entry in signed if entry.path == LOADER_FILE), "")
+    return read_loader_config(folder, sha256=digest)
 
 
 def read_config(resolved: ResolvedVariant) -> LoaderConfig:
@@ -92,11 +108,11 @@ def read_variant(resolved: ResolvedVariant) -> Variant:
     return next(variant for variant in read_config(resolved).variants if variant.name == resolved.name)
 
 
-def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession) -> None:
-    """Runs the golden sample of a variant on a session of it; raises as `check_answers`."""
+def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession, root: str) -> None:
+    """Runs the golden sample in a folder on a session of a variant; raises as `check_answers`."""
     from ortprep.runtime.verification.golden import check_answers
 
-    check_answers(session, read_config(resolved), Path(resolved.root), variant=read_variant(resolved))
+    check_answers(session, read_config(resolved), Path(root), variant=read_variant(resolved))
 
 
 def build_plan(
@@ -109,11 +125,12 @@ def build_plan(
             has a value that ONNX Runtime cannot take.
     """
     _check_options(root, variant)
-    plan = _plan_of(root, variant, choice)
+    plan = plan_of(root, variant, choice)
     return plan if device_id is None else with_device(plan, device_id)
 
 
-def _plan_of(root: Path, variant: Variant, choice: PlanChoice) -> SessionPlan:
+def plan_of(root: Path, variant: Variant, choice: PlanChoice) -> SessionPlan:
+    """Returns what a variant records of a session of it, unchecked; raises if its model leaves the bundle."""
     phase = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
     return SessionPlan(
         str(resolve_inside(root, phase.model or variant.model)), phase.session_options, phase.providers

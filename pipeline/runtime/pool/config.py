@@ -87,6 +87,7 @@ class PoolConfig:
             target=self.target,
             precision=self.precision,
             digests=self.digests,
+            require_signature=None if self.require_signature is None else os.fspath(self.require_signature),
             buckets=self.buckets,
             threads=threads if threads is not None else self.threads,
             may_spin=may_spin,

@@ -66,6 +66,7 @@ def open_variants(
         adapt=adapt,
         precision=options.precision,
         session_options=options.session_options,
+        require_signature=options.require_signature,
     )
     opened = open_folder(str(root), load_options)
     if options.target is None and needs_gpu(opened.variant.requirements) != on_gpu:

@@ -1,0 +1,136 @@
+"""Laws of a required signature: nothing but the bytes that were signed becomes a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortprep.bundle.digest import DigestCache, digest_file
+from ortprep.errors import BundleError, IntegrityError, SignatureError
+from ortprep.registry import sources
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef
+from ortprep.runtime import PoolConfig, SessionPool, load, load_bucketed
+from tests.fakes import wait_for_a_tick
+from tests.registry.builders import write_keys
+from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
+
+DATA = "cpu/linear_optimized.onnx.data"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return write_keys(tmp_path / "keys")[1]
+
+
+def sign(bundle: Path, key: Path, out: Path) -> Path:
+    """Publishes a bundle, signs it and pulls it; returns the pulled one."""
+    with open_catalogue(str(bundle.parent / "registry")) as catalogue:
+        publish(bundle, catalogue, private_key=key.with_name("key.pem"))
+        pull(PullRequest(VersionRef("linear", None)), catalogue, out)
+    return out
+
+
+@pytest.fixture
+def signed(tmp_path: Path, key: Path) -> Path:
+    return sign(write_bundle(tmp_path / "linear"), key, tmp_path / "pulled")
+
+
+def change_weights(path: Path) -> None:
+    """Puts other weights in a file's place, and remembers the digest of the old ones for them."""
+    digest = digest_file(path)
+    path.unlink()
+    path.write_bytes(weights_of(9).tobytes())
+    wait_for_a_tick(path)
+    DigestCache().record(path, digest)
+
+
+def test_what_was_signed_loads(signed: Path, key: Path) -> None:
+    (answer,) = load(signed, require_signature=key, digests="off").run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
+
+
+@pytest.mark.attack
+def test_a_remembered_digest_does_not_count_where_a_signature_is_required(signed: Path, key: Path) -> None:
+    change_weights(signed / DATA)
+    load(signed)  # the digest is believed
+    with pytest.raises(IntegrityError, match=DATA):
+        load(signed, require_signature=key)
+
+
+@pytest.mark.attack
+def test_no_worker_believes_a_remembered_digest_either(signed: Path, key: Path) -> None:
+    change_weights(signed / DATA)
+    config = PoolConfig(devices=["cpu"], require_signature=key, max_restarts=0)
+    with pytest.raises(IntegrityError, match=DATA):
+        SessionPool(signed, config)
+
+
+@pytest.mark.attack
+def test_no_bucket_is_opened_of_what_was_not_signed(tmp_path: Path, key: Path) -> None:
+    bundle = sign(write_converted(tmp_path / "linear"), key, tmp_path / "pulled")
+    with load_bucketed(bundle, require_signature=key) as session:
+        change_weights(bundle / "cpu-batch4" / "linear_optimized.onnx.data")
+        with pytest.raises(IntegrityError, match="cpu-batch4"):
+            session.run(None, {"x": batch_of(4)})
+
+
+@pytest.mark.attack
+def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(
+    signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = sources.locate
+
+    def verify_then_replace(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(sources, "locate", verify)
+        verified = verify(*args, **options)
+        for path in signed.rglob("*"):
+            if path.is_file() and ".registry" not in path.parts:
+                path.unlink()  # its bytes are shared with the cache
+        write_bundle(signed, seed=9)
+        return verified
+
+    monkeypatch.setattr(sources, "locate", verify_then_replace)
+    with pytest.raises(IntegrityError, match=r"not the file that was signed: .*loader\.json"):
+        load(signed, require_signature=key)
+
+
+@pytest.mark.attack
+def test_one_changed_byte_in_any_file_of_a_signed_bundle_is_refused(signed: Path, key: Path) -> None:
+    paths = [path for path in sorted(signed.rglob("*")) if path.is_file() and path.name != "pulled.json"]
+    assert len(paths) > 5
+    for path in paths:
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        with pytest.raises(BundleError):
+            load(signed, require_signature=key)
+        path.write_bytes(data)
+    (signed / "added.bin").write_bytes(b"x")
+    with pytest.raises(IntegrityError, match=r"added\.bin: added"):
+        load(signed, require_signature=key)
+
+
+@pytest.mark.attack
+def test_the_signature_of_another_key_is_refused(signed: Path, tmp_path: Path) -> None:
+    _, other = write_keys(tmp_path / "other")
+    with pytest.raises(SignatureError):
+        load(signed, require_signature=other)
+
+
+@pytest.mark.attack
+def test_a_pull_that_verifies_believes_no_remembered_digest(
+    signed: Path, key: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    digest = digest_file(signed / DATA)
+    text = digest.partition(":")[2]
+    change_weights(own_cache / "registry" / "files" / text[:2] / text)
+    request = PullRequest(VersionRef("linear", None), public_key=key)
+    with open_catalogue(str(tmp_path / "registry")) as catalogue, pytest.raises(IntegrityError):
+        pull(request, catalogue, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
