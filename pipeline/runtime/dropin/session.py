@@ -30,7 +30,7 @@ from ortprep.runtime.dropin.source_index import (
 )
 from ortprep.runtime.loading.bundle_loader import log_line, open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
-from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime, plain_session_class
+from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
 from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
@@ -79,12 +79,13 @@ def session(
 
 @functools.cache
 def bundle_session_class() -> Any:
-    """Returns the subclass of ONNX Runtime's own `InferenceSession` whose sessions may be of a bundle.
+    """Returns the subclass of the application's `InferenceSession` whose sessions may be of a bundle.
 
-    It has that class's name. Sessions that the other class made are instances of it, too, so `isinstance`
-    answers as before where it has taken the other's place.
+    That is ONNX Runtime's own class unless the application has put another in its place. The subclass has its
+    name. Sessions that the other class made are instances of it, too, so `isinstance` answers as before where
+    it has taken the other's place.
     """
-    plain = plain_session_class()
+    plain = _replaced_class()
 
     def initialise(
         self: Any,
@@ -111,6 +112,11 @@ def bundle_session_class() -> Any:
     }
     replacing = abc.ABCMeta(plain.__name__, (plain,), namespace)
     return replacing
+
+
+def _replaced_class() -> Any:
+    session_class = import_onnxruntime().InferenceSession
+    return getattr(session_class, PLAIN_CLASS, session_class)
 
 
 def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
@@ -162,7 +168,7 @@ def _try_bundles(
         return str(error)
     if placement is None:
         return f"no bundle supports the providers {request.providers}"
-    plain = plain_session_class()
+    plain = _replaced_class()
 
     def create(*args: Any, **kwargs: Any) -> Any:
         plain.__init__(instance, *args, **kwargs)

@@ -32,7 +32,7 @@ _NEUTRAL = {
 }
 """Values that mean the same as none, of the entries that bundles often have; the table has the others'."""
 
-_LOCKS: weakref.WeakKeyDictionary[Any, _thread.LockType] = weakref.WeakKeyDictionary()
+_LOCKS: weakref.WeakKeyDictionary[Any, _thread.RLock] = weakref.WeakKeyDictionary()
 """A lock for every application's object, which one load at a time may change."""
 
 _ADDED: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
@@ -60,7 +60,7 @@ def build_with_options(
         timeout_s = deadline.remaining_s()
         return merged, build_session(merged, timeout_s=timeout_s, cancellation=cancellation, create=create)
     _require_object(chosen)
-    lock = _LOCKS.setdefault(chosen, _thread.allocate_lock())
+    lock = _LOCKS.setdefault(chosen, _thread.RLock())
     deadline.acquire(lock)
     try:
         _require_returnable(plan, chosen)

@@ -73,7 +73,7 @@ class Deadline:
             )
         return remaining_s
 
-    def acquire(self, lock: _thread.LockType) -> None:
+    def acquire(self, lock: _thread.RLock) -> None:
         """Waits for a lock, which is then the caller's; raises `LoadTimeoutError` if the deadline passed."""
         while not lock.acquire(timeout=min(self.remaining_s() or math.inf, _thread.TIMEOUT_MAX)):
             pass

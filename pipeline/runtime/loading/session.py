@@ -200,9 +200,13 @@ def build_session(
 
 
 def plain_session_class() -> Any:
-    """Returns ONNX Runtime's own `InferenceSession`, whatever stands in its place."""
-    session_class = import_onnxruntime().InferenceSession
-    return getattr(session_class, PLAIN_CLASS, session_class)
+    """Returns ONNX Runtime's own `InferenceSession`, whatever an application has put in its place."""
+    import_onnxruntime()
+    from onnxruntime.capi import onnxruntime_inference_collection as collection
+
+    # Neither module's name for it tells: an application's wrapper, which may call `load`, has either.
+    own = (kind for kind in collection.Session.__subclasses__() if kind.__module__ == collection.__name__)
+    return next(own)
 
 
 def _create_session(
@@ -232,8 +236,8 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (TypeError, *onnxruntime_errors())
 
 
-_CREATING: dict[str, _thread.LockType] = {}
-"""A lock for every device a session was made on."""
+_CREATING: dict[str, _thread.RLock] = {}
+"""A lock for every device a session was made on; what makes a session may make another, as wrappers do."""
 
 
 @contextlib.contextmanager
@@ -243,7 +247,7 @@ def device_guard(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
     ONNX Runtime promises only that runs are safe beside each other; races between creations are reported
     (https://github.com/microsoft/onnxruntime/issues/27089).
     """
-    lock = _CREATING.setdefault(_device_of(plan), _thread.allocate_lock())
+    lock = _CREATING.setdefault(_device_of(plan), _thread.RLock())
     deadline.acquire(lock)
     try:
         yield

@@ -118,6 +118,64 @@ assert of_bundle(session) and isinstance(session, onnxruntime.InferenceSession)
     )
 
 
+WRAPPER = """
+import onnxruntime, ortprep.runtime
+from onnxruntime.capi import onnxruntime_inference_collection as collection
+bundle = f"{model.rpartition('/')[0]}/bundles/net"
+options = onnxruntime.SessionOptions()
+loaded = []
+plain = onnxruntime.InferenceSession
+class Wrapper(plain):
+    def __init__(self, path, *arguments, **named):
+        loaded.append(ortprep.runtime.load(bundle, session_options=options))
+        super().__init__(path, *arguments, **named)
+onnxruntime.InferenceSession = Wrapper
+"""
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("before", "call"),
+    [
+        ("", "ortprep.runtime.load(bundle)"),
+        ("collection.InferenceSession = Wrapper", "ortprep.runtime.load(bundle, session_options=options)"),
+        ("", "ortprep.session(model, options)"),
+        ("ortprep.runtime.install()", "onnxruntime.InferenceSession(model, options)"),
+    ],
+)
+def test_an_application_whose_sessions_load_bundles_never_waits_for_itself(
+    model: Path, before: str, call: str
+) -> None:
+    assert_runs(
+        model,
+        WRAPPER
+        + f"""
+{before}
+session = {call}
+assert of_bundle(session) and all(map(of_bundle, loaded))
+assert type(session) is plain or len(loaded) == 1
+""",
+    )
+
+
+def test_a_class_that_the_application_put_in_place_before_stays_in_use(model: Path) -> None:
+    assert_runs(
+        model,
+        """
+import onnxruntime
+class Counting(onnxruntime.InferenceSession):
+    made = 0
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        Counting.made += 1
+onnxruntime.InferenceSession = Counting
+from ortprep.runtime import install
+install()
+assert of_bundle(onnxruntime.InferenceSession(model)) and Counting.made == 1
+""",
+    )
+
+
 def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model: Path) -> None:
     assert_runs(
         model,

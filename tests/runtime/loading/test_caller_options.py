@@ -16,6 +16,7 @@ import pytest
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime import load, load_bucketed, load_progressive
+from ortprep.runtime.loading import session as session_module
 from tests.runtime.builders import sample, weights_of, write_bundle
 
 pytestmark = pytest.mark.runtime
@@ -154,7 +155,7 @@ def test_waiting_for_an_object_counts_as_loading(bundle: Path, monkeypatch: pyte
         assert go_on.wait(300)
         return make(*arguments, **named)
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", make_when_told)
+    monkeypatch.setattr(session_module, "plain_session_class", lambda: make_when_told)
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(load, bundle, session_options=options)
         try:

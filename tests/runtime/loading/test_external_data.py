@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.errors import IntegrityError, LoadTimeoutError
 from ortprep.runtime import load
+from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading import variant_files
 from tests.runtime.builders import entry, refer_to, rewrite_digests, sample, weights_of, write_bundle
 
@@ -61,7 +61,7 @@ def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxrun
     if digests != "full":  # which finds files that were added
         (bundle / "cpu/unlisted.bin").write_bytes(bytes(128))
         (bundle / "cpu/link.bin").symlink_to(tmp_path / "outside.bin")
-    monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+    monkeypatch.setattr(session_module, "plain_session_class", lambda: None)
     with pytest.raises(IntegrityError, match="refers to data that its bundle does not list"):
         load(bundle, digests=digests)  # type: ignore[arg-type]
 

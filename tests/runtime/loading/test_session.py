@@ -145,7 +145,7 @@ class Workshop:
         self.meeting: threading.Barrier | None = None
         self.may_end = threading.Event()
         self.may_end.set()
-        monkeypatch.setattr(onnxruntime, "InferenceSession", self.make)
+        monkeypatch.setattr(session_module, "plain_session_class", lambda: self.make)
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
         monkeypatch.setattr(session_module, "_preload_cuda", lambda: None)
 
