@@ -23,6 +23,9 @@ BLOCK_BYTES = 256 * 1024
 MAX_VERSIONS = 10_000
 """Largest number of versions of one model that is read."""
 
+MAX_LISTING_BYTES = 64 * 1024 * 1024
+"""Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
+
 SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MOVE = "application/vnd.ortprep.move.v1+json"
 KIND_NAMES = {SIGNATURE: "signature", MOVE: "move"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError
-from ortprep.registry.backend import BLOCK_BYTES, Report
+from ortprep.registry.backend import BLOCK_BYTES, MAX_LISTING_BYTES, Report
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,6 +112,29 @@ def map_parallel(action: Callable[[T], R], items: Sequence[T]) -> dict[T, R]:
     """Returns what `action` returns for every item; it is called for several at a time."""
     with ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="ortprep-request") as pool:
         return dict(zip(items, pool.map(action, items), strict=True))
+
+
+def read_documents(read: Callable[[T], bytes | None], items: Sequence[T]) -> dict[T, bytes]:
+    """Returns the documents that `read` returns for items, without those that are not there (None).
+
+    Raises:
+        RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
+    """
+    lock, total = threading.Lock(), 0
+
+    def read_bounded(item: T) -> bytes | None:
+        nonlocal total
+        data = read(item) if total <= MAX_LISTING_BYTES else None
+        with lock:
+            total += len(data or b"")
+        return data
+
+    found = map_parallel(read_bounded, items)
+    if total > MAX_LISTING_BYTES:
+        raise RegistryError(
+            f"too many bytes in a registry's documents\n  expected {MAX_LISTING_BYTES} at most, got more"
+        )
+    return {item: data for item, data in found.items() if data is not None}
 
 
 def read_limit(variable: str, default: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ortprep.errors import (
     RegistryError,
 )
 from ortprep.registry.alias_moves import Move, encode_move, parse_move
-from ortprep.registry.backend import MOVE
+from ortprep.registry.backend import MAX_LISTING_BYTES, MOVE
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
@@ -476,6 +477,28 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue: Catalogue, tm
     catalogue.backend.add_version("net", evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
+
+
+@pytest.mark.parametrize("folder", ["versions", "aliases", "attached"])
+def test_many_large_documents_are_not_read_into_memory(
+    registry: str, catalogue: Catalogue, tmp_path: Path, folder: str
+) -> None:
+    """300 sparse files take no place in the registry, and 1.2 GB of who lists them."""
+    version = publish(write_bundle(tmp_path / "bundle"), catalogue).version
+    digits, name = version.digest.removeprefix("sha256:"), "move-{}.json"
+    place = Path(registry, "net", f"attached/{digits}" if folder == "attached" else folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for number in range(300):
+        path = place / name.format(number)
+        path.touch()
+        os.truncate(path, MAX_DOCUMENT_BYTES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RegistryError, match="too many bytes"):
+            catalogue.read_moves("net", catalogue.read_state("net").versions.values())
+        assert tracemalloc.get_traced_memory()[1] < 2 * MAX_LISTING_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(

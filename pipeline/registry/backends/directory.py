@@ -22,7 +22,7 @@ from ortprep.errors import NotPublishedError, RegistryError
 from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Block, Known, Report, SweepResult
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, check_model_name
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
-from ortprep.registry.transfer import map_parallel
+from ortprep.registry.transfer import read_documents
 
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0
@@ -44,25 +44,32 @@ class DirectoryBackend(Backend):
         return tuple(name for name in names if {"versions", "blobs"} & set(self._folder.list_names(name)))
 
     def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
-        return tuple(self._read_all(_path(model, "versions")).values())
+        return tuple(self._read_all(self._list_files(_path(model, "versions"))).values())
 
-    def _read_all(self, folder: str) -> dict[str, bytes]:
-        names = [name for name in self._folder.list_names(folder) if not name.startswith(TEMP_PREFIX)]
+    def _list_files(self, folder: str, start: str = "") -> list[str]:
+        """Returns the paths of the files in a folder whose names have a start."""
+        listed = self._folder.list_names(folder)
+        names = [name for name in listed if name.startswith(start) and not name.startswith(TEMP_PREFIX)]
         if len(names) > MAX_VERSIONS:
             raise RegistryError(
                 f"too many files: {folder} in {self._folder.name}\n  expected at most {MAX_VERSIONS}"
             )
+        return [f"{folder}/{name}" for name in names]
 
-        def read(name: str) -> bytes | None:
+    def _read_all(self, paths: Sequence[str]) -> dict[str, bytes]:
+        def read(path: str) -> bytes | None:
             with suppress(NotPublishedError):  # removed since it was listed
-                return self._folder.read(f"{folder}/{name}", limit_bytes=MAX_DOCUMENT_BYTES)
+                return self._folder.read(path, limit_bytes=MAX_DOCUMENT_BYTES)
             return None
 
-        return {name: data for name, data in map_parallel(read, names).items() if data is not None}
+        return read_documents(read, paths)
 
     def read_aliases(self, model: str) -> Mapping[str, str]:
-        documents = self._read_all(_path(model, "aliases"))
-        texts = {name: data.decode("ascii", errors="replace").strip() for name, data in documents.items()}
+        documents = self._read_all(self._list_files(_path(model, "aliases")))
+        texts = {
+            path.rpartition("/")[2]: data.decode("ascii", errors="replace").strip()
+            for path, data in documents.items()
+        }
         return {name: text for name, text in texts.items() if is_safe_name(name) and is_digest(text)}
 
     def add_version(self, model: str, version: Version) -> bool:
@@ -119,14 +126,15 @@ class DirectoryBackend(Backend):
     def read_attached(
         self, model: str, subjects: Sequence[Part | Version], kind: str
     ) -> Mapping[str, tuple[bytes, ...]]:
-        by_subject = {}
-        for subject in subjects:
-            documents = self._read_all(_attached_path(model, subject.digest))
-            start = f"{KIND_NAMES[kind]}-"
-            by_subject[subject.digest] = tuple(
-                data for name, data in documents.items() if name.startswith(start)
-            )
-        return by_subject
+        paths = {
+            subject.digest: self._list_files(_attached_path(model, subject.digest), f"{KIND_NAMES[kind]}-")
+            for subject in subjects
+        }
+        documents = self._read_all([path for listed in paths.values() for path in listed])
+        return {
+            digest: tuple(documents[path] for path in listed if path in documents)
+            for digest, listed in paths.items()
+        }
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}

@@ -22,6 +22,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from ortprep.registry.backend import MAX_LISTING_BYTES
 from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
 from ortprep.registry.retries import with_retries
 from ortprep.spec.redaction import redact_url
@@ -145,8 +146,14 @@ class MlflowServer:
         """Returns the objects in a field of all pages of an answer; raises as `call`."""
         objects: list[dict[str, Any]] = []
         token: dict[str, Any] = {}
+        total = 0
         for _ in range(_MAX_PAGES):
             answer = self.call(method, endpoint, max_results=_PAGE, **fields, **token)
+            total += len(repr(answer))
+            if total > MAX_LISTING_BYTES:
+                raise RegistryError(
+                    f"too large: {field} in MLflow\n  expected {MAX_LISTING_BYTES} bytes at most"
+                )
             objects += objects_in(answer, field)
             token = {"page_token": answer.get("next_page_token")}
             if not token["page_token"]:

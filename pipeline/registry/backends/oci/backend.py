@@ -35,7 +35,7 @@ from ortprep.registry.documents import (
     parse_document,
 )
 from ortprep.registry.progress import ignore
-from ortprep.registry.transfer import map_parallel
+from ortprep.registry.transfer import map_parallel, read_documents
 from ortprep.spec.redaction import redact_url
 
 _OWN, _VERSION, _ATTACHED = "_", "_v.", "_a."
@@ -115,10 +115,8 @@ class OciBackend(Backend):
                 return known(digest) or repository.read_manifest(digest)
             return None
 
-        documents = map_parallel(read, digests[: MAX_VERSIONS + 1])  # the catalogue refuses more
-        return tuple(
-            data for data in documents.values() if data is not None and VERSION_TYPE.encode() in data
-        )
+        documents = read_documents(read, digests[: MAX_VERSIONS + 1])  # the catalogue refuses more
+        return tuple(data for data in documents.values() if VERSION_TYPE.encode() in data)
 
     def read_aliases(self, model: str) -> Mapping[str, str]:
         repository = self._repository(model)
@@ -217,9 +215,8 @@ class OciBackend(Backend):
         by_prefix = {_attached_prefix(kind, subject.digest): subject.digest for subject in subjects}
         by_subject: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
         attached = [tag for tag in tags if tag[:-_HEX_DIGITS] in by_prefix]
-        documents = map_parallel(lambda tag: self._read_attached(model, tag, kind), attached)
-        for tag, data in documents.items():
-            by_subject[by_prefix[tag[:-_HEX_DIGITS]]] += () if data is None else (data,)
+        for tag, data in read_documents(lambda tag: self._read_attached(model, tag, kind), attached).items():
+            by_subject[by_prefix[tag[:-_HEX_DIGITS]]] += (data,)
         return by_subject
 
     def _read_attached(self, model: str, tag: str, kind: str) -> bytes | None:
