@@ -139,6 +139,7 @@ WRONG = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_request_is_refused_in_a_few_words(case: str) -> None:
     with pytest.raises(ProtocolError) as caught:
@@ -147,6 +148,7 @@ def test_a_wrong_request_is_refused_in_a_few_words(case: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("shape", [[10**4200, 1], [10**4200, 10**4200]])
 def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape: list[int]) -> None:
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
@@ -155,6 +157,7 @@ def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape: list
             parse_request(body(entry("x", "FP32", shape, **rest)), None, config)
 
 
+@pytest.mark.attack
 def test_many_outputs_are_refused_at_the_first_that_is_wrong() -> None:
     wanted = body(X, K, outputs=[{"name": "y"}] * 200_000)
     begun = time.process_time()
@@ -175,6 +178,7 @@ def test_an_error_says_what_the_model_takes(case: str) -> None:
         parse_request(WRONG[case], None, CONFIG)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("length", [0, -1, 10**9, MAX_HEADER_BYTES + 1])
 def test_a_header_has_a_length_that_can_be(length: int) -> None:
     with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):
@@ -189,6 +193,7 @@ def test_the_bytes_behind_a_header_are_those_it_announces(spare: bytes) -> None:
         parse_request(header + spare, len(header), config)
 
 
+@pytest.mark.attack
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 300))
 def test_no_bytes_do_more_than_be_refused(text: bytes, length: int | None) -> None:
     with pytest.raises(ProtocolError):

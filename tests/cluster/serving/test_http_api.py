@@ -20,6 +20,7 @@ from ortprep.cluster.serving.deployment import BundleDeployment
 BODY = {"type": "http.request", "body": b"{", "more_body": True}
 
 
+@pytest.mark.attack
 def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
     parts = iter([BODY])

@@ -174,6 +174,7 @@ def infer_body(**changes: Any) -> bytes:
     ).encode()
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status"),
     [
@@ -210,6 +211,7 @@ def test_a_wrong_shape_is_answered_with_what_is_expected(client: Any) -> None:
         client.infer("doubling", [tensor(tritonclient.http, "x", np.ones((2, 1, 1), np.float32))])
 
 
+@pytest.mark.attack
 def test_a_chunked_body_is_bounded_too(service: None) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=600)
     parts = (b" " * 65536 for _ in range(2 * MAX_JSON_BYTES // 65536))
@@ -237,6 +239,7 @@ def test_large_json_is_answered_in_json(service: None) -> None:
     assert said["outputs"][0]["data"] == [1.0] * count
 
 
+@pytest.mark.attack
 def test_what_the_model_refuses_is_told_without_files_of_the_server(service: None) -> None:
     one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
     size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [-5, 3]}
