@@ -19,7 +19,7 @@ from ortprep.errors import MissingExtraError, SourceError
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
-from ortprep.stages.fetch.transfer import Download, TransferError, first_line
+from ortprep.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,9 @@ class HubFile:
                 with _explained(self.address):
                     return bytes(file.read(size))
 
-            yield Download(read, start, info["size"], self.address.revision, _digest_of(info))
+            yield Download(
+                guard_reads(read, ()), start, info["size"], self.address.revision, _digest_of(info)
+            )
 
 
 def _digest_of(info: Any) -> str | None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import BinaryIO, Protocol, TypeVar, cast
 
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.errors import SourceError
@@ -23,6 +26,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BLOCK_BYTES = 1 << 20
+
+STALL_TIMEOUT_S = 300.0
+"""Longest time for the next block of a file that comes over a network, and for a server's first answer."""
+
+TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
+DEFAULT_TIMEOUT_S = 6 * 3600.0
+"""Longest time for a whole file, unless the environment has another one."""
 
 
 class TransferError(Exception):
@@ -39,17 +49,48 @@ class TransferError(Exception):
 
 
 def guard_reads(
-    read: Callable[[int], bytes], failures: tuple[type[Exception], ...]
+    read: Callable[[int], bytes],
+    failures: tuple[type[Exception], ...],
+    *,
+    abort: Callable[[], object] = lambda: None,
 ) -> Callable[[int], bytes]:
-    """Returns a reader that raises `TransferError` for these failures; those of the local disk stay."""
+    """Returns a reader that raises `TransferError` for these failures, and for a read that takes too long.
+
+    Failures of the local disk stay. `abort` ends a read from another thread.
+    """
 
     def guarded(size: int) -> bytes:
         try:
-            return read(size)
+            return call_in_time(lambda: read(size), abort)
         except failures as error:
             raise TransferError(f"the connection broke: {first_line(error)}") from error
 
     return guarded
+
+
+def call_in_time(call: Callable[[], T], abort: Callable[[], object] = lambda: None) -> T:
+    """Returns what a call returns; raises `TransferError` if it takes longer than `STALL_TIMEOUT_S`.
+
+    A server that sends a byte a minute never lets a socket's own timeout pass. The call is
+    aborted then; one that cannot be ends by itself, in a thread that nothing waits for.
+    """
+    results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
+            results.put((None, error))
+
+    Thread(target=run, name="ortprep-fetch", daemon=True).start()
+    try:
+        result, error = results.get(timeout=STALL_TIMEOUT_S)
+    except Empty:
+        abort()
+        raise TransferError(f"expected 1 MiB within {STALL_TIMEOUT_S:.0f} s, got less") from None
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 def first_line(error: BaseException) -> str:
@@ -103,14 +144,14 @@ class RetryPolicy:
         retry_delay_s: Pause before the second try, in seconds; it doubles each time.
         max_retry_delay_s: Longest pause, in seconds.
         max_bytes: Largest file, in bytes.
-        timeout_s: Longest time for the whole file, in seconds.
+        timeout_s: Longest time for the whole file, in seconds; None for that of `$ORTPREP_FETCH_TIMEOUT_S`.
     """
 
     attempts: int = 6
     retry_delay_s: float = 0.5
     max_retry_delay_s: float = 30.0
     max_bytes: int = 2**40
-    timeout_s: float = 24 * 3600.0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +208,8 @@ def fetch_file(
     retry = retry or RetryPolicy()
     destination.parent.mkdir(parents=True, exist_ok=True)
     failures = 0
-    deadline_s = time.monotonic() + retry.timeout_s
+    timeout_s = read_timeout_s() if retry.timeout_s is None else retry.timeout_s
+    deadline_s = time.monotonic() + timeout_s
     version: str | None = None
     with destination.open("wb") as file:
         partial = _PartialFile(file)
@@ -189,6 +231,14 @@ def fetch_file(
                 )
     DigestCache().record(destination, partial.digest)
     return TransferResult(partial.size_bytes, partial.digest)
+
+
+def read_timeout_s() -> float:
+    """Returns the longest time for a whole file; raises SourceError if the environment has no number."""
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise SourceError(f"bad {TIMEOUT_VARIABLE}: {text[:80]!r}\n  expected a whole number of seconds")
+    return float(text) if text else DEFAULT_TIMEOUT_S
 
 
 def retry_request(request: Callable[[], T], name: str, retry: RetryPolicy) -> T:
@@ -233,11 +283,12 @@ def _receive(
         partial.restart()
     while block := download.read(BLOCK_BYTES):
         partial.append(block)
-        if partial.size_bytes > max_bytes or time.monotonic() > deadline_s:
+        if partial.size_bytes > max_bytes:
+            raise SourceError(f"cannot fetch: {origin.name}\n  expected at most {max_bytes} bytes, got more")
+        if time.monotonic() > deadline_s:
             raise SourceError(
-                f"cannot fetch: {origin.name}\n"
-                f"  expected at most {max_bytes} bytes within the time limit, got {partial.size_bytes}",
-                hint="download the file by hand and use source: {path: …}",
+                f"took too long: {origin.name}\n  got {partial.size_bytes} bytes within the time limit",
+                hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
             )
         yield
     if download.size_bytes is not None and partial.size_bytes != download.size_bytes:

@@ -18,7 +18,7 @@ import urllib3
 
 from ortprep.errors import SourceError
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
-from ortprep.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
+from ortprep.stages.fetch.transfer import Download, TransferError, call_in_time, first_line, guard_reads
 
 TIMEOUT_S = 60.0
 """Longest silence of a server before the connection counts as cut."""
@@ -81,7 +81,9 @@ class WebFile:
 
     def _get(self, session: requests.Session, headers: dict[str, str]) -> requests.Response:
         try:
-            return session.get(self.url, headers=headers, stream=True, timeout=TIMEOUT_S)
+            return call_in_time(
+                lambda: session.get(self.url, headers=headers, stream=True, timeout=TIMEOUT_S)
+            )
         except ValueError:
             raise SourceError(f"not a URL: {self.name}\n  expected http(s)://host[:port]/path") from None
         except requests.TooManyRedirects:
@@ -131,4 +133,4 @@ class WebFile:
         response.raw.enforce_content_length = False
         read = partial(response.raw.read, decode_content=False)
         failures = (OSError, urllib3.exceptions.HTTPError, ValueError)
-        return Download(guard_reads(read, failures), start, size_bytes, version)
+        return Download(guard_reads(read, failures, abort=response.raw.shutdown), start, size_bytes, version)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,8 +18,17 @@ import requests
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import MissingExtraError, SourceError
+from ortprep.stages.fetch import transfer
 from ortprep.stages.fetch.origins import LocalFile, beside, origin_of
-from ortprep.stages.fetch.transfer import BLOCK_BYTES, RetryPolicy, TransferResult, fetch_file
+from ortprep.stages.fetch.transfer import (
+    BLOCK_BYTES,
+    DEFAULT_TIMEOUT_S,
+    TIMEOUT_VARIABLE,
+    RetryPolicy,
+    TransferResult,
+    fetch_file,
+    read_timeout_s,
+)
 from ortprep.stages.fetch.web_file import _Session
 from tests.fakes import FileServer, send_cut, send_slowly, send_status, send_whole, serve, wait_for_a_tick
 
@@ -174,14 +186,80 @@ def test_a_redirect_from_https_to_http_is_refused() -> None:
     _Session().rebuild_auth(requests.Request("GET", "https://elsewhere/m.onnx").prepare(), response)
 
 
-@pytest.mark.parametrize("limits", [{"max_bytes": BLOCK_BYTES}, {"timeout_s": 0.0}])
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("limits", "message"), [({"max_bytes": BLOCK_BYTES}, "got more"), ({"timeout_s": 0.0}, "took too long")]
+)
 def test_a_download_is_limited_in_size_and_time(
-    server: FileServer, tmp_path: Path, limits: dict[str, float]
+    server: FileServer, tmp_path: Path, limits: dict[str, float], message: str
 ) -> None:
     retry = dataclasses.replace(RETRY, **limits)  # type: ignore[arg-type]
     server.files["/m.onnx"] = CONTENT * 2
-    with pytest.raises(SourceError, match="within the time limit"):
+    with pytest.raises(SourceError, match=message):
         fetch_file(origin_of(server.url + "/m.onnx"), tmp_path / "got", retry=retry)
+
+
+def test_the_time_limit_of_a_whole_file_comes_from_the_environment(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/m.onnx"] = CONTENT
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0")
+    with pytest.raises(SourceError, match="took too long") as raised:
+        fetch_file(origin_of(server.url + "/m.onnx"), tmp_path / "got", retry=RETRY)
+    assert TIMEOUT_VARIABLE in str(raised.value.hint)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "soon")
+    with pytest.raises(SourceError, match=f"bad {TIMEOUT_VARIABLE}: 'soon'"):
+        fetch_file(origin_of(server.url + "/m.onnx"), tmp_path / "got", retry=RETRY)
+    monkeypatch.delenv(TIMEOUT_VARIABLE)
+    assert read_timeout_s() == DEFAULT_TIMEOUT_S
+
+
+@contextmanager
+def trickling_server(before: bytes) -> Iterator[str]:
+    """A server that sends some bytes of an answer at once, and then one at a time, for ever."""
+    ended = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(before)
+            while not ended.wait(0.02):
+                connection.sendall(b"x")
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/m.onnx"
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "before", [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "]
+)
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(transfer, "STALL_TIMEOUT_S", 0.2)
+    results: list[BaseException] = []
+
+    def fetch() -> None:
+        try:
+            fetch_file(origin_of(url), tmp_path / "got", retry=RETRY)
+        except SourceError as error:
+            results.append(error)
+
+    with trickling_server(before) as url:
+        thread = threading.Thread(target=fetch, daemon=True)
+        thread.start()
+        thread.join(30)
+    assert [type(result) for result in results] == [SourceError], "it does not wait for ever"
+    assert "gave up after 3 tries" in str(results[0])
 
 
 def test_no_server_is_told_after_a_few_tries(server: FileServer, tmp_path: Path) -> None:
