@@ -1,4 +1,4 @@
-"""HTTP with an OCI registry: bounded in time, with credentials for its own origin alone."""
+"""HTTP with an OCI registry: bounded in time, with credentials for itself and its own token server alone."""
 
 from __future__ import annotations
 
@@ -115,6 +115,12 @@ class OciClient:
             return basic.get("Authorization", "")
         fields, doing = requests.utils.parse_dict_header(rest), f"get a token for {self.host}"
         realm = self.resolve(fields.get("realm"), doing)
+        if basic and not self._is_token_server(realm):
+            host = urlsplit(realm).hostname
+            raise AccessDeniedError(
+                f"cannot {doing}\n  expected a token server that may have its credentials, got {host}",
+                hint=f"docker logout {self.host}   (to ask {host} for a token without credentials)",
+            )
         parameters = {name: fields[name] for name in ("service", "scope") if name in fields}
         with self._request("GET", realm, doing, params=parameters, headers=basic) as response:
             body = read_body(response, doing, _MAX_TOKEN_BYTES)
@@ -139,6 +145,19 @@ class OciClient:
         if self.base.startswith("https:") and not url.startswith("https:"):
             raise RegistryError(f"cannot {doing}\n  expected an https URL, got another")
         return url
+
+    def _is_token_server(self, url: str) -> bool:
+        """Says whether a token server may have the registry's credentials.
+
+        It is on the same host, or with TLS in the domain that the registry's host is in: `auth.docker.io` for
+        `registry-1.docker.io`, `gitlab.com` for `registry.gitlab.com`. Never in a top-level domain.
+        """
+        own, host = (urlsplit(one).hostname or "" for one in (self.base, url))
+        domain = own.partition(".")[2]
+        is_domain = "." in domain and not own.replace(".", "").isdecimal() and ":" not in own
+        return host == own or (
+            is_domain and url.startswith("https:") and (host == domain or host.endswith(f".{domain}"))
+        )
 
     def is_own(self, url: str) -> bool:
         """Says whether a URL leads to the registry itself: its scheme, host and port."""

@@ -753,6 +753,63 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: F
     client.close()
 
 
+def ask_for_token(host: str, realm: str, folder: Path, *, login: str) -> list[object]:
+    """Asks a registry that sends for a token to `realm`; returns the credentials that `realm` got."""
+    client = OciClient(host, secure=True, timeout_s=(1, 1))
+    request = requests.Request("GET", f"{client.base}team/tags/list")
+    challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="tests"'}
+    with oci_login(folder, f"https://{login}"), responses.RequestsMock(False) as answers:
+        answers.get(request.url, status=401, headers=challenge)
+        answers.get(realm, json={"token": "one"})
+        answers.get(request.url, json={"tags": []})
+        try:
+            client.send(request, "list versions", ("team", "pull")).close()
+        finally:
+            asked = [call.request for call in answers.calls if str(call.request.url).startswith(realm)]
+            client.close()
+    return [one.headers.get("Authorization") for one in asked]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("host", "realm"),
+    [
+        ("registry.example.org", "https://evil.test/token"),
+        ("registry.example.org", "https://registry.example.org.evil.test/token"),
+        ("registry.example.org", "https://evilexample.org/token"),
+        ("example.org", "https://evil.org/token"),
+        ("10.0.0.1", "https://10.0.0.2/token"),
+        ("10.0.0.1:5000", "https://evil.0.0.1/token"),
+        ("[::1]:5000", "https://evil.test/token"),
+        ("localhost", "https://evil.localhost/token"),
+    ],
+)
+def test_a_token_server_elsewhere_gets_no_credentials(tmp_path: Path, host: str, realm: str) -> None:
+    with pytest.raises(AccessDeniedError, match="expected a token server that may have its credentials"):
+        ask_for_token(host, realm, tmp_path, login=host)
+
+
+@pytest.mark.parametrize(
+    ("host", "realm"),
+    [
+        ("registry-1.example.org", "https://auth.example.org/token"),
+        ("registry.gitlab.com", "https://gitlab.com/jwt/auth"),
+        ("gitlab.example.org:5050", "https://gitlab.example.org/jwt/auth"),
+        ("quay.io", "https://quay.io/v2/auth"),
+    ],
+)
+def test_a_token_server_of_the_same_domain_gets_the_credentials(
+    tmp_path: Path, host: str, realm: str
+) -> None:
+    assert ask_for_token(host, realm, tmp_path, login=host) == ["Basic " + secrets_of(PASSWORD)[1]]
+
+
+def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_none(tmp_path: Path) -> None:
+    """Anonymous pulls from public registries work so."""
+    realm = "https://auth.test/token"
+    assert ask_for_token("registry.example.org", realm, tmp_path, login="other.example.org") == [None]
+
+
 def test_uploads_elsewhere_get_no_credentials(locked: FaultProxy, server: OciServer, tmp_path: Path) -> None:
     with fault_proxy(server.url) as elsewhere, oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
