@@ -104,6 +104,15 @@ def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
     assert [word for word in words if word not in joined] == []
 
 
+def test_each_class_of_attack_is_answered_where_the_page_says() -> None:
+    table = (ROOT / "docs/security.md").read_text().partition("## Where each class of attack is answered")[2]
+    places = re.findall(r"\| `ortprep\.([\w.]+)\.(\w+)` \|$", table, re.MULTILINE)
+    assert len(places) == table.count("\n| ") - 1 > 10, "a row without a place"
+    for module, name in places:
+        source = (ROOT / "pipeline" / f"{module.replace('.', '/')}.py").read_text()
+        assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), f"{module}.{name}"
+
+
 def _links(text: str) -> list[str]:
     parts = [part.partition(")")[0] for part in text.split("](")[1:]]
     return [part.partition("#")[0] for part in parts if part.partition("#")[0] and "://" not in part]
