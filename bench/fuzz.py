@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import contextlib
 import dataclasses
 import io
 import json
+import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -111,32 +114,32 @@ def documents() -> Check:
 
 def cache_entries() -> Check:
     """Remembered digests, loads and lists of bundles: anything that is none is as if it were not there."""
-    import os
-
     import ortprep.runtime.loading.resolved_variant as loads
-    from ortprep.bundle.file_memory import DIGEST_FOLDER, entry_path, is_digest, read_digest, read_stamp
-    from ortprep.bundle.file_memory import write_entry as write
+    from ortprep.bundle import file_memory as memory
     from ortprep.runtime.dropin import source_index
     from ortprep.runtime.loading.load_options import LoadOptions
     from ortprep.runtime.loading.session import import_onnxruntime
 
     import_onnxruntime()
     folder = _scratch_file().parent
-    os.environ["ORTPREP_CACHE_DIR"] = str(folder)
+    os.environ[memory.CACHE_VARIABLE] = str(folder)
     loader = folder / "loader.json"
     loader.write_bytes(b"{}")
-    stamp, options, root = read_stamp(loader), LoadOptions(), str(folder)
+    stamp, options, root = memory.read_stamp(loader), LoadOptions(), str(folder)
+    digests, load, index = folder / "digests", loads._entry(stamp, options), source_index._index_path(root)
+    assert load is not None
+    assert index is not None
 
     def check(data: bytes) -> None:
-        write(entry_path(f"{folder}/{DIGEST_FOLDER}", stamp), data)
-        digest = read_digest(stamp)
-        assert digest is None or is_digest(digest)
+        memory.write_entry(memory.entry_path(str(digests), stamp), data)
+        digest = memory.read_digest(stamp, str(digests))
+        assert digest is None or memory.is_digest(digest)
         key = repr(loads._key(root, options)).encode()
         for content in (data, b"(%b, %b)" % (key, data)):
-            write(loads._entry(stamp, options), content)
+            memory.write_entry(load, content)
             resolved = loads.recall(root, options)
             assert resolved is None or not resolved.find_changed()
-        write(source_index._index_path(root), data)
+        memory.write_entry(index, data)
         source_index._recall(root)
         source_index._KNOWN.clear()
 
@@ -197,14 +200,16 @@ def _mutate(value: Any, random: Random) -> Any:
 
 
 def _scratch_file() -> Path:
-    folder = tempfile.mkdtemp(prefix="ortprep-fuzz-", dir="/dev/shm")
-    return Path(folder) / "file"
+    folder = Path(tempfile.mkdtemp(prefix="ortprep-fuzz-", dir="/dev/shm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "file"
 
 
 def _external_files(message: Any) -> Iterator[str]:
     """Yields the location of every external tensor in a protobuf message."""
     if message.DESCRIPTOR.full_name == "onnx.TensorProto":
-        yield from (entry.value for entry in message.external_data if entry.key == "location")
+        # What is no UTF-8 is left as bytes by protobuf.
+        yield from (os.fsdecode(entry.value) for entry in message.external_data if entry.key == "location")
     for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:
             for item in value if hasattr(value, "add") else (value,):
