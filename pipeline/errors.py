@@ -14,6 +14,8 @@ import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ortprep.quoting import quoted
+
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
 
@@ -279,10 +281,8 @@ class InstallationError(PipelineError):
 
 def hint_of_os_error(error: OSError, *folders: str) -> str | None:
     """Returns the command that shows how full the disks of some folders are, where that is what failed."""
-    import shlex
-
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return shlex.join(("df", "-h", *folders)) if full else None
+    return quoted("df", "-h", *folders) if full else None
 
 
 def error_named(name: str) -> type[PipelineError]:

@@ -11,7 +11,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.tuning_record import Summary
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
-from ortprep.cli.console import build_table, echo, printable, write_json, write_line, write_table
+from ortprep.cli.console import build_table, echo, write_json, write_line, write_table
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import LEGEND, format_summary
@@ -21,6 +21,7 @@ from ortprep.measuring.regression.comparison import Comparison
 from ortprep.measuring.regression.comparison import compare as compare_bundles
 from ortprep.measuring.regression.limits import FIGURES, parse_limits
 from ortprep.measuring.regression.variant_snapshot import Difference
+from ortprep.quoting import printable
 
 _VERDICTS: dict[Verdict, str] = {
     "regression": "regression",

@@ -36,11 +36,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ortprep.errors import PipelineError
+from ortprep.quoting import printable, terminal_handler
 from ortprep.registry.progress import Progress
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 100
-_NOT_SHOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def start_streams() -> None:
@@ -60,18 +60,6 @@ def _end_streams() -> None:
         sys.stdout.flush()
     with _ignoring_errors():
         sys.stderr.flush()
-
-
-def printable(text: str, *, lines: bool = True) -> str:
-    """Returns text without what a terminal takes for orders: control characters, bidirectional overrides.
-
-    Everything that reaches a terminal passes through here, since models, bundles, registries and messages of
-    ONNX Runtime are other people's text.
-    """
-    joined = text if lines else " ".join(text.split("\n"))
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else _NOT_SHOWN for character in joined
-    )
 
 
 def write_line(text: str) -> None:
@@ -189,14 +177,8 @@ def echo_error(error: PipelineError) -> None:
 def start_logging(level: str | None) -> None:
     """Sends the library's log to stderr, at `level` or `$ORTPREP_LOG` or warnings."""
     name = (level or os.environ.get("ORTPREP_LOG") or "warning").upper()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    handler = terminal_handler("%(levelname)s %(name)s: %(message)s")
     logging.basicConfig(level=logging.getLevelNamesMapping().get(name, logging.WARNING), handlers=[handler])
-
-
-class _PrintableFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
 
 
 @contextlib.contextmanager

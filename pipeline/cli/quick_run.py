@@ -39,10 +39,11 @@ def run_program(arguments: Sequence[str]) -> None:
             start_program(program, bundles, verbose="--verbose" in flags)
     except Exception as error:
         from ortprep.errors import PipelineError
+        from ortprep.quoting import printable
 
         if not isinstance(error, PipelineError):
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(printable(f"error: {error}\n"))
         sys.exit(error.exit_code)
     sys.exit(0)
 

@@ -9,7 +9,7 @@ import typer
 
 from ortprep.bundle.codec import encode
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, command
-from ortprep.cli.console import build_table, echo, printable, write_json, write_table
+from ortprep.cli.console import build_table, echo, write_json, write_table
 from ortprep.cli.model_resolution import Locations, examine_prepared
 from ortprep.cli.tables import format_summary
 from ortprep.diagnose.upgrade.check import ROUNDS, check_upgrade
@@ -19,6 +19,7 @@ from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.regression.limits import FIGURES as UNITS
 from ortprep.measuring.regression.limits import parse_limits
+from ortprep.quoting import printable
 from ortprep.runtime.probing.scratch_folder import scratch_folder
 
 _DASH = "–"

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from ortprep.bundle.digest import digest_json
-from ortprep.cli.console import BuildObserver, echo, printable, start_logging, write_json, write_line
+from ortprep.cli.console import BuildObserver, echo, start_logging, write_json, write_line
+from ortprep.quoting import printable
 from tests.prepare.builders import REPOSITORY, Project
 from tests.registry.builders import write_bundle, write_keys
 from tests.runtime.builders import rewrite_digests
+
+pytestmark = pytest.mark.attack
 
 ORDERS = "\x1b]8;;http://evil\x07\x1b[2J\x9b31m\u202e\u2066\u200f\u2028\x85\x7f\r\b"
 """A link, a cleared screen, C1, bidirectional overrides, line ends, and what moves the cursor."""

@@ -22,6 +22,7 @@ SESSION = (
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
+    (folder / "other").mkdir()
     write_bundle_of(write_source(folder / "net.onnx"), folder / "artifacts/net")
     return folder
 
@@ -38,8 +39,25 @@ def test_sessions_of_the_program_are_of_bundles(project: Path, bundles: list[str
 
 def test_verbose_says_what_each_session_is_of(project: Path) -> None:
     done = run(project, "--verbose", sys.executable, "-c", SESSION, "net.onnx")
+    of_bundle = f"ortprep: session of net.onnx: {project}/artifacts/net, variant cpu\n"
+    assert (done.stdout, done.stderr) == ("True\n", of_bundle)
+    done = run(project, "--verbose", "--bundles", "other", sys.executable, "-c", SESSION, "net.onnx")
+    plain = "ortprep: plain session of net.onnx: no bundle was prepared from these bytes in "
+    assert (done.stdout, done.stderr) == ("False\n", f"{plain}{project}/other\n")
+
+
+@pytest.mark.attack
+def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(tmp_path: Path) -> None:
+    orders = "\x1b]0;owned\x07\x9b2J\u202e"
+    folder = tmp_path / f"x{orders}\nortprep session of bank.onnx"
+    write_bundle_of(write_source(tmp_path / "net.onnx"), folder / "net")
+    done = run(tmp_path, "--verbose", "--bundles", str(folder), sys.executable, "-c", SESSION, "net.onnx")
     assert done.stdout == "True\n"
-    assert f"ortprep: session of net.onnx: {project}/artifacts/net" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ortprep: session of net.onnx: ")
+    failed = run(tmp_path, "--bundles", f"no{orders}", "--", "true")
+    assert failed.returncode == 2
+    assert all(one.isprintable() or one == "\n" for one in done.stderr + failed.stderr)
 
 
 def test_the_programs_own_options_streams_and_exit_code_are_its_own(project: Path) -> None:

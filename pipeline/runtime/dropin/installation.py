@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ortprep.quoting import terminal_handler
 from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
 from ortprep.runtime.loading.bundle_loader import log_line
@@ -52,9 +53,7 @@ def put_in_place(onnxruntime: Any, session_class: type) -> None:
 def _log_to_stderr() -> None:
     import logging
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("ortprep: %(message)s"))
     log = logging.getLogger("ortprep")
-    log.addHandler(handler)
+    log.addHandler(terminal_handler("ortprep: %(message)s", lines=False))
     log.setLevel(logging.INFO)
     log.propagate = False

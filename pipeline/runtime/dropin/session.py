@@ -28,7 +28,7 @@ from ortprep.runtime.dropin.source_index import (
     name_place,
     split_places,
 )
-from ortprep.runtime.loading.bundle_loader import log_line, open_folder
+from ortprep.runtime.loading.bundle_loader import describe_selection, log_line, open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
 from ortprep.telemetry import disable_telemetry
@@ -185,7 +185,7 @@ def _try_bundles(
     reason = None
     for bundle in bundles:
         try:
-            open_folder(bundle.folder, options)
+            opened = open_folder(bundle.folder, options)
         except Exception as error:  # narrowed below: a session that is made needs no module of errors
             from ortprep.errors import PipelineError
 
@@ -194,7 +194,8 @@ def _try_bundles(
             reason = _explain(error, bundle)
         else:
             _restore_request(instance, request)
-            log_line("info", "session of %s: %s", _name(request), bundle.folder)
+            place = _name(request), bundle.folder
+            log_line(*describe_selection(opened.resolved, "session of %s: %s,", *place))
             return None
     return reason
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
@@ -316,14 +316,25 @@ def _make_session(
 
 
 def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
-    bundle, name = resolved.bundle, resolved.name
+    bundle = resolved.bundle
     if options.device_id is not None and not resolved.uses_gpu:
-        log_line("warning", "%s: device_id=%d has no effect on variant %s", bundle, options.device_id, name)
-    if resolved.passed_over:
-        reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
-        log_line("warning", "%s: taking variant %s; passed over: %s", bundle, name, reasons)
-    else:
-        log_line("info", "%s: taking variant %s", bundle, name)
+        log_line(
+            "warning",
+            "%s: device_id=%d has no effect on variant %s",
+            bundle,
+            options.device_id,
+            resolved.name,
+        )
+    if options.replacement is None:  # else the drop-in says so, in its one line
+        log_line(*describe_selection(resolved, "%s: taking", bundle))
+
+
+def describe_selection(resolved: ResolvedVariant, message: str, *values: object) -> tuple[Any, ...]:
+    """Returns what `log_line` takes: a line that ends in the variant and why others were passed over."""
+    if not resolved.passed_over:
+        return "info", f"{message} variant %s", *values, resolved.name
+    reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
+    return "warning", f"{message} variant %s; passed over: %s", *values, resolved.name, reasons
 
 
 def log_line(level: str, message: str, *values: object) -> None:
