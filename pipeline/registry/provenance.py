@@ -1,4 +1,4 @@
-"""What tools read of where a bundle is from: SLSA provenance, a CycloneDX BOM and a model card. Pure.
+"""What tools read of where a bundle is from: SLSA provenance, a CycloneDX BOM and a model card.
 
 All three are functions of the bundle's two records, so publishing a bundle again publishes the same bytes.
 """
@@ -8,16 +8,22 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import encode, format_json
+from ortprep.bundle.codec import encode, format_json, read_json
 from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, TensorSpec
 from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.bundle.paths import resolve_inside
+from ortprep.errors import BundleError, IntegrityError
 from ortprep.measuring.shipped import shipped_figures, worst_error
-from ortprep.registry.documents import BOM, CARD, PROVENANCE, as_mapping
+from ortprep.registry.documents import BOM, CARD, OWN_FILES, PROVENANCE, Part, as_mapping
 
-_BUILDER = "https://pypi.org/project/ortprep"
+_BUILDER = "urn:ortprep:prepare"
+"""Says what built it, and not who: a statement is as trustworthy as the signature of its part."""
+
+_MAX_STATEMENT_BYTES = 64 * 1024 * 1024
 _NAMESPACE = uuid.UUID("6f0c2f0e-52b1-5d0e-9f6f-0b4b3a1d7c55")
 _MODEL = "machine-learning-model"
 
@@ -34,6 +40,33 @@ def describe_provenance(
     }
 
 
+def check_provenance(folder: Path, part: Part) -> None:
+    """Checks that the provenance in a bundle is of the part's own files and source, if the part has one.
+
+    Raises:
+        IntegrityError: It is of others.
+        BundleError: It is no statement.
+    """
+    if PROVENANCE not in {entry.path for entry in part.files}:
+        return
+    statement = read_json(resolve_inside(folder, PROVENANCE), max_bytes=_MAX_STATEMENT_BYTES)
+    try:
+        stated = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+        definition = statement["predicate"]["buildDefinition"]
+        sources = [one["digest"] for one in definition["resolvedDependencies"] if one["name"] == "source"]
+    except (KeyError, TypeError) as error:
+        raise BundleError(f"not a provenance: {PROVENANCE}\n  expected an in-toto statement") from error
+    files = {entry.path: _hex(entry.sha256) for entry in part.files if entry.path not in OWN_FILES}
+    differing = sorted(path for path in stated.keys() | files if stated.get(path) != files.get(path))
+    if sources != [{"sha256": _hex(part.source)}]:
+        differing.append("the source")
+    if differing:
+        raise IntegrityError(
+            f"provenance of something else: {PROVENANCE}\n"
+            f"  expected the digests of {part.digest}, got others of {', '.join(map(str, differing[:5]))}"
+        )
+
+
 def _build_statement(manifest: Manifest, files: Sequence[FileEntry]) -> dict[str, Any]:
     """Returns an in-toto statement (v1) with SLSA provenance (v1) of a bundle's files."""
     source = manifest.source.sha256
@@ -48,7 +81,7 @@ def _build_statement(manifest: Manifest, files: Sequence[FileEntry]) -> dict[str
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": f"{_BUILDER}/buildtypes/prepare/v1",
+                "buildType": f"{_BUILDER}:v1",
                 "externalParameters": {"model": manifest.name, "spec": manifest.spec_digest},
                 "internalParameters": {"environment": encode(manifest.environment)},
                 "resolvedDependencies": dependencies,

@@ -24,6 +24,7 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_selection import choose_part
 from ortprep.registry.progress import Observer, Progress, ignore
+from ortprep.registry.provenance import check_provenance
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
 from ortprep.registry.transfer import read_limit, run_parallel
@@ -250,6 +251,7 @@ class _PartPull:
             self._place_files(graphs, folder, report, alone=frozenset())
             self._place_files(others, folder, report, alone=_find_alone(graphs, folder))
             check_bundle(folder, DigestCache().digest)
+            check_provenance(folder, self.part)
             check_replaceable(out)
         return absent
 

@@ -57,8 +57,8 @@ def test_the_provenance_is_of_the_published_form(pulled: Path) -> None:
 
     predicate = json.loads((pulled / PROVENANCE).read_bytes())["predicate"]
     message = ParseDict(predicate, Message())  # refuses what the definition does not have
-    assert message.build_definition.build_type.startswith("https://")
-    assert message.run_details.builder.id.startswith("https://")
+    assert message.build_definition.build_type == "urn:ortprep:prepare:v1"
+    assert message.run_details.builder.id == "urn:ortprep:prepare"
     assert message.run_details.metadata.finished_on.seconds > 0
     (source,) = predicate["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == {"sha256": digest_bytes(b"source")[7:]}

@@ -17,10 +17,12 @@ import onnxruntime
 import pytest
 
 from ortprep.bundle import loader_config
-from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import IntegrityError, LoadError
 from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading import resolved_variant, variant_resolver
+from ortprep.runtime.loading.option_policy import find_invalid_options
 from tests.runtime.builders import CPU_ONLY, sample, weights_of, write_bundle, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -181,6 +183,56 @@ def test_a_memory_of_what_lies_elsewhere_is_not_believed(
     assert len(decided) == 2
 
 
+EVIL = {
+    "a file that ONNX Runtime writes": ("{}, {}", "{'optimized_model_filepath': %r}, {}"),
+    "a log that it writes": ("{}, {}", "{'enable_profiling': True, 'profile_file_prefix': %r}, {}"),
+    "a library that it loads": ("{}, {}", "{}, {'session.custom_library': %r}"),
+    "an option of a provider": ("'CPUExecutionProvider', {}", "'CPUExecutionProvider', {'path': %r}"),
+    "a provider": ("'CPUExecutionProvider', {}", "'TensorrtExecutionProvider', {}"),
+    "a number out of range": ("{}, {}", "{'intra_op_num_threads': 100000}, {}"),
+    "a word in place of a number": ("{}, {}", "{}, {'session.disable_prepacking': 'x'}"),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", EVIL)
+def test_an_option_that_no_bundle_may_set_is_not_taken_from_a_memory_either(
+    bundle: Path, decided: list[str], tmp_path: Path, kind: str
+) -> None:
+    assert_right(bundle)
+    (entry,) = entries(bundle)
+    old, new = EVIL[kind]
+    changed = entry.read_text().replace(old, new.replace("%r", repr(str(tmp_path / "written"))))
+    assert changed != entry.read_text()
+    entry.write_text(changed)
+    session = load(bundle)
+    assert session.get_session_options().intra_op_num_threads == 0
+    assert len(decided) == 2
+    assert not list(tmp_path.glob("written*"))
+
+
+def test_what_is_taken_from_a_memory_unasked_is_what_a_bundle_may_set() -> None:
+    switches = dict.fromkeys(resolved_variant.SWITCHES, "1")
+    counts = dict.fromkeys(resolved_variant.COUNTS, str(resolved_variant.MAX_COUNT))
+    choices = [{name: value} for name, values in resolved_variant.CHOICES.items() for value in values]
+    for chosen in (switches, counts, *choices):
+        for name, value in chosen.items():
+            plain = int(value) if value.isdecimal() else value
+            attribute = bool(plain) if name in switches else plain
+            possible = (
+                variant_with(attributes={name: attribute}),
+                variant_with(entries={name: value}),
+                variant_with(provider={name: value}),
+            )
+            assert any(find_invalid_options(variant) == () for variant in possible), name
+
+
+def variant_with(attributes: Any = (), entries: Any = (), provider: Any = ()) -> Variant:
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", dict(attributes), dict(entries))
+    providers = (ProviderRecord("CUDAExecutionProvider", dict(provider)),)
+    return Variant("cpu", "cpu", "cpu/net.onnx", (), options, providers, CPU_ONLY)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"target": 5}, {"target": ["cpu"]}, {"precision": "a\0b"}, {"precision": "../x"}, {"target": "../x"}],
@@ -245,6 +297,7 @@ LOADS_MODULES = [
         ".runtime.loading.load_options",
         ".runtime.loading.resolved_variant",
         ".runtime.loading.session",
+        ".telemetry",
     )
 ]
 """All that `load` brings in beside what numpy and ONNX Runtime do; each takes 0.1 to 0.6 ms."""
