@@ -1,29 +1,25 @@
-"""The examples are run as their README says; what needs a cluster or Docker is read."""
+"""Examples that are no recipes: what needs a cluster or Docker is read."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import wave
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer.main
 import yaml
-from PIL import Image, ImageDraw, ImageFont
 
 import ortprep.cli.app  # noqa: F401  puts the commands on the app
 from ortprep.bundle.digest import digest_bytes
 from ortprep.cli.command import app
-from tests.prepare.builders import AS_PREPARED, QUICK
 from tests.registry.builders import write_keys
 from tests.runtime.builders import write_bundle
 from tests.stages.fetch.fakes import serve_hub
@@ -32,8 +28,6 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 MAX_LINES = 60
-DEFAULTS = json.dumps({"tune": AS_PREPARED, "measure": QUICK})
-LINES = ("Invoice number 2026", "Total amount due 31.40", "Please pay within 30 days")
 
 
 def run(*command: str, folder: Path) -> str:
@@ -51,95 +45,22 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the examples whose models were fetched and prepared by the commands of the README."""
-    folder = tmp_path_factory.mktemp("examples") / "examples"
-    shutil.copytree(EXAMPLES, folder)
-    (folder / "configs" / "defaults.yaml").write_text(DEFAULTS)
-    (block,) = re.findall(r"```bash\n(.*?prepare\n)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
-    run("bash", "-euc", block, folder=folder)
-    return folder
-
-
-def draw_page(path: Path, *, turned: int = 0) -> str:
-    """Writes an image of a page of text, turned clockwise by some degrees; returns its name."""
-    page = Image.new("RGB", (640, 480), "white")
-    font = ImageFont.load_default(size=32)
-    for number in range(2 * len(LINES)):
-        place = (40, 20 + 75 * number)
-        ImageDraw.Draw(page).text(place, LINES[number % len(LINES)], fill="black", font=font)
-    page.rotate(-turned, expand=True).save(path)
-    return path.name
-
-
-def write_voice(path: Path) -> str:
-    """Writes 1 s of silence, 2 s of a voice that says "a", and 1 s of silence; returns the file's name."""
-    rate = 16_000
-    seconds = np.arange(2 * rate) / rate
-    pitch = 120 + 10 * np.sin(2 * np.pi * 3 * seconds)
-    phase = 2 * np.pi * np.cumsum(pitch) / rate
-    voice = np.zeros_like(seconds)
-    for harmonic in range(1, 30):
-        frequency = harmonic * 120
-        formants = sum(np.exp(-(((frequency - centre) / 120) ** 2)) for centre in (730, 1090, 2440))
-        voice += (0.03 + formants) * np.sin(harmonic * phase)
-    voice *= 0.6 + 0.4 * np.sin(2 * np.pi * 4 * seconds)
-    samples = np.concatenate([np.zeros(rate), 0.3 * voice / np.abs(voice).max(), np.zeros(rate)])
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((samples * 32767).astype(np.int16).tobytes())
-    return path.name
-
-
 @pytest.mark.slow
-def test_images_are_classified(examples: Path) -> None:
-    pages = [draw_page(examples / f"page{turned}.png", turned=turned) for turned in (0, 90, 180, 270)]
-    written = run(sys.executable, "classify_image.py", *pages, folder=examples)
-    found = re.findall(r"^page(\d+)\.png: turned clockwise by (\d+) degrees", written, re.MULTILINE)
-    assert found == [(turned, turned) for turned in ("0", "90", "180", "270")]
-
-
-@pytest.mark.slow
-def test_three_models_in_one_pool_read_a_page_that_is_upside_down_too(examples: Path) -> None:
-    pages = draw_page(examples / "upright.png"), draw_page(examples / "turned.png", turned=180)
-    written = run(sys.executable, "read_text.py", *pages, folder=examples).splitlines()
-    assert written == [*LINES * 2, *reversed(LINES * 2)]
-
-
-@pytest.mark.slow
-def test_speech_is_found_in_a_stream(examples: Path) -> None:
-    recording = write_voice(examples / "voice.wav")
-    written = run(sys.executable, "detect_speech.py", recording, folder=examples)
-    (begin, first), (end, second) = re.findall(r"([\d.]+) s  (\w+) ", written)
-    assert (first, second) == ("speech", "silence")
-    assert abs(float(begin) - 1) < 0.2
-    assert abs(float(end) - 3) < 0.2
-
-
-@pytest.mark.slow
-def test_a_model_of_the_hub_is_prepared_and_loaded(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (examples / "hub" / "defaults.yaml").write_text(DEFAULTS)
-    model = (examples / "models" / "silero_vad" / "data" / "silero_vad.onnx").read_bytes()
+def test_a_model_of_the_hub_is_prepared_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(EXAMPLES / "hub", tmp_path / "hub")
+    shutil.copy(EXAMPLES / "hub_model.py", tmp_path)
+    run("pip", "download", "-q", "--no-deps", "--dest", "wheels", "silero-vad==6.2.3", folder=tmp_path)
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        model = file.read("silero_vad/data/silero_vad.onnx")
     with serve_hub() as hub:
         hub.add("onnx-community/silero-vad", {"onnx/model.onnx": model})
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        written = run(sys.executable, "hub_model.py", folder=examples).splitlines()
+        written = run(sys.executable, "hub_model.py", folder=tmp_path).splitlines()
     place, digest = written[0].split(", ")
     assert re.fullmatch(r"hf://onnx-community/silero-vad@[0-9a-f]{40}/onnx/model\.onnx", place)
     assert digest == digest_bytes(model)
     assert written[-1] == "sr: tensor(int64) []"
-
-
-@pytest.mark.slow
-def test_the_container_job_loads_and_checks_its_bundle(
-    examples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BUNDLE", "artifacts/silero-vad")
-    written = run(sys.executable, "deploy/job.py", folder=examples)
-    assert written.splitlines()[-1].startswith("sr: tensor(int64)")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -167,7 +88,7 @@ def _lists(data: Any) -> Iterator[list[Any]]:
 
 
 DEPLOYMENTS = sorted(
-    path for folder in ("deploy", "github") for path in (EXAMPLES / folder).iterdir() if path.suffix != ".py"
+    path for pattern in ("deploy/*.yaml", "github/*.yaml", "*/Dockerfile") for path in EXAMPLES.glob(pattern)
 )
 
 

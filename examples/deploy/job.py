@@ -1,7 +1,7 @@
 """What the container runs: loads its bundle, checks the answers, and says what it takes.
 
 `BUNDLE_KEY` is the public key that must have signed the bundle. Without it, the bundle has to be part of the
-image, as the Dockerfile makes it.
+image, as `several_models/Dockerfile` makes it.
 """
 
 from __future__ import annotations
