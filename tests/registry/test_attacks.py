@@ -13,6 +13,7 @@ import pytest
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     BundleError,
     CacheError,
@@ -28,6 +29,7 @@ from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_FILE_BYTES,
+    PROVENANCE,
     Part,
     Version,
     build_version,
@@ -477,6 +479,46 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue: Catalogue, tm
     catalogue.backend.add_version("net", evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
+
+
+def of_another_file(statement: dict[str, Any]) -> None:
+    statement["subject"][0]["digest"]["sha256"] = "0" * 64
+
+
+def of_fewer_files(statement: dict[str, Any]) -> None:
+    statement["subject"].pop()
+
+
+def of_another_source(statement: dict[str, Any]) -> None:
+    (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    source["digest"]["sha256"] = "0" * 64
+
+
+def of_no_form(statement: dict[str, Any]) -> None:
+    statement["subject"] = {"a": "b"}
+
+
+@pytest.mark.parametrize("change", [of_another_file, of_fewer_files, of_another_source, of_no_form])
+def test_provenance_of_something_else_is_refused(
+    registry: str, catalogue: Catalogue, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    part_bundle = read_part_bundle(write_bundle(tmp_path / "bundle"))
+    publish(tmp_path / "bundle", catalogue)
+    statement = json.loads(part_bundle.provenance[PROVENANCE])
+    change(statement)
+    data = canonical_json(statement)
+    forged = FileEntry(PROVENANCE, len(data), digest_bytes(data))
+    (tmp_path / "forged").write_bytes(data)
+    catalogue.backend.upload_file("net", part_bundle.part, forged, tmp_path / "forged", lambda _: None)
+
+    def replace_layer(document: dict[str, Any]) -> None:
+        (layer,) = (one for one in document["layers"] if PROVENANCE in one["annotations"].values())
+        layer |= {"digest": forged.sha256, "size": forged.size_bytes}
+
+    evil = put_document(catalogue, registry, part_bundle.part, tampered(part_bundle.part, replace_layer))
+    with pytest.raises(BundleError, match=r"provenance of something else|not a provenance"):
+        pull_it(catalogue, tmp_path / "out", evil)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("folder", ["versions", "aliases", "attached"])

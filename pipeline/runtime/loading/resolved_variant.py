@@ -25,7 +25,7 @@ from ortprep.bundle.file_memory import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.runtime.cpuid import read_cpuid
-from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.loading.session import CPU, CUDA
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
@@ -36,6 +36,45 @@ _RULES = 2
 
 _MAX_ENTRY_BYTES = 64 * 1024
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+OPTIMIZERS = "optimization.disable_specified_optimizers"
+SWITCHES = frozenset(
+    {
+        "enable_cpu_mem_arena",
+        "enable_mem_pattern",
+        "enable_mem_reuse",
+        "session.disable_cpu_ep_fallback",
+        "session.disable_prepacking",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.prepack.enable_parallel",
+        "session.set_denormal_as_zero",
+        "session.use_device_allocator_for_initializers",
+        "session.use_memory_mapped_ort_model",
+        "session.use_ort_model_bytes_for_initializers",
+        "cudnn_conv1d_pad_to_nc1d",
+        "cudnn_conv_use_max_workspace",
+        "enable_cuda_graph",
+        "enable_cudnn",
+        "fuse_conv_bias",
+        "prefer_nhwc",
+        "use_ep_level_unified_stream",
+        "use_tf32",
+    }
+)
+COUNTS = frozenset(
+    {"device_id", "external_data_loader_reading_threads", "inter_op_num_threads", "intra_op_num_threads"}
+)
+MAX_COUNT = 64
+CHOICES = {
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": ("DEFAULT", "EXHAUSTIVE", "HEURISTIC"),
+    "execution_mode": ("ORT_PARALLEL", "ORT_SEQUENTIAL"),
+    "execution_order": ("DEFAULT", "MEMORY_EFFICIENT", "PRIORITY_BASED"),
+}
+"""The options that bundles usually set. A memory with others is not believed: anything of the user's may have
+written it, and the table of options, which says what a bundle may set, takes longer to import than a load."""
 
 
 class ResolvedVariant:
@@ -109,10 +148,12 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
         if resolved.loader != loader or any(find_stamp(path) != stamp for path, stamp in resolved.files):
             return None
         checked = {path for path, _ in resolved.files}
-        models = {plan.model for plan in (resolved.steady, resolved.first) if plan is not None}
-        if not models <= checked or not all(path.startswith(f"{root}/") for path in checked):
+        plans = [plan for plan in (resolved.steady, resolved.first) if plan is not None]
+        if not {plan.model for plan in plans} <= checked or not all(map(_is_usual, plans)):
             return None
-    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
+        if not all(path.startswith(f"{root}/") for path in checked):
+            return None
+    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, MemoryError):
         return None
     capabilities = resolved.compute_capabilities
     return resolved if capabilities is None or capabilities == read_compute_capabilities() else None
@@ -193,6 +234,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return {key: _plain(item) for key, item in value.items()} if hasattr(value, "items") else value
+
+
+def _is_usual(plan: SessionPlan) -> bool:
+    """Returns whether a plan sets nothing but the usual options, each to a value that it may have."""
+    record = plan.session_options
+    options = [record.attributes, record.config_entries, *(provider.options for provider in plan.providers)]
+    return all(provider.name in (CPU, CUDA) for provider in plan.providers) and all(
+        _is_usual_value(name, value) for chosen in options for name, value in chosen.items()
+    )
+
+
+def _is_usual_value(name: str, value: object) -> bool:
+    if name in SWITCHES:
+        return value in (True, False, "0", "1")
+    if name in COUNTS:
+        text = str(value)
+        return text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MAX_COUNT
+    if name == OPTIMIZERS:
+        return isinstance(value, str) and all(part.isidentifier() for part in value.split(";"))
+    return value in CHOICES.get(name, ())
 
 
 def _restore(values: Any) -> ResolvedVariant:
