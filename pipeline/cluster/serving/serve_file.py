@@ -18,6 +18,7 @@ from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
 from ortprep.cluster.serving.pinning import PinnedBundle
 from ortprep.errors import PoolError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
 from ortprep.runtime.placement.assignment import ModelLoad, Room, place_models
@@ -71,7 +72,7 @@ def read_bundle_figures(name: str, pinned: PinnedBundle, config: ServeConfig) ->
         raise PoolError(
             f"{name} has no variant to serve\n  expected target {target or 'any'}, precision "
             f"{config.load.precision}",
-            hint=f"ortprep show {root}",
+            hint=quoted("ortprep", "show", root),
         )
     figures = read_figures(root).get(variant.name)
     hardware = _read_hardware(root)

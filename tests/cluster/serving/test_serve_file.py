@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,11 +27,12 @@ from ray.serve.schema import ServeDeploySchema
 from ortprep.bundle.codec import encode
 from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
-from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file
+from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
 from ortprep.errors import PoolError
 from ortprep.runtime.placement.assignment import ModelLoad
 from tests.fakes import free_port, wait_for
 from tests.prepare.builders import Project
+from tests.runtime.pool.builders import write_doubling
 
 GB = 2**30
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of tritonclient, and of Serve
@@ -88,6 +90,15 @@ def test_the_file_names_the_token_and_does_not_have_it(monkeypatch: pytest.Monke
     file = plan_serve_file([figures("a")], ServeConfig(token_env="TOKEN"))
     assert file["applications"][0]["args"]["config"]["token_env"] == "TOKEN"
     assert "k9" * 16 not in json.dumps(file)
+
+
+@pytest.mark.attack
+def test_a_hint_runs_no_command_that_is_in_a_folders_name(tmp_path: Path) -> None:
+    folder = write_doubling(tmp_path / "a; touch x" / "net")
+    name, pinned = pin_version(str(folder))
+    with pytest.raises(PoolError) as caught:
+        read_bundle_figures(name, pinned, ServeConfig(device="cuda"))
+    assert shlex.split(caught.value.hint or "") == ["ortprep", "show", str(folder)]
 
 
 def test_short_runs_have_more_requests_at_a_replica_than_long_ones() -> None:
