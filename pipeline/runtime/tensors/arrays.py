@@ -13,8 +13,10 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,8 @@ MAX_READ_BYTES = 4 * 2**30
 """How much a file's arrays may take in memory unless the reader says otherwise."""
 
 _MAX_ARRAYS = 10_000
+_MAX_DIRECTORY_BYTES = 4 * 2**20
+_MAX_HEADER_BYTES = 16 * 2**10
 _MAX_NAME_BYTES = 60_000
 _BLOCK_BYTES = 2**20
 _ZIP64_BYTES = 2**30
@@ -78,48 +82,105 @@ def to_storable(array: Array, *, name: str) -> Array:
     return array
 
 
-def read_tensors(path: Path, *, max_bytes: int = MAX_READ_BYTES) -> dict[str, Array]:
+def read_tensors(
+    path: Path, *, max_bytes: int = MAX_READ_BYTES, only_stored: bool = False
+) -> dict[str, Array]:
     """Reads the arrays of an `.npz` file, in the file's order.
+
+    Args:
+        path: The file.
+        max_bytes: How much the arrays may take in memory, by what the file declares.
+        only_stored: Whether compressed arrays are refused, as of a file that this package wrote: then the
+            arrays take no more than the file.
 
     Raises:
         BundleError: The file is missing, damaged, too large, or holds pickled objects.
     """
+    with _opened(path, max_bytes, only_stored=only_stored) as (archive, entries):
+        return {name: _read_array(archive, entry) for name, entry in entries.items()}
+
+
+def read_headers(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Reads the types and shapes of the arrays of an `.npz` file, no values; raises as `read_tensors`."""
+    headers = {}
+    with _opened(path, MAX_READ_BYTES) as (archive, entries):
+        for name, entry in entries.items():
+            shape, _, dtype, header_bytes = _read_header(archive, entry)
+            _check_array(entry, dtype, math.prod(shape) * dtype.itemsize, header_bytes=header_bytes)
+            headers[name] = dtype, shape
+    return headers
+
+
+@contextmanager
+def _opened(
+    path: Path, max_bytes: int, *, only_stored: bool = False
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Opens an `.npz` file whose entries, by name, are within the limits."""
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            return {name: _read_array(archive, entry) for name, entry in _entries(archive, path, max_bytes)}
+        with open_regular(path) as file:
+            _check_directory(file)
+            with zipfile.ZipFile(file) as archive:
+                size_bytes = file.seek(0, 2)
+                limit = min(max_bytes, size_bytes) if only_stored else max_bytes
+                yield archive, _check_entries(archive, path, limit, only_stored=only_stored)
     except OSError as error:
         raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise BundleError(f"not a readable .npz file: {path}\n  {error}") from error
 
 
-def _entries(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+def _check_directory(file: BinaryIO) -> None:
+    """Raises `BadZipFile` if the list of entries is large: `zipfile` takes ten times the memory for it."""
+    file.seek(max(file.seek(0, 2) - 42, 0))
+    tail = file.read()
+    locator, end = tail[:-22], tail[-22:]
+    if not end.startswith(b"PK\5\6"):
+        raise zipfile.BadZipFile("File is not a zip file")
+    directory_bytes = int.from_bytes(end[12:16], "little")
+    if directory_bytes > _MAX_DIRECTORY_BYTES or locator.startswith(b"PK\6\7"):  # which has 64-bit numbers
+        raise zipfile.BadZipFile(f"its list of entries takes more than {_MAX_DIRECTORY_BYTES} bytes")
+
+
+def _check_entries(
+    archive: zipfile.ZipFile, path: Path, max_bytes: int, *, only_stored: bool
+) -> dict[str, zipfile.ZipInfo]:
     entries = archive.infolist()
     if len(entries) > _MAX_ARRAYS:
         raise BundleError(f"too many arrays in {path}\n  expected at most {_MAX_ARRAYS}, got {len(entries)}")
+    # Other methods let the file choose how much memory its reader takes.
+    methods = {zipfile.ZIP_STORED} if only_stored else {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+    if not {entry.compress_type for entry in entries} <= methods:
+        allowed = "uncompressed" if only_stored else "uncompressed or deflated"
+        raise BundleError(f"compressed arrays in {path}\n  expected {allowed} ones")
     # zipfile never yields more than the size an entry declares, so the sum bounds what a reader allocates.
     size_bytes = sum(entry.file_size for entry in entries)
     if size_bytes > max_bytes:
         raise BundleError(f"arrays too large: {path}\n  expected at most {max_bytes} bytes, got {size_bytes}")
-    names = [entry.filename.removesuffix(".npy") for entry in entries]
-    if len(set(names)) != len(names):
+    named = {entry.filename.removesuffix(".npy"): entry for entry in entries}
+    if len(named) != len(entries):
         raise BundleError(f"two arrays with the same name in {path}")
-    return zip(names, entries, strict=True)
+    return named
 
 
 def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    shape, is_fortran, dtype, header_bytes = _read_header(archive, entry)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    _check_array(entry, dtype, size_bytes, header_bytes=header_bytes)
+    array = np.empty(shape[::-1] if is_fortran else shape, dtype)
     with archive.open(entry) as file:
-        shape, is_fortran, dtype = _read_header(file)
-        size_bytes = math.prod(shape) * dtype.itemsize
-        _check_array(entry, dtype, size_bytes, header_bytes=file.tell())
-        array = np.empty(shape[::-1] if is_fortran else shape, dtype)
+        file.read(header_bytes)
         if size_bytes:
             _read_into(file, array.reshape(-1).view(np.uint8))
     native = array.astype(dtype.newbyteorder("="), copy=False)
     return native.T if is_fortran else native
 
 
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(
+    archive: zipfile.ZipFile, entry: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Returns shape, whether the order is Fortran's, type, and the bytes of the header."""
+    with archive.open(entry) as member:
+        file = BytesIO(member.read(_MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(file)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -134,7 +195,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
         raise ValueError(f"unreadable .npy header: {type(error).__name__}") from error
     if not all(type(size) is int for size in shape) or not is_bounded_shape(shape):
         raise ValueError(f"unreadable .npy header: shape {shape}")
-    return shape, is_fortran, dtype
+    return shape, is_fortran, dtype, file.tell()
 
 
 def _check_array(entry: zipfile.ZipInfo, dtype: np.dtype[Any], size_bytes: int, *, header_bytes: int) -> None:

@@ -517,6 +517,15 @@ def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path: Path) -> 
     assert "no CUDA device" in str(opened.passed_over[0])
 
 
+@pytest.mark.attack
+def test_a_compressed_golden_sample_is_refused(bundle: Path) -> None:
+    golden = bundle / "golden.npz"
+    np.savez_compressed(golden, **read_tensors(golden))  # type: ignore[arg-type]
+    rewrite_digests(bundle)
+    with pytest.raises(BundleError, match="compressed arrays in"):
+        load(bundle, check="golden")
+
+
 def alter_golden(folder: Path) -> None:
     tensors = read_tensors(folder / "golden.npz")
     tensors["output:y"][1, 2] += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from ortprep.errors import BundleError, InvalidRequestError, RunError
-from ortprep.runtime.tensors.arrays import fit_feeds, read_tensors, run_session, write_tensors
+from ortprep.runtime.tensors.arrays import fit_feeds, read_headers, read_tensors, run_session, write_tensors
 from ortprep.runtime.tensors.element_types import (
     ELEMENT_TYPES,
     Array,
@@ -105,6 +107,61 @@ def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path: Pa
         check_inputs(signature, {"x": np.zeros((0, 200_000_000), np.float32)})
     (batch,) = check_inputs(signature, {"x": np.zeros((0, 3, 224, 224), np.float32)})
     assert batch.shape == (0, 3, 224, 224)
+
+
+@pytest.mark.attack
+def test_only_files_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
+    # A golden sample of 1 MB cost whoever loaded its bundle 1 GB.
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(2_000_000, np.uint8))
+    assert read_tensors(tmp_path / "a.npz")["x"].size == 2_000_000
+    with pytest.raises(BundleError, match=r"compressed arrays in .*a\.npz\n  expected uncompressed ones"):
+        read_tensors(tmp_path / "a.npz", only_stored=True)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_no_method_whose_file_chooses_its_readers_memory(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("x.npy", header() + b"1234")
+    with pytest.raises(BundleError, match="expected uncompressed or deflated ones"):
+        read_tensors(tmp_path / "a.npz")
+
+
+@pytest.mark.attack
+def test_stored_entries_that_share_their_bytes_take_no_more_than_the_file(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.npz", header(shape=(100_000,)) + bytes(100_000))
+    data = path.read_bytes()
+    begin, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
+    entry, count = data[begin:end], 100
+    entries = b"".join(entry.replace(b"x.npy", b"%05d" % number) for number in range(count))
+    counts = struct.pack("<HHL", count, count, len(entries))
+    path.write_bytes(data[:begin] + entries + data[end : end + 8] + counts + data[end + 16 :])
+    with pytest.raises(BundleError, match=r"arrays too large: .*a\.npz"):
+        read_tensors(path, only_stored=True)
+
+
+@pytest.mark.attack
+def test_a_header_of_an_array_is_read_to_its_bound_only(tmp_path: Path) -> None:
+    large = b"\x93NUMPY\x02\x00" + struct.pack("<L", 20_000_000) + b" " * 20_000_000
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", large)
+    for read in (read_tensors, read_headers):
+        tracemalloc.start()
+        with pytest.raises(BundleError):
+            read(tmp_path / "a.npz")
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        tracemalloc.stop()
+
+
+@pytest.mark.attack
+def test_a_long_list_of_entries_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", header() + b"1234")
+    data = (tmp_path / "a.npz").read_bytes()
+    end = data.index(b"PK\5\6")
+    (tmp_path / "a.npz").write_bytes(data[: end + 12] + struct.pack("<L", 5_000_000) + data[end + 16 :])
+    with pytest.raises(BundleError, match="list of entries takes more"):
+        read_tensors(tmp_path / "a.npz")
 
 
 def zip_of(path: Path, member: bytes, *, name: str = "x.npy", count: int = 1) -> Path:

@@ -221,7 +221,7 @@ def test_samples_that_fit_have_no_problem(tmp_path: Path) -> None:
         (np.zeros((2, 4)), "expected float32 ['batch', 4], got float64 [2, 4]"),
         (np.zeros((2, 5), np.float32), "got float32 [2, 5]"),
         (np.zeros(4, np.float32), "got float32 [4]"),
-        (np.array([[None]]), "holds objects"),
+        (np.array([[None]]), "holds pickled objects"),
     ],
 )
 def test_samples_that_contradict_the_model_are_told(tmp_path: Path, array: Any, message: str) -> None:
@@ -234,6 +234,6 @@ def test_samples_that_are_absent_or_unreadable_are_told(tmp_path: Path) -> None:
     assert "expected .npz files, got none" in sample_problems(tmp_path, LEFT)
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "0.npz").write_bytes(b"PK but no zip")
-    assert "0.npz: expected an .npz file" in sample_problems(tmp_path, LEFT)
+    assert "samples/0.npz File is not a zip file" in sample_problems(tmp_path, LEFT)
     np.savez(tmp_path / "samples" / "0.npz", right=np.zeros(1))
     assert "expected an array 'left', got right" in sample_problems(tmp_path, LEFT)

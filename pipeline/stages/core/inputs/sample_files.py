@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.errors import PipelineError
+from ortprep.errors import BundleError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.results import ModelInterface
 
@@ -50,10 +49,9 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
     """Returns whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
 
     Raises:
-        ValueError: It is not an `.npz` file.
-        OSError: It cannot be read.
+        BundleError: It cannot be read, or is not an `.npz` file.
     """
-    headers = read_headers(path)
+    headers = _read_headers(path)
     return all(
         fits_shape(item, headers[item.name].shape) for item in interface.inputs if item.name in headers
     )
@@ -69,47 +67,23 @@ def fits_shape(item: TensorSpec, shape: Sequence[int]) -> bool:
     )
 
 
-def read_headers(path: Path) -> Mapping[str, ArrayHeader]:
-    """Reads names, types and shapes of the arrays in an `.npz` file, none of their values.
-
-    Raises:
-        ValueError: It is not an `.npz` file, or holds objects.
-        OSError: It cannot be read.
-    """
-    headers = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                if member.endswith(".npy"):
-                    headers[member.removesuffix(".npy")] = _read_header(archive, member)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise ValueError(str(error)) from error
-    return headers
-
-
-def _read_header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
+def _read_headers(path: Path) -> Mapping[str, ArrayHeader]:
+    """Reads names, types and shapes of the arrays in an `.npz` file; raises `BundleError`."""
     # Here and not above: finding the files is part of every no-op build, reading them is not.
-    import numpy as np
-
+    from ortprep.runtime.tensors.arrays import read_headers
     from ortprep.runtime.tensors.element_types import dtype_name
 
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"array {member.removesuffix('.npy')!r} holds objects, which would need pickle")
-    return ArrayHeader(dtype_name(dtype), tuple(shape))
+    return {
+        name: ArrayHeader(dtype_name(dtype), shape) for name, (dtype, shape) in read_headers(path).items()
+    }
 
 
 def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
     """Yields every way in which a sample contradicts the model, going by its headers alone."""
     try:
-        headers = read_headers(path)
-    except (ValueError, OSError, PipelineError) as error:
-        yield f"{path}: expected an .npz file, {error}"
+        headers = _read_headers(path)
+    except BundleError as error:
+        yield " ".join(error.message.split())
         return
     for item in interface.inputs:
         header = headers.get(item.name)
