@@ -88,9 +88,20 @@ def test_no_program_and_no_bundles_are_errors_of_use(project: Path, tmp_path: Pa
     assert run(tmp_path, "--", "true").returncode == 2
 
 
+@pytest.mark.attack
+def test_a_signature_that_is_required_is_passed_on_wherever_the_program_runs(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("keys/key.pub", str(project / "keys/key.pub")):
+        monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", key)
+        shown = run(project, "--print-environment").stdout
+        assert f"ORTPREP_REQUIRE_SIGNATURE={project}/keys/key.pub\n" in shown
+
+
 def test_the_environment_alone_does_the_same(project: Path) -> None:
     shown = run(project, "--print-environment").stdout
     variables = dict(line.split("=", 1) for line in shown.splitlines())
     assert variables["ORTPREP_BUNDLES"] == str(project / "artifacts")
+    assert "ORTPREP_REQUIRE_SIGNATURE" not in variables
     done = run_program([sys.executable, "-c", SESSION, str(project / "net.onnx")], variables)
     assert done.stdout == "True\n", done.stderr

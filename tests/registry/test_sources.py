@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ortprep
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import BundleError, IntegrityError, SignatureError
 from ortprep.registry import sources
@@ -19,6 +20,7 @@ from ortprep.runtime import PoolConfig, SessionPool, load, load_bucketed
 from tests.fakes import wait_for_a_tick
 from tests.registry.builders import write_keys
 from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
+from tests.runtime.dropin.builders import is_of_bundle, write_bundle_of, write_source
 
 DATA = "cpu/linear_optimized.onnx.data"
 
@@ -134,3 +136,26 @@ def test_a_pull_that_verifies_believes_no_remembered_digest(
     with open_catalogue(str(tmp_path / "registry")) as catalogue, pytest.raises(IntegrityError):
         pull(request, catalogue, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_drop_in_session_is_of_the_bundle_that_was_signed(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_source(tmp_path / "application" / "linear.onnx")
+    monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
+    bundle = sign(write_bundle_of(model, tmp_path / "linear"), key, tmp_path / "pulled")
+    for place in (str(bundle), f"file://{tmp_path}/registry/linear"):
+        monkeypatch.setenv("ORTPREP_BUNDLES", place)
+        assert is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
+
+
+@pytest.mark.attack
+def test_no_drop_in_session_is_of_a_bundle_of_a_registry_that_was_not_signed(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_source(tmp_path / "application" / "linear.onnx")
+    with open_catalogue(str(tmp_path / "registry")) as catalogue:
+        publish(write_bundle_of(model, tmp_path / "linear"), catalogue)
+    monkeypatch.setenv("ORTPREP_BUNDLES", f"file://{tmp_path}/registry/linear")
+    monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
+    assert not is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))

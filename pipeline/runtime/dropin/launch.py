@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BUNDLES_VARIABLE = "ORTPREP_BUNDLES"
 """Where bundles are: folders, and references to registries, separated by `os.pathsep`."""
 
+SIGNATURE_VARIABLE = "ORTPREP_REQUIRE_SIGNATURE"
+"""A public key's file: no bundle is used that is not signed with it (`require_signature` of `load`)."""
+
 VERBOSE_VARIABLE = "ORTPREP_VERBOSE"
 """If it is not empty, each session is one line on stderr: its bundle, or why it has none."""
 
@@ -44,6 +47,9 @@ def dropin_environment(
     if not named and not environment.get(BUNDLES_VARIABLE):
         named = [_absolute(DEFAULT_BUNDLES)]
     added = {BUNDLES_VARIABLE: os.pathsep.join(named)} if named else {}
+    if environment.get(SIGNATURE_VARIABLE):
+        # Absolute, since programs change their working folder.
+        added[SIGNATURE_VARIABLE] = os.path.abspath(environment[SIGNATURE_VARIABLE])
     if verbose:
         added[VERBOSE_VARIABLE] = "1"
     return startup_environment(_INSTALLER, {**environment, **added})

@@ -1,7 +1,7 @@
 """`session`: an `onnxruntime.InferenceSession`, of a bundle if there is one of the same model.
 
-`ORTPREP_BUNDLES` says where bundles are. An application gets all that it requests: what a bundle cannot give
-makes a plain session.
+`ORTPREP_BUNDLES` says where bundles are, `ORTPREP_REQUIRE_SIGNATURE` which key they have to be signed with.
+An application gets all that it requests: what a bundle cannot give makes a plain session.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.dropin.import_hook import call_after_import
-from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE
+from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE
 from ortprep.runtime.dropin.session_request import (
     SessionRequest,
     choose_placement,
@@ -181,6 +181,7 @@ def _try_bundles(
         adapt=placement.apply,
         session_options=request.options,
         replacement=create,
+        require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )
     reason = None
     for bundle in bundles:

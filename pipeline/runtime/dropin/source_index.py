@@ -23,6 +23,7 @@ from ortprep.bundle.file_memory import (
     read_stamp,
     write_entry,
 )
+from ortprep.runtime.dropin.launch import SIGNATURE_VARIABLE
 from ortprep.runtime.loading.bundle_loader import log_line
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _pull(reference: str) -> str | None:
     from ortprep.runtime.loading.sources import locate
 
     try:
-        return str(locate(reference))
+        return str(locate(reference, require_signature=os.environ.get(SIGNATURE_VARIABLE) or None))
     except PipelineError as error:
         log_line("warning", "cannot use %s: %s", name_place(reference), describe_error(error))
         return None

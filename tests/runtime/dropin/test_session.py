@@ -94,6 +94,15 @@ def test_a_bundle_may_be_named_itself_and_beside_others(
     assert is_of_bundle(ortprep.session(model, providers=CPU))
 
 
+@pytest.mark.attack
+def test_a_bundle_that_is_not_signed_as_required_is_not_used(
+    model: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(tmp_path / "key.pub"))
+    assert not is_of_bundle(ortprep.session(model, providers=CPU))
+    assert [record for record in said.records if record.levelno == logging.WARNING]
+
+
 def test_bundles_that_come_and_go_are_noticed(model: Path, tmp_path: Path, bundle: Path) -> None:
     assert is_of_bundle(ortprep.session(model))
     shutil.rmtree(bundle)
