@@ -96,6 +96,7 @@ def test_using_a_file_changes_nothing_that_a_job_which_reads_it_looks_at(tmp_pat
     assert after.st_atime > before.st_atime
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "data",
     [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + b"?"],

@@ -153,6 +153,7 @@ def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data: dict[str,
     canonical_json(resolved_spec(spec))
 
 
+@pytest.mark.attack
 @given(st.sampled_from(["inputs", "verify", "runtime"]), st.integers(1, 5000))
 def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
     value: Any = {}

@@ -114,6 +114,7 @@ def test_a_wrong_value_is_told_with_line_place_expected_and_got(
     assert lines[0].startswith(problem)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", "a b", "-x", "x" * 129, "é", "a\\nb"])
 def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{demo: x}}\n')
@@ -145,6 +146,7 @@ def test_a_wrong_source_is_told(tmp_path: Path, source: str, problem: str) -> No
     assert lines[0].startswith(f"x.yaml:2: {problem}")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "text",
     [

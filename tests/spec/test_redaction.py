@@ -49,6 +49,7 @@ def test_a_url_without_secrets_is_shown_as_it_is(url: str) -> None:
     assert not has_credentials(url)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -70,6 +71,7 @@ def test_a_user_without_password_is_no_secret_where_no_token_can_be_one() -> Non
     assert not has_credentials("ssh://git@host/x")
 
 
+@pytest.mark.attack
 @given(_SECRET, st.sampled_from(_SECRET_PARAMETERS), st.sampled_from("?#"))
 def test_a_secret_parameter_is_never_shown(secret: str, name: str, border: str) -> None:
     url = f"https://host/x{border}a=1&{name}={secret}&b=2"
@@ -106,6 +108,7 @@ def test_redaction_is_total_and_redacting_twice_changes_nothing(text: str) -> No
     assert redact_url(once) == once
 
 
+@pytest.mark.attack
 @given(_SECRET, st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=10))
 def test_no_password_survives_whatever_stands_in_it(secret: str, rest: str) -> None:
     assume("::" not in rest and secret not in REDACTED)

@@ -124,6 +124,7 @@ def test_aliases_work_while_they_stay_small() -> None:
     assert parse("a: &shape [1, 3]\nb: [*shape, *shape]\n").data == {"a": [1, 3], "b": [[1, 3], [1, 3]]}
 
 
+@pytest.mark.attack
 def test_an_alias_bomb_is_refused() -> None:
     bomb = "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n"
     for level in range(1, 10):
@@ -133,15 +134,18 @@ def test_an_alias_bomb_is_refused() -> None:
     assert "with all aliases expanded" in only_problem(bomb)
 
 
+@pytest.mark.attack
 def test_a_long_text_repeated_by_aliases_is_refused() -> None:
     text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
     assert "with all aliases expanded" in only_problem(text)
 
 
+@pytest.mark.attack
 def test_an_alias_to_itself_is_refused() -> None:
     assert "with all aliases expanded" in only_problem("a: &a [*a, *a]\n")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[{a: "])
 def test_deep_nesting_is_refused(opening: str) -> None:
     text = opening * 20_000

@@ -83,6 +83,7 @@ def test_a_file_that_is_not_as_described_is_not_kept(store: WorkStore, tmp_path:
         store.upload_files(folder, [entry for entry in entries if entry.path == "model.onnx"])
 
 
+@pytest.mark.attack
 def test_other_bytes_in_the_store_are_found(tmp_path: Path) -> None:
     store = WorkStore(str(tmp_path / "store"), "net")
     folder = fill(tmp_path / "left")
@@ -107,6 +108,7 @@ def test_a_receipt_that_cannot_be_read_means_that_the_work_is_done_again(tmp_pat
     assert WorkStore(str(tmp_path / "store"), "net").read_receipt("cpu", TASK) is None
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["..", "a/b", ""])
 def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
     store = WorkStore(str(tmp_path / "store"), name)
@@ -116,6 +118,7 @@ def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
         WorkStore(str(tmp_path / "store"), "net").write_receipt(name, TASK, receipt())
 
 
+@pytest.mark.attack
 def test_credentials_do_not_belong_into_its_url() -> None:
     with pytest.raises(RegistryError, match="credentials in a store's URL") as caught:
         WorkStore("ftp://me:secret@host/store", "net")

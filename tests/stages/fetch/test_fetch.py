@@ -264,17 +264,20 @@ def test_short_external_data_is_told(tmp_path: Path) -> None:
     assert "expected at least 32768 bytes, got 32767" in message
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", "."])
 def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
     external_model(tmp_path, location)
     assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path, inputs=WANTED)
 
 
+@pytest.mark.attack
 def test_external_data_that_is_the_model_itself_is_refused(tmp_path: Path) -> None:
     external_model(tmp_path, "m.onnx")
     assert "external data and model are the same file" in refusal(tmp_path, inputs=WANTED)
 
 
+@pytest.mark.attack
 def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()

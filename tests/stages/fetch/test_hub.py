@@ -224,6 +224,7 @@ def test_a_remembered_commit_that_cannot_be_trusted_is_not_used(
         task.stage.key(task.plan, None)
 
 
+@pytest.mark.attack
 def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> None:
     repository = hub.add("o/r", {"m.onnx": MODEL})
     repository.commits["../x"] = {"m.onnx": MODEL}

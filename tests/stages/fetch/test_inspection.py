@@ -149,6 +149,7 @@ def test_a_malformed_external_reference_is_told(tmp_path: Path) -> None:
             inspect(model, tmp_path)
 
 
+@pytest.mark.attack
 def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with path.open("wb") as file:

@@ -158,6 +158,7 @@ def test_many_cuts_do_not_matter_as_long_as_each_try_gets_on(server: FileServer,
     assert server.sent_bytes == 2 * len(CONTENT)
 
 
+@pytest.mark.attack
 def test_a_redirect_is_followed_without_credentials(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
     (tmp_path / ".netrc").chmod(0o600)
@@ -168,6 +169,7 @@ def test_a_redirect_is_followed_without_credentials(server: FileServer, tmp_path
     assert "Authorization" not in server.requests[1][1]
 
 
+@pytest.mark.attack
 def test_a_redirect_to_a_local_file_is_refused(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     server.script = [send_status(302, Location=f"file://{tmp_path / 'secret'}")]
@@ -175,6 +177,7 @@ def test_a_redirect_to_a_local_file_is_refused(server: FileServer, tmp_path: Pat
         fetch(server, tmp_path)
 
 
+@pytest.mark.attack
 def test_a_redirect_from_https_to_http_is_refused() -> None:
     response = requests.Response()
     response.url = "https://host/m.onnx?token=secret"
@@ -267,6 +270,7 @@ def test_no_server_is_told_after_a_few_tries(server: FileServer, tmp_path: Path)
         fetch_file(origin_of("http://127.0.0.1:9/m.onnx"), tmp_path / "got", retry=RETRY)
 
 
+@pytest.mark.attack
 def test_credentials_never_show(server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     url = server.url.replace("//", "//me:secret@") + "/absent.onnx?token=secret"

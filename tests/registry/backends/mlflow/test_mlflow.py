@@ -363,6 +363,7 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
         backend.upload_file(model, part, part.files[0], tmp_path / "m.onnx", lambda _: None)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "location",
     [
@@ -397,6 +398,7 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.attack
 def test_a_server_that_sends_elsewhere_is_not_followed(
     behind: MlflowBackend,
     proxy: FaultProxy,
@@ -501,6 +503,7 @@ def test_another_kind_of_server_is_told_apart(behind: MlflowBackend, proxy: Faul
         behind.list_models()
 
 
+@pytest.mark.attack
 def test_credentials_are_sent_and_never_shown(
     behind: MlflowBackend,
     proxy: FaultProxy,
@@ -527,6 +530,7 @@ def test_credentials_are_sent_and_never_shown(
     assert all(secret not in text for secret in sent)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "url",
     ["mlflow+https://someone:hunter2@host", "mlflow+http://", "mlflow+", "mlflow+http://h?token=hunter2"],

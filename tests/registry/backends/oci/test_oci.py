@@ -201,6 +201,7 @@ def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_
     assert ("GET", f"/v2/{repository(backend)}/tags/list?n=1&last=x") in proxy.requests
 
 
+@pytest.mark.attack
 def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend: OciBackend, proxy: FaultProxy) -> None:
     for following in (f"</v2/{repository(backend)}/tags/list?n=1>", "<http://192.0.2.1/v2/x>"):
         headers = {"Link": f'{following}; rel="next"'}
@@ -241,6 +242,7 @@ def test_other_urls_are_refused(url: str) -> None:
         OciBackend(url)
 
 
+@pytest.mark.attack
 def test_credentials_in_the_url_are_refused_and_not_repeated() -> None:
     for password in ("hunter2", "hunter2/x", "x@hunter2", "hunter2?x"):
         url = f"oci://user:{password}@registry.example/models"
@@ -381,6 +383,7 @@ def test_a_file_that_is_not_there_is_not_published(backend: OciBackend) -> None:
         download(backend, b"never uploaded")
 
 
+@pytest.mark.attack
 def test_redirects_are_followed_without_credentials(
     backend: OciBackend, proxy: FaultProxy, server: OciServer, tmp_path: Path
 ) -> None:
@@ -660,6 +663,7 @@ def test_credentials_are_found_wherever_docker_keeps_them(
     backend.close()
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("password", ["", "wrong-but-secret"])
 def test_wrong_credentials_are_named_nowhere(
     locked: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, password: str
@@ -741,6 +745,7 @@ def test_a_token_server_that_fails_is_an_error(
     assert isinstance(caught.value, kind)
 
 
+@pytest.mark.attack
 def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: FaultProxy) -> None:
     client = OciClient("registry.example", secure=True, timeout_s=(1, 1))
     request = requests.Request("GET", f"{client.base}team/tags/list")
@@ -810,6 +815,7 @@ def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_n
     assert ask_for_token("registry.example.org", realm, tmp_path, login="other.example.org") == [None]
 
 
+@pytest.mark.attack
 def test_uploads_elsewhere_get_no_credentials(locked: FaultProxy, server: OciServer, tmp_path: Path) -> None:
     with fault_proxy(server.url) as elsewhere, oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
