@@ -36,7 +36,14 @@ _FOLDER = textwrap.TextWrapper(
     WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
 )
 _PAGES = {"tutorial": "tutorial.md"}
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", "": "docker"}
+_LANGUAGES = {
+    ".py": "python",
+    ".sh": "shell",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    "": "docker",
+}
 _STEP = re.compile(r"#[:~] (\S+)")
 
 

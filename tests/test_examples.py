@@ -87,14 +87,11 @@ def _lists(data: Any) -> Iterator[list[Any]]:
         yield from _lists(item)
 
 
-DEPLOYMENTS = sorted(
-    path for pattern in ("deploy/*.yaml", "github/*.yaml", "*/Dockerfile") for path in EXAMPLES.glob(pattern)
-)
-
-
+DEPLOYED = EXAMPLES / "ci_mlflow_kubernetes"
 MANIFESTS = sorted(
     path for path in EXAMPLES.rglob("*.yaml") if re.search(r"^apiVersion:", path.read_text(), re.MULTILINE)
 )
+MANIFEST, WORKFLOW = DEPLOYED / "kubernetes.yaml", DEPLOYED / "workflow.yaml"
 
 
 def find_pods(data: Any) -> Iterator[dict[str, Any]]:
@@ -117,7 +114,7 @@ def test_what_runs_in_a_pod_can_change_neither_its_image_nor_its_model(path: Pat
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert all(one["securityContext"]["readOnlyRootFilesystem"] is True for one in pod["containers"])
-    (pod,) = find_pods(yaml.safe_load((EXAMPLES / "deploy" / "kubernetes.yaml").read_text()))
+    (pod,) = find_pods(yaml.safe_load(MANIFEST.read_text()))
     for container in pod["containers"]:
         mounts = {mount["name"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
         assert mounts == {"models": True, "key": True, "tmp": False}
@@ -139,7 +136,7 @@ def test_the_container_job_loads_only_what_its_key_signed(
 
     def load(key: Path) -> str:
         monkeypatch.setenv("BUNDLE_KEY", str(key))
-        return run(sys.executable, str(EXAMPLES / "deploy" / "job.py"), folder=tmp_path)
+        return run(sys.executable, str(DEPLOYED / "job.py"), folder=tmp_path)
 
     assert "tensor(float)" in load(public)
     with pytest.raises(AssertionError, match="SignatureError"):
@@ -149,12 +146,18 @@ def test_the_container_job_loads_only_what_its_key_signed(
         load(public)
 
 
-WORKFLOWS = sorted((EXAMPLES / "github").glob("*.yaml"))
+def test_the_image_has_the_extras_that_its_pod_needs_and_the_pod_runs_what_the_recipe_ran() -> None:
+    (pod,) = find_pods(yaml.safe_load(MANIFEST.read_text()))
+    _, pull = pod["initContainers"]
+    registry = next(entry["value"] for entry in pull["env"] if entry["name"] == "ORTPREP_REGISTRY")
+    (extras,) = re.findall(r"\.whl\[(.*)\]", (DEPLOYED / "Dockerfile").read_text())
+    assert set(extras.split(",")) == {registry.partition("+")[0], "sign"}
+    names = [part.replace("/models/", "pulled/").replace("/keys/", "") for part in pull["args"]]
+    assert " ".join(names) in (DEPLOYED / "run.sh").read_text().splitlines()
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_script_of_a_workflow_is_one_that_bash_takes(path: Path) -> None:
-    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+def test_every_script_of_the_workflow_is_one_that_bash_takes() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
     scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert scripts
     for script in scripts:
@@ -162,18 +165,20 @@ def test_every_script_of_a_workflow_is_one_that_bash_takes(path: Path) -> None:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change(path: Path) -> None:
-    workflow = yaml.safe_load(path.read_text())
+def test_the_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
     triggers = workflow[True]  # what YAML 1.1 makes of `on`
     assert set(triggers) <= {"push", "schedule", "workflow_dispatch"}
     assert workflow["permissions"] == {"contents": "read"}
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     actions = [step["uses"] for step in steps if "uses" in step]
-    pinned = re.findall(r"uses: (\S+@[0-9a-f]{40}) # v\d+\.\d+\.\d+$", path.read_text(), re.MULTILINE)
+    pinned = re.findall(r"uses: (\S+@[0-9a-f]{40}) # v\d+\.\d+\.\d+$", WORKFLOW.read_text(), re.MULTILINE)
     assert actions == pinned
     assert not any("${{" in step.get("run", "") for step in steps), "expressions in scripts are code"
     assert all(job.get("permissions") is None for job in workflow["jobs"].values())
+
+
+DEPLOYMENTS = (MANIFEST, WORKFLOW, EXAMPLES / "several_models" / "Dockerfile")
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
