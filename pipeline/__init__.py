@@ -1,4 +1,4 @@
-"""ONNX models from exported to serving: prepare once, load in milliseconds.
+"""ONNX models from exported to serving: prepare once, start sooner.
 
 Runtime jobs import `ortprep.runtime`; the build is driven by `doit prepare`, `ortprep prepare` or `prepare`.
 A name of this package brings in what it needs when it is first used.
