@@ -62,7 +62,7 @@ def _application_row(application: Section) -> list[str]:
         f"{1 / application['figures'][name]['bundles_to_plain']:.2f}×"
         for name in ("first_ms", "page_ms", "private_mb")
     )
-    return ["RapidOCR, the unmodified application", "", *cells]
+    return ["RapidOCR, the unmodified application", "not measured", *cells]
 
 
 def _readme_row(section: Section, name: str) -> list[str]:
@@ -73,9 +73,10 @@ def _readme_row(section: Section, name: str) -> list[str]:
 
 def _sooner(figures: Mapping[str, float], arm: str) -> str:
     if f"{arm}_sooner" not in figures:
-        return ""
-    middle, low, high = (figures[f"{arm}_sooner{end}"] for end in ("", "_p25", "_p75"))
-    return f"{middle:.2f}× [{low:.2f}–{high:.2f}]"
+        return "not measured"
+    spread = [figures[f"{arm}_sooner{end}"] for end in ("_p25", "_p75") if f"{arm}_sooner{end}" in figures]
+    brackets = f" [{spread[0]:.2f}–{spread[1]:.2f}]" if spread else ""
+    return f"{figures[f'{arm}_sooner']:.2f}×{brackets}"
 
 
 def _others(figures: Mapping[str, float], arm: str) -> list[str]:
@@ -88,7 +89,10 @@ def _mean_row(section: Section, arm: str, title: str) -> list[str]:
         for name in ("hand_sooner", f"{arm}_sooner", f"{arm}_steady", f"{arm}_private")
         if all(name in of_model for of_model in section["ratios"].values())
     }
-    sooner = [f"{means[name]:.2f}×" if name in means else "" for name in ("hand_sooner", f"{arm}_sooner")]
+    sooner = [
+        f"{means[name]:.2f}×" if name in means else "not measured"
+        for name in ("hand_sooner", f"{arm}_sooner")
+    ]
     return [title, *sooner, *_others(means, arm)]
 
 
