@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ortprep.quoting import quoted
+
 _GPU_WHEEL = "onnxruntime-gpu"
 _DISTRIBUTIONS = (_GPU_WHEEL, "onnxruntime")
 
@@ -58,11 +60,11 @@ def hint_to_install(*extras: str) -> str:
     if not wheels:
         return install_command(*(extras if "cuda" in extras else (*extras, "gpu")))
     if len(wheels) > 1 or ("cuda" in extras and _GPU_WHEEL not in wheels):
-        return f"pip uninstall -y {' '.join(wheels)} && {install_command(*extras or ('gpu',))}"
+        return f"pip uninstall -y {quoted(*wheels)} && {install_command(*extras or ('gpu',))}"
     if extras:
         return install_command(*extras)
     ((name, version),) = wheels.items()
-    return f"pip install --force-reinstall --no-deps {name}=={version}"
+    return f"pip install --force-reinstall --no-deps {quoted(f'{name}=={version}')}"
 
 
 def install_command(*extras: str) -> str:
@@ -71,23 +73,19 @@ def install_command(*extras: str) -> str:
     That is its checkout, or the wheel or repository that pip recorded when it installed ortprep. By its name
     alone pip finds only what a package index has.
     """
-    import shlex
-
     wanted = f"[{','.join(extras)}]" if extras else ""
     checkout = _find_checkout()
     if checkout is not None:
-        return shlex.join(("pip", "install", "-e", f"{checkout}{wanted}"))
+        return quoted("pip", "install", "-e", f"{checkout}{wanted}")
     origin = _find_origin()
-    return shlex.join(("pip", "install", f"ortprep{wanted} @ {origin}" if origin else f"ortprep{wanted}"))
+    return quoted("pip", "install", f"ortprep{wanted} @ {origin}" if origin else f"ortprep{wanted}")
 
 
 def upgrade_command() -> str:
     """Returns the command that installs a newer ortprep, from where the running ortprep came from."""
-    import shlex
-
     checkout = _find_checkout()
     if checkout is not None:
-        return shlex.join(("git", "-C", checkout, "pull"))
+        return quoted("git", "-C", checkout, "pull")
     return "pip install ortprep-NEWER.whl" if _find_origin() else "pip install --upgrade ortprep"
 
 

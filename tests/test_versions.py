@@ -38,7 +38,7 @@ def test_what_pip_installed_is_installed_from_where_it_came(
     tmp_path: Path, record: dict[str, Any] | None, install: str, upgrade: str
 ) -> None:
     (tmp_path / "ortprep").mkdir()
-    for name in ("__init__.py", "versions.py"):
+    for name in ("__init__.py", "quoting.py", "versions.py"):
         shutil.copy(ROOT / "pipeline" / name, tmp_path / "ortprep" / name)
     metadata = tmp_path / "ortprep-0.1.0.dist-info"
     metadata.mkdir()

@@ -13,6 +13,7 @@ from ortprep.errors import SourceError, SpecError
 from ortprep.graph.build import check_buildable, plan_specs
 from ortprep.graph.sequential_run import run_in_order
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
+from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.python_spec import Spec, SpecSections, check_keywords, override
 from ortprep.spec.reading import read_spec, read_specs
@@ -130,7 +131,7 @@ def _check_arguments(
         if "://" in os.fspath(folder):
             raise SpecError(
                 f"bad argument of prepare: {argument}\n  expected a folder on this machine, got a URL",
-                hint=f'prepare("model.onnx", {argument}="{argument}")',
+                hint=f'prepare("model.onnx", {quoted(argument)}={argument!r})',
             )
 
 

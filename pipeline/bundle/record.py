@@ -12,6 +12,7 @@ from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import check_json_values, decode, encode, format_json, read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.quoting import quoted
 from ortprep.versions import upgrade_command
 
 T = TypeVar("T")
@@ -61,18 +62,16 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int, sh
 
 def _no_bundle(folder: Path, record: str) -> BundleError:
     """Returns the error for a folder without a record, with the next step: a name is no path, for example."""
-    import shlex
-
     got, name = ("a file" if folder.is_file() else "no such file"), folder.name.removesuffix(".onnx")
     prepared = Path("artifacts") / name
     if (prepared / record).is_file():
-        hint = f'load("{prepared}")   (ortprep\'s commands take the name {name})'
+        hint = f"load({str(prepared)!r})   (ortprep's commands take the name {quoted(name)})"
     elif folder.is_file() and folder.suffix == ".onnx":
-        hint = f'ortprep prepare {shlex.quote(str(folder))}   then load("{prepared}")'
+        hint = f"ortprep prepare {quoted(folder)}   then load({str(prepared)!r})"
     elif (folder.parent / record).is_file():
-        hint = f'load("{folder.parent}")'
+        hint = f"load({str(folder.parent)!r})"
     else:
-        hint = f'ortprep prepare {shlex.quote(name)}   then load("{prepared}")'
+        hint = f"ortprep prepare {quoted(name)}   then load({str(prepared)!r})"
     return BundleError(f"no bundle there: {folder}\n  expected a folder with {record}, got {got}", hint=hint)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.quoting import quoted
 
 Digester = Callable[[Path], str]
 
@@ -143,7 +143,7 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
         IntegrityError: Something differs; the message lists every difference.
     """
     name = Path(os.path.realpath(root)).name
-    hint = f"ortprep prepare {shlex.quote(name)}  (or copy the bundle again, if it is a copy)"
+    hint = f"ortprep prepare {quoted(name)}  (or copy the bundle again, if it is a copy)"
     raise_differences(root, compare_bundle(root, digest), hint=hint)
 
 
@@ -175,7 +175,7 @@ def raise_differences(
         lines = "\n".join(f"  {difference}" for difference in differences)
         raise IntegrityError(
             f"bundle is not as it was written: {root}\n{lines}",
-            hint=hint or f"ortprep check {shlex.quote(str(root))}",
+            hint=hint or f"ortprep check {quoted(root)}",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from ortprep.bundle.codec import encode
 from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
 from ortprep.cli.console import build_table, echo, write_json, write_table
 from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 from ortprep.runtime.dropin.observation import MAX_MODELS
 from ortprep.versions import installed_onnxruntime
 
@@ -34,7 +34,7 @@ def adopt(
     """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
     if not program:
         raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
-    check_writable(out, hint=f"ortprep adopt --out FOLDER -- {shlex.join(program)}")
+    check_writable(out, hint=f"ortprep adopt --out FOLDER -- {quoted(*program)}")
     from ortprep.adopt.adoption import adopt_models
     from ortprep.adopt.recorded_run import read_records, run_recorded
     from ortprep.runtime.probing.scratch_folder import scratch_folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ortprep.errors import (
     SpecError,
     hint_of_os_error,
 )
+from ortprep.quoting import quoted
 from ortprep.spec.redaction import redact_url
 from ortprep.versions import install_command
 
@@ -150,9 +150,8 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     got = "neither" if len(places) > 1 else "none"
     model = name if Path(name).is_file() else Path(name).name
     raise BundleError(
-        f"no such bundle: {shlex.quote(name)}\n"
-        f"  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
-        hint=shlex.join(["ortprep", "prepare", *([model] if model else [])]),
+        f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
+        hint=quoted("ortprep", "prepare", *filter(None, [model])),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from ortprep.cli.command import CONFIGS, command, exit_code_of
 from ortprep.cli.console import echo, echo_error, write_line
 from ortprep.errors import PipelineError, SpecError
+from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
     from ortprep.init import InitResult, Question
@@ -35,7 +35,7 @@ def init(
     if name is not None and len(models) > 1:
         raise SpecError(
             f"one name for several models: {name}\n  expected one model with --name, got {len(models)}",
-            hint=shlex.join(["ortprep", "init", models[0], "--name", name]),
+            hint=quoted("ortprep", "init", models[0], "--name", name),
         )
     errors: list[PipelineError] = []
     for model in models:
@@ -83,8 +83,8 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
     if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
             f"spec exists: {spec_name} in {out} is the spec of {model}\n  expected a model without a spec",
-            hint=f"{_command('prepare', spec_name, '--configs', out)}, or "
-            f"{_command('init', model, '--out', out)} --force",
+            hint=f"{_spec_command('prepare', spec_name, '--configs', out)}, or "
+            f"{_spec_command('init', model, '--out', out)} --force",
         )
     ask = _ask if _may_ask() else None
     result = init_spec(model, folder=out, name=name, ask=ask, say=echo, may_copy=True)
@@ -98,11 +98,9 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
     return result
 
 
-def _command(action: str, subject: str | Path, option: str, folder: Path) -> str:
+def _spec_command(action: str, subject: str | Path, option: str, folder: Path) -> str:
     """Returns a command to run, with the folder of specs where it is not the default."""
-    return shlex.join(
-        ["ortprep", action, str(subject), *([] if folder == CONFIGS else [option, str(folder)])]
-    )
+    return quoted("ortprep", action, subject, *(() if folder == CONFIGS else (option, folder)))
 
 
 def _may_ask() -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
 from ortprep.cli.command import locate_bundle
 from ortprep.errors import BundleError
+from ortprep.quoting import quoted
 from ortprep.report.report_subjects import read_manifest_file
 from ortprep.spec.redaction import redact_url
 
@@ -41,7 +41,7 @@ def read_compared(
     if "@" in text and "/" not in text:
         return _read_version(f"registry://{text}", registry, if_published)
     raise BundleError(
-        f"nothing to compare: {shlex.quote(text)}\n"
+        f"nothing to compare: {quoted(text)}\n"
         f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
         hint="ortprep compare NAME@VERSION NAME --registry URL   (published against local)",
     )

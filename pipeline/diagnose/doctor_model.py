@@ -12,6 +12,7 @@ from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu, serves
@@ -123,7 +124,7 @@ def variant_for(bundle: Path, device: str) -> Variant:
             return variant
     raise LoadError(
         f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
-        hint=f"ortprep check {bundle}",
+        hint=f"ortprep check {quoted(bundle)}",
     )
 
 

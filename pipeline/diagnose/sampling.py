@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ortprep.bundle.onnx_wire import WireError
 from ortprep.diagnose.doctor_model import DoctorModel
 from ortprep.errors import LoadError, SpecError
 from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.quoting import quoted
 from ortprep.runtime.probing.child import run_child
 
 _SEED = 0
@@ -152,7 +152,7 @@ def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes,
 
 
 def _remark(name: str, shape: tuple[int, ...]) -> str:
-    written = shlex.quote(f"{name}={','.join(map(str, shape))}")
+    written = quoted(f"{name}={','.join(map(str, shape))}")
     return f"{name}: shape {list(shape)} is assumed; --shape {written} sets another"
 
 

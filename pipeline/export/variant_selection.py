@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange, find_variant
 from ortprep.errors import ExportError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     Machine,
@@ -150,7 +151,7 @@ def _nothing_fits(
     lines = "\n".join(f"  {one}" for one in passed_over)
     hint = "say what the server has with --onnxruntime VERSION and --here, or name one with --variant NAME"
     if not passed_over:
-        hint = f"ortprep prepare {config.name}   (its spec says targets and precisions)"
+        hint = f"ortprep prepare {quoted(config.name)}   (its spec says targets and precisions)"
         known = ", ".join(f"{one.name} ({one.target}, {one.precision})" for one in config.variants)
         request = f"target {options.target or 'any'}, precision {options.precision}"
         lines = f"  expected {request}, got {known}"

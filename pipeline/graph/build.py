@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -15,6 +14,7 @@ from ortprep.bundle.verification import may_be_replaced
 from ortprep.errors import SourceError, SpecError
 from ortprep.graph.execution import Task, build_tasks
 from ortprep.graph.receipts import model_folder
+from ortprep.quoting import quoted
 from ortprep.runtime.probing.availability import unavailable_reason
 from ortprep.spec.fields import Target
 from ortprep.spec.models import ModelSpec
@@ -140,9 +140,9 @@ def build_plan(
     if only is not None and only not in requested:
         raise SpecError(
             f"no such target in {spec.name}: {only}\n  expected one of {', '.join(requested)}",
-            hint=f"add it to targets: of the spec, or run: ortprep prepare {spec.name}"
+            hint=f"add it to targets: of the spec, or run: ortprep prepare {quoted(spec.name)}"
             if only in KNOWN_TARGETS
-            else f"ortprep prepare {spec.name}",
+            else f"ortprep prepare {quoted(spec.name)}",
         )
     missing = {target: "left out by --target" for target in requested if only not in (None, target)}
     reasons = {target: unavailable_reason(target) for target in requested if target not in missing}
@@ -197,9 +197,9 @@ def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ..
     lines = "\n".join(f"  {target}: {reason}" for target, reason in lacking.items())
     return SpecError(
         f"target not available on this machine: {', '.join(lacking)} of {name}\n{lines}",
-        hint=f"targets: [cpu]   # in the spec of {name}; every machine has it"
+        hint=f"targets: [cpu]   # in the spec of {quoted(name)}; every machine has it"
         if nothing_left
-        else f"ortprep prepare {name} --skip-unavailable",
+        else f"ortprep prepare {quoted(name)} --skip-unavailable",
     )
 
 
@@ -220,7 +220,7 @@ def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
     bundle = artifacts / spec.name
     if not may_be_replaced(bundle):
-        aside = shlex.join(("mv", str(bundle), f"{bundle}.mine"))
+        aside = quoted("mv", bundle, f"{bundle}.mine")
         yield (
             f"  {spec.name}: expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
             f"{aside}   # or build elsewhere: --artifacts DIR",

@@ -36,6 +36,7 @@ from ortprep.graph.receipts import (
     write_receipt,
 )
 from ortprep.measuring.device_lock import working
+from ortprep.quoting import quoted
 from ortprep.stages.core.contract import (
     LEFT_OUT,
     Context,
@@ -270,7 +271,10 @@ def _receipt_of(task: Task, required: TaskId) -> TaskReceipt | None:
 def _require(task: Task, required: TaskId) -> TaskReceipt:
     receipt = _receipt_of(task, required)
     if receipt is None:
-        raise StageError(f"{required} of {task.model} has to run first", hint=f"ortprep prepare {task.model}")
+        raise StageError(
+            f"{required} of {task.model} has to run first",
+            hint=f"ortprep prepare {quoted(task.model)}",
+        )
     return receipt
 
 

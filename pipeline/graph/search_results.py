@@ -11,6 +11,7 @@ from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.errors import SpecError
 from ortprep.graph.execution import Task, open_context
 from ortprep.graph.receipts import read_receipt
+from ortprep.quoting import quoted
 from ortprep.stages.core.contract import LEFT_OUT
 from ortprep.stages.core.results import TuneResult
 from ortprep.stages.tune.remeasurement import Remeasurement, measure_again
@@ -47,7 +48,9 @@ def read_search(task: Task) -> TuningRecord:
     """
     receipt = read_receipt(task.receipt)
     if receipt is None:
-        raise SpecError(f"not searched yet: {task.id} of {task.model}", hint=f"ortprep tune {task.model}")
+        raise SpecError(
+            f"not searched yet: {task.id} of {task.model}", hint=f"ortprep tune {quoted(task.model)}"
+        )
     if LEFT_OUT in receipt.result:
         raise SpecError(f"nothing was searched: {task.id} of {task.model}\n  {receipt.result[LEFT_OUT]}")
     return decode(TuneResult, receipt.result).record
@@ -78,7 +81,7 @@ def find_search(tasks: Sequence[Task], variant: str | None) -> Task:
         names = ", ".join(str(task.id.variant) for task in tasks)
         raise SpecError(
             f"no such variant of {tasks[0].model}: {variant}\n  expected one of {names}",
-            hint=f"ortprep trial {tasks[0].model} N --variant {tasks[0].id.variant}",
+            hint=f"ortprep trial {quoted(tasks[0].model)} N --variant {quoted(tasks[0].id.variant)}",
         )
     return search
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from ortprep.init.shapes import ShapePlan, plan_shapes
 from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
 from ortprep.init.tensor_copy import copy_path, write_tensor_copy
 from ortprep.init.trial_run import InitTrial, try_inputs
+from ortprep.quoting import quoted
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE
@@ -67,7 +67,7 @@ class InitResult:
         if self.path.exists() and not force:
             raise SpecError(
                 f"spec exists: {self.path}\n  expected no such file, since its content would be lost",
-                hint=f"ortprep init MODEL --out {self.path.parent} --force   # replaces it",
+                hint=f"ortprep init MODEL --out {quoted(self.path.parent)} --force   # replaces it",
             )
         try:
             write_bytes_atomic(self.path, self.text.encode("utf-8"))
@@ -163,7 +163,8 @@ def _local_path(model: Path | str) -> Path:
         url = redact_url(text)
         raise SourceError(
             f"not a file on this machine: {url}\n  expected the path of an ONNX file, got a URL",
-            hint=f"download it, and run ortprep init FILE.onnx; or write a spec with source: {{url: {url}}}",
+            hint="download it, and run ortprep init FILE.onnx; "
+            f"or write a spec with source: {{url: {quoted(url)}}}",
         )
     return Path(text)
 
@@ -237,7 +238,7 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             raise SpecError(
                 f"no such input: {name!r} of {model}\n"
                 f"  expected one of {', '.join(names) or 'none'}, got {name!r}",
-                hint=f"ortprep init {shlex.quote(str(model))}",
+                hint=f"ortprep init {quoted(model)}",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.errors import SourceError
+from ortprep.quoting import quoted
 from ortprep.runtime.probing.child import run_child
 from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, Inspection, describe_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
@@ -75,16 +75,16 @@ def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
     """
     if not model.is_file():
         got = "a folder" if model.is_dir() else "none"
-        hint = f"find {shlex.quote(str(model))} -name '*.onnx'" if model.is_dir() else f"ls {_folder(model)}"
+        hint = f"find {quoted(model)} -name '*.onnx'" if model.is_dir() else _ls_command(model)
         raise SourceError(f"no such model: {model}\n  expected an ONNX file, got {got}", hint=hint)
     request = {"model": str(model.absolute())}
     reply = run_child(f"{__name__}:describe_facts", request, timeout_s=timeout_s)
     return decode(GraphFacts, reply.value)
 
 
-def _folder(model: Path) -> str:
+def _ls_command(model: Path) -> str:
     """Returns the nearest folder above a path that exists, for a command."""
-    return shlex.quote(str(next(one for one in model.parents if one.is_dir())))
+    return quoted("ls", next(one for one in model.parents if one.is_dir()))
 
 
 def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
     except (WireError, ValueError) as error:
         raise SourceError(
             f"not an ONNX model, or an incomplete one: {path}\n  expected a complete ONNX file, got: {error}",
-            hint=f"ls -l {shlex.quote(str(path))}   # then download or export the file again",
+            hint=f"ls -l {quoted(path)}   # then download or export the file again",
         ) from error
     facts = GraphFacts(
         inspection=inspection,

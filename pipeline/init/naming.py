@@ -9,6 +9,7 @@ from pathlib import Path
 from ortprep.bundle.paths import is_safe_name, make_name
 from ortprep.errors import SourceError, SpecError
 from ortprep.init.tensor_copy import copy_path
+from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import list_sources
 from ortprep.stages.fetch.stage import local_source
@@ -44,7 +45,7 @@ def choose_name(model: Path, configs: Path) -> str:
     raise SpecError(
         f"no name left for the spec of {model}\n  expected a free name, got other models called "
         f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
-        hint=f"ortprep init {model} --name NAME",
+        hint=f"ortprep init {quoted(model)} --name NAME",
     )
 
 

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ortprep.errors import StageError
+from ortprep.quoting import quoted
 
 CPU_DEVICE = "cpu"
 
@@ -85,7 +86,7 @@ def lock_folder() -> Path:
             f"folder of the device locks is not safe to use: {folder}\n"
             f"  expected a folder of user {os.getuid()} that nobody else can write, "
             f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
-            hint=f"remove {folder}, or set XDG_RUNTIME_DIR to a folder of your own",
+            hint=f"remove {quoted(folder)}, or set XDG_RUNTIME_DIR to a folder of your own",
         )
     return folder
 

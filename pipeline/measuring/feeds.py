@@ -22,6 +22,7 @@ import numpy as np
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 from ortprep.runtime.tensors.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
 
 Span: TypeAlias = tuple[float, float]
@@ -57,7 +58,7 @@ def draw_feed(
     elif dtype.kind == "U":
         raise SpecError(
             f"cannot make up strings for input {tensor.name!r}\n  expected values to choose from, got none",
-            hint=f"add to the spec: inputs: {{{tensor.name}: {{values: [some, words]}}}}",
+            hint=f"add to the spec: inputs: {{{quoted(tensor.name)}: {{values: [some, words]}}}}",
         )
     elif dtype.kind == "b":
         chosen = rng.integers(0, 2, shape)

@@ -22,6 +22,7 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import BundleError, IntegrityError
+from ortprep.quoting import quoted
 from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
@@ -66,7 +67,7 @@ def read_part_bundle(bundle: Path) -> PartBundle:
     if not any(_runs_anywhere(variant) for variant in config.variants):
         raise BundleError(
             f"not a complete bundle: {bundle}\n  expected a variant that runs on any machine, got none",
-            hint=f"ortprep prepare {manifest.name}",
+            hint=f"ortprep prepare {quoted(manifest.name)}",
         )
     manifest_file = bundle / MANIFEST_FILE
     files = (

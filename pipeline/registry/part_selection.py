@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ortprep.bundle.loader_config import LoaderConfig, Variant
 from ortprep.errors import NotPublishedError, RegistryError
+from ortprep.quoting import quoted
 from ortprep.registry.documents import Part
 from ortprep.registry.part_bundle import PORTABLE
 from ortprep.registry.references import VersionRef
@@ -50,7 +51,7 @@ def choose_part(
     if not fitting:
         raise RegistryError(
             "\n".join((f"no part of {reference} fits this machine", *lines)),
-            hint=f"ortprep pull {reference} --part DIGEST --out DIR   (for another machine)",
+            hint=f"ortprep pull {quoted(reference)} --part DIGEST --out DIR   (for another machine)",
         )
     return min(fitting, key=lambda ranked: ranked[0])[1]
 

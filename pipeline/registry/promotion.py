@@ -18,6 +18,7 @@ from ortprep.errors import (
 from ortprep.measuring.regression.comparison import compare
 from ortprep.measuring.regression.limits import VERIFICATION, RegressionLimits
 from ortprep.measuring.shipped import worst_error
+from ortprep.quoting import quoted
 from ortprep.registry.alias_moves import MAX_HISTORY, MAX_SEQUENCE, Move, encode_move, find_earlier_versions
 from ortprep.registry.backend import MOVE
 from ortprep.registry.catalogue import Catalogue
@@ -117,7 +118,7 @@ def rollback(
         raise NotPublishedError(
             f"nothing to roll back to: {name}@{alias}\n"
             f"  expected a version that it pointed to before, got {got}",
-            hint=f"ortprep versions {name}",
+            hint=f"ortprep versions {quoted(name)}",
         )
     version = state.versions[earlier[-1]]
     move = Move(alias, version.digest, 1, "rollback", "", reason=reason, by=by)
@@ -208,6 +209,6 @@ def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> Prom
         raise ConflictError(
             f"another process moves {model}@{alias}\n"
             f"  expected to be the last to move it, got {after.aliases.get(alias)} there",
-            hint=f"ortprep versions {model}   (then decide again)",
+            hint=f"ortprep versions {quoted(model)}   (then decide again)",
         )
     return result

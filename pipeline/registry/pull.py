@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle, find_added
 from ortprep.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
+from ortprep.quoting import quoted
 from ortprep.registry.backend import Report
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
@@ -191,7 +191,7 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
     if size_bytes > limit:
         raise RegistryError(
             f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
-            hint=f"export {MAX_BYTES_VARIABLE}={size_bytes}",
+            hint=f"export {MAX_BYTES_VARIABLE}={size_bytes:d}",
         )
     return _PartPull(reference, catalogue, version, part)
 
@@ -306,5 +306,5 @@ def check_replaceable(out: Path) -> None:
         raise RegistryError(
             f"a bundle would replace something that is not a bundle: {out}\n"
             f"  expected nothing, an empty folder or an unchanged bundle, got {got}",
-            hint=shlex.join(["mv", str(out), f"{out}.mine"]),
+            hint=quoted("mv", out, f"{out}.mine"),
         )

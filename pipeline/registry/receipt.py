@@ -24,6 +24,7 @@ from ortprep.bundle.verification import (
     raise_differences,
 )
 from ortprep.errors import BundleError
+from ortprep.quoting import quoted
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
 from ortprep.registry.provenance import check_provenance
 from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, verify_part
@@ -92,7 +93,7 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     receipt, part = read_signed_part(bundle, public_key)
     digest_of = digest_file if digest_cache is None else digest_cache.digest
     differences = find_differences(bundle, part, digest_of)
-    raise_differences(bundle, differences, hint=f"ortprep pull {receipt.reference} --out DIR")
+    raise_differences(bundle, differences, hint=f"ortprep pull {quoted(receipt.reference)} --out DIR")
     check_provenance(bundle, part)
     return receipt
 

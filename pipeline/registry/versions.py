@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ortprep.bundle.digest import PREFIX
 from ortprep.errors import ConflictError, NotPublishedError
+from ortprep.quoting import quoted
 from ortprep.registry.documents import FULL_DIGEST, PartSummary, Version
 
 
@@ -99,7 +100,7 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
     if not state.versions:
         raise NotPublishedError(
             f"no such model: {state.model} in {registry}\n  expected a published version, got none",
-            hint=f"ortprep list --registry {registry}",
+            hint=f"ortprep list --registry {quoted(registry)}",
         )
     if name is None:
         return state.latest()
@@ -112,7 +113,7 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
         raise ConflictError(
             f"more than one version is called {state.model}@{name} in {registry}\n"
             f"  expected one, got {', '.join(sorted(digests))}",
-            hint=f"ortprep versions {state.model} --registry {registry}   (then name one by its digest)",
+            hint=f"ortprep versions {quoted(state.model)} --registry {quoted(registry)}   (name a digest)",
         )
     version = state.versions.get(next(iter(digests), ""))
     if version is None:
@@ -120,6 +121,6 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
         raise NotPublishedError(
             f"no such version: {state.model}@{name} in {registry}\n"
             f"  expected an alias, a label, or a whole digest, got {got}",
-            hint=f"ortprep versions {state.model} --registry {registry}",
+            hint=f"ortprep versions {quoted(state.model)} --registry {quoted(registry)}",
         )
     return version

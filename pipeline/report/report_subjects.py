@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.bundle.record import read_record
 from ortprep.errors import BundleError
+from ortprep.quoting import quoted
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def _find_manifest(name: str, artifacts: Path) -> Path:
         if (path / MANIFEST_FILE).is_file():
             return path / MANIFEST_FILE
     raise BundleError(
-        f"no such bundle or manifest: {shlex.quote(name)}\n"
+        f"no such bundle or manifest: {quoted(name)}\n"
         f"  expected a manifest, or {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got none",
-        hint=shlex.join(["ortprep", "prepare", *([Path(name).name] if Path(name).name else [])]),
+        hint=quoted("ortprep", "prepare", *filter(None, [Path(name).name])),
     )
 
 

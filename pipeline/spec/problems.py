@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 
 Place = tuple[str | int, ...]
 """Position of a value in a file: keys and list indices from the top."""
@@ -71,5 +71,5 @@ def build_error(problems: Iterable[Problem], *, hint: str | None = None) -> Spec
 
 def _find_hint(problems: Sequence[Problem]) -> str:
     if all(problem.text.startswith(UNREADABLE) for problem in problems):
-        return f"ls -l {shlex.quote(problems[0].file)}"
+        return f"ls -l {quoted(problems[0].file)}"
     return "ortprep schema   # every key and what it takes"

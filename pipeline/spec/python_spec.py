@@ -161,7 +161,7 @@ def _source_of(source: object) -> dict[str, str]:
         url = text.replace(":/", "://", 1)
         raise SpecError(
             f"not a URL: {text}\n  expected text with two slashes, got one; a pathlib.Path drops the other",
-            hint=f'prepare("{redact_url(url)}", inputs={{…}})',
+            hint=f"prepare({redact_url(url)!r}, inputs={{…}})",
         )
     return {"url": text} if "://" in text else {"path": text}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import UNREADABLE, Problem, build_error
@@ -198,7 +199,7 @@ def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: P
     raise SpecError(
         f"no such model: {', '.join(unknown)}\n"
         f"  expected the name of a spec in {folder}: {', '.join(known_names)}",
-        hint=f"ortprep prepare {near[0] if near else known_names[0]}",
+        hint=f"ortprep prepare {quoted(near[0] if near else known_names[0])}",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.errors import BundleError, TuningError
+from ortprep.quoting import quoted
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.space import PlanChoice, Space
 
@@ -55,7 +56,7 @@ class Journal:
             )
         except _UNREADABLE as error:
             raise TuningError(
-                f"cannot open the journal of trials: {path}\n  {error}", hint=f"rm {path}"
+                f"cannot open the journal of trials: {path}\n  {error}", hint=f"rm {quoted(path)}"
             ) from error
 
     def known(self) -> Mapping[PlanChoice, Trial]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import BundleError, ClusterError
+from ortprep.quoting import quoted
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.receipt import read_receipt
@@ -44,7 +45,7 @@ def _find_version(name: str, parts: Sequence[str], catalogue: Catalogue) -> str:
         raise ClusterError(
             f"no version of {name} has the parts that its nodes published\n"
             f"  expected one of {', '.join(parts)} in {redact_url(catalogue.backend.url)}",
-            hint=f"ortprep versions {name}   # one was published or collected meanwhile",
+            hint=f"ortprep versions {quoted(name)}   # one was published or collected meanwhile",
         )
     return current[-1]
 

@@ -25,6 +25,7 @@ from ortprep.errors import BundleError, PipelineError
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.regression.limits import RegressionLimits
 from ortprep.measuring.rounds import run_interleaved
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.probing.child import Interpreter, run_child
@@ -61,7 +62,7 @@ def check_upgrade(
         OSError: The disk is full.
     """
     if subject.bundle is None:
-        raise BundleError(f"no bundle: {subject.name}", hint=f"ortprep prepare {subject.name}")
+        raise BundleError(f"no bundle: {subject.name}", hint=f"ortprep prepare {quoted(subject.name)}")
     bundle = Path(subject.bundle)
     config, manifest = read_loader_config(bundle), read_manifest(bundle)
     gpu = any(needs_gpu(variant.requirements) for variant in config.variants)

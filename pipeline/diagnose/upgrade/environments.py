@@ -18,6 +18,7 @@ from ortprep.bundle.digest import digest_json
 from ortprep.bundle.file_memory import CACHE_VARIABLE, require_cache_folder
 from ortprep.bundle.manifest import Manifest
 from ortprep.errors import InstallationError, SpecError
+from ortprep.quoting import quoted
 from ortprep.runtime.probing.child import Interpreter
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _find_environment(requirements: Sequence[str]) -> Interpreter:
         _make(folder, requirements)
         path = _list_path(python)
     if path is None:
-        raise InstallationError(f"environment cannot be used: {folder}", hint=f"rm -r {folder}")
+        raise InstallationError(f"environment cannot be used: {folder}", hint=f"rm -r {quoted(folder)}")
     return Interpreter(str(python), tuple(path))
 
 

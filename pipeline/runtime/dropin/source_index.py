@@ -94,8 +94,8 @@ def name_place(place: str) -> str:
 
 def describe_error(error: PipelineError) -> str:
     """Returns an error and its hint in one line of a log."""
-    hint = "" if error.hint is None else f" (hint: {error.hint})"
-    return " ".join(f"{error.message}{hint}".split())
+    lines = error.message if error.hint is None else f"{error.message} (hint: {error.hint})"
+    return " ".join(lines.split())
 
 
 def is_source(bundle: IndexedBundle, model: str) -> bool:

@@ -178,8 +178,8 @@ def check_number(name: str, value: Any, *, example: int, whole: bool = False) ->
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raises `LoadError` unless an argument has one of its allowed values."""
     if value not in choices:
-        hint = f"load(…, {name}={choices[0]!r}), which is the default"
-        raise _bad_argument(name, value, f"one of {', '.join(choices)}", hint)
+        default = f"load(…, {name}={choices[0]!r}), which is the default"
+        raise _bad_argument(name, value, f"one of {', '.join(choices)}", default)
 
 
 def _bad_argument(name: str, value: object, expected: str, hint: str) -> LoadError:

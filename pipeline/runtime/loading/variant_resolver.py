@@ -13,6 +13,7 @@ from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_conf
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device
@@ -172,14 +173,14 @@ def _nothing_fits(
     root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions
 ) -> NoVariantError:
     target, precision = options.target, options.precision
-    hint = f"ortprep prepare {config.name} --target {target or config.variants[0].target}"
+    hint = f"ortprep prepare {quoted(config.name)} --target {quoted(target or config.variants[0].target)}"
     if selection.passed_over:
         lines = "\n".join(f"  {variant}" for variant in selection.passed_over)
         return NoVariantError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
     criteria = [] if target is None else [f"target {target!r}"]
     if precision != FASTEST:
         criteria.append(f"precision {precision!r}")
-        hint = f"convert: {{precision: {precision}}}   # in the spec of {config.name}"
+        hint = f"convert: {{precision: {quoted(precision)}}}   # in the spec of {quoted(config.name)}"
     targets = ", ".join(dict.fromkeys(variant.target for variant in config.variants))
     variants = ", ".join(f"{variant.name} ({variant.precision})" for variant in config.variants)
     return NoVariantError(

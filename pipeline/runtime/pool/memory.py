@@ -127,7 +127,7 @@ class Arena:
         if offset is None:
             raise NoRoomError(
                 f"no shared memory for {block_bytes} bytes\n  got {self.used_bytes} in use",
-                hint=f"PoolConfig(max_shared_bytes={self._max_bytes + 2 * block_bytes})",
+                hint=f"PoolConfig(max_shared_bytes={self._max_bytes + 2 * block_bytes:d})",
             )
         return self._take(Span(offset, block_bytes))
 

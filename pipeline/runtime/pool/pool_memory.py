@@ -85,7 +85,7 @@ class PoolMemory:
             raise NoRoomError(
                 f"batch does not fit the pool's shared memory\n"
                 f"  expected at most {self.max_bytes} bytes, got {block_bytes}",
-                hint=f"PoolConfig(max_shared_bytes={2 * block_bytes})",
+                hint=f"PoolConfig(max_shared_bytes={2 * block_bytes:d})",
             )
         if self.used_bytes + block_bytes > self.max_bytes:
             return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_folder
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
@@ -74,7 +75,7 @@ def open_variants(
             f"no variant for {'a GPU' if on_gpu else 'the CPU'} here: {root}\n"
             f"  got variant {opened.variant.name!r}; passed over: "
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
-            hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {root}",
+            hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {quoted(root)}",
         )
     return opened, open_buckets(opened, load_options) if options.buckets else []
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ortprep.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import BundleError, LoadError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import onnxruntime_errors
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def check_answers(
 
     golden = golden_of(config, variant)
     feeds, expected = read_golden(golden, root)
-    hint, subject = f"ortprep prepare {config.name}", f"variant {variant.name!r} of {root}"
+    subject = f"variant {variant.name!r} of {root}"
+    hint = f"ortprep prepare {quoted(config.name)}"
     try:
         fitting = fit_feeds(feeds, half_inputs(session))
         answers = run_once(session, fitting, io_binding=variant.io_binding)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from ortprep.errors import ChildError, LoadError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import PassedOver, find_reasons_here
 from ortprep.runtime.probing.child import run_child
 
@@ -52,7 +53,7 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
         lines = "\n".join(f"  {variant}" for variant in passed_over)
         raise LoadError(
             f"no variant of {config.name} runs on this machine: {bundle}\n{lines}",
-            hint=f"ortprep prepare {config.name}",
+            hint=f"ortprep prepare {quoted(config.name)}",
         )
 
 

@@ -13,6 +13,7 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.errors import StageError
+from ortprep.quoting import quoted
 from ortprep.stages.convert.pass_requests import BindRequest
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, 
             expected = "a size of 1 or more" if size < 1 else f"{bound[name]}, as for {name}"
             raise StageError(
                 f"dimension cannot be bound: {key}\n  expected {expected}, got {size}",
-                hint=f"shapes: {{{name}: {max(bound.get(name, size), 1)}}}",
+                hint=f"shapes: {{{quoted(name)}: {max(bound.get(name, size), 1):d}}}",
             )
         bound[name] = size
     return bound
@@ -106,7 +107,7 @@ def _unknown(key: str, size: int, inputs: tuple[TensorSpec, ...]) -> StageError:
         )
     return StageError(
         f"model has no symbolic dimension {key!r}\n  expected one of {', '.join(called)}, as in {shapes}",
-        hint=f"shapes: {{{called[0]}: {size}}}",
+        hint=f"shapes: {{{quoted(called[0])}: {size:d}}}",
     )
 
 

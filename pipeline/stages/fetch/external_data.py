@@ -17,6 +17,7 @@ from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_memory import cache_folder
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
+from ortprep.quoting import quoted
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def find_beside(model: Path, location: str) -> Path:
         raise SourceError(
             f"external data outside the model's folder: {location!r} in {model}\n"
             f"  expected below {folder}, got a link to {path}",
-            hint=f"cp --remove-destination {path} {folder / location}",
+            hint=f"cp --remove-destination {quoted(path)} {quoted(folder / location)}",
         )
     if not path.is_file():
         raise SourceError(

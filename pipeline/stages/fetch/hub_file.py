@@ -16,6 +16,7 @@ from typing import Any
 from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.errors import MissingExtraError, SourceError
+from ortprep.quoting import quoted
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
@@ -198,7 +199,7 @@ def _explain(error: BaseException, address: HubAddress, errors: Any) -> SourceEr
         return SourceError(
             f"no access to a gated repository: {repository}\n"
             "  expected a token whose owner accepted its terms",
-            hint=f"accept the terms on the page of {repository}, then: {_LOGIN}",
+            hint=f"accept the terms on the page of {quoted(repository)}, then: {_LOGIN}",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return SourceError(

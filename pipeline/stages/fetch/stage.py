@@ -16,6 +16,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import SourceError, StageError
+from ortprep.quoting import quoted
 from ortprep.spec.hub_url import HubAddress, is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
@@ -268,7 +269,7 @@ def _no_path(spec: ModelSpec, reason: str) -> SourceError:
 
 
 def _path_hint(spec: ModelSpec) -> str:
-    return f"set source.path in the spec of {spec.name}; it is relative to {spec.folder.resolve()}"
+    return f"set source.path in the spec; it is relative to {quoted(spec.folder.resolve())}"
 
 
 def _shown(spec: ModelSpec) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.manifest import LadderAttempt
 from ortprep.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
@@ -123,7 +124,7 @@ def _require_running_source(job: OptimizeJob) -> None:
         _, _, reason = error.message.partition("\n")
         raise StageError(
             f"the model does not run on the inputs chosen for its trial: {job.spec.name}\n{reason}",
-            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {job.spec.name}.yaml",
+            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {quoted(job.spec.name)}.yaml",
         ) from error
     except (LoadError, ChildError):
         return  # the ladder ends with the source, and says so
@@ -170,5 +171,5 @@ def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageErro
     return StageError(
         f"every step of the optimisation ladder failed: {job.variant} of {job.spec.name}\n"
         f"{textwrap.indent(reasons, '  ')}",
-        hint=f"ORTPREP_LOG=debug ortprep prepare {job.spec.name}   (what ONNX Runtime said at each step)",
+        hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
     )

@@ -10,6 +10,7 @@ from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
 from ortprep.errors import SpecError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.measuring.rounds import order_of_round
+from ortprep.quoting import quoted
 from ortprep.stages.core.contract import Context
 from ortprep.stages.tune.record import summarise_figures
 from ortprep.stages.tune.search_context import SearchContext, open_search
@@ -37,7 +38,7 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
     if not 0 <= number < len(record.trials):
         raise SpecError(
             f"no such trial of {context.spec.name}: {number}\n  expected 0 to {len(record.trials) - 1}",
-            hint=f"ortprep tune {context.spec.name}",
+            hint=f"ortprep tune {quoted(context.spec.name)}",
         )
     with open_search(context) as search_context:
         with working():
@@ -59,7 +60,7 @@ def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
     if trial.session_options is None:
         raise SpecError(
             f"trial {trial.number} never got a session\n  {trial.failure}",
-            hint=f"ortprep tune {search_context.context.spec.name}",
+            hint=f"ortprep tune {quoted(search_context.context.spec.name)}",
         )
     model = search_context.artefacts.get(choice[FORM], choice[LEVEL]).path
     return SessionPlan(str(model), trial.session_options, trial.providers)

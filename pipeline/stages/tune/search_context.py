@@ -16,6 +16,7 @@ from ortprep.errors import SpecError, StageError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.options import format_option
+from ortprep.quoting import quoted
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.spec.models import ModelSpec, TuneSpec
@@ -163,7 +164,7 @@ def _build_search_context(
     if not (upstream.folder / optimized.model).is_file():
         raise StageError(
             f"files of optimize/{context.variant} of {context.spec.name} are gone: {upstream.folder}",
-            hint=f"ortprep prepare {context.spec.name}",
+            hint=f"ortprep prepare {quoted(context.spec.name)}",
         )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")

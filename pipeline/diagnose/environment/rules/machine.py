@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 
 from ortprep.diagnose.diagnosis import Finding, format_bytes, format_speed
 from ortprep.diagnose.environment.facts.records import DiskSpace, Facts, ReadSpeed, ResourceLimits
+from ortprep.quoting import quoted
 
 MIN_SHARED_BYTES = 64 * 1024 * 1024
 """Default size in container engines; a pool's tensors do not fit."""
@@ -79,7 +79,7 @@ def check_disk(facts: Facts) -> Iterator[Finding]:
             "problem" if room.free_bytes < MIN_SPACE_BYTES else "advice",
             f"{format_bytes(room.free_bytes)} free where bundles are kept ({room.path}); a build "
             "needs several times the size of a model",
-            shlex.join(("df", "-h", room.path)),
+            quoted("df", "-h", room.path),
         )
     if facts.reading is not None and facts.reading.cold_bytes_per_s is not None:
         speed = facts.reading.cold_bytes_per_s

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from ortprep.diagnose.diagnosis import Finding, Severity
 from ortprep.diagnose.environment.facts.packages import DRIVER_LIBRARIES
 from ortprep.diagnose.environment.facts.records import Facts, Library, Provider, Wheel, short_name
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
 from ortprep.versions import parse_version
@@ -149,11 +149,12 @@ def _unusable(facts: Facts, provider: Provider, expected: Sequence[str]) -> Find
 def _hint_for(facts: Facts, provider: str) -> str:
     if provider != CUDA:
         return (
-            f"python -c 'import onnxruntime; onnxruntime.print_debug_info()'  (what {provider} is built with)"
+            "python -c 'import onnxruntime; onnxruntime.print_debug_info()'  "
+            f"(what {quoted(provider)} is built with)"
         )
     missing = [library for library in facts.libraries if provider in library.needed_by and library.error]
     packages = sorted({library.package for library in missing if library.package is not None})
-    return shlex.join(("pip", "install", *packages)) if packages else "nvidia-smi  (does it list the GPU?)"
+    return quoted("pip", "install", *packages) if packages else "nvidia-smi  (does it list the GPU?)"
 
 
 def _not_in_wheel(facts: Facts, provider: str) -> Finding:
@@ -162,7 +163,7 @@ def _not_in_wheel(facts: Facts, provider: str) -> Finding:
     hint = None
     if provider == CUDA:
         names = sorted({_CPU_WHEEL, *(wheel.name for wheel in facts.wheels)})
-        hint = f"pip uninstall -y {' '.join(names)} && pip install '{_GPU_WHEEL}[cuda,cudnn]'"
+        hint = f"pip uninstall -y {quoted(*names)} && pip install '{_GPU_WHEEL}[cuda,cudnn]'"
     return Finding(
         "provider-not-in-wheel",
         "problem",
@@ -179,5 +180,5 @@ def _missing(package: str, libraries: Sequence[Library], severity: Severity) -> 
     if libraries[0].package is None:
         return Finding("missing-library", severity, text)
     return Finding(
-        "missing-library", severity, f"{text}; {package} brings it", shlex.join(("pip", "install", package))
+        "missing-library", severity, f"{text}; {package} brings it", quoted("pip", "install", package)
     )

@@ -17,6 +17,7 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.manifest import Manifest
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.quoting import quoted
 from ortprep.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
 from ortprep.registry.backends.mlflow.server import EXISTS, MISSING, MlflowServer, as_pairs, tags_of
 from ortprep.registry.documents import Part, as_mapping
@@ -75,7 +76,7 @@ class Runs:
         if identifier and experiment.get("lifecycle_stage") != "active":
             raise RegistryError(
                 f"experiment was deleted in MLflow: {name}\n  expected it to be active",
-                hint=f"mlflow experiments restore --experiment-id {identifier}",
+                hint=f"mlflow experiments restore --experiment-id {quoted(identifier)}",
             )
         return identifier
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.quoting import quoted
 from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Known, Report, SweepResult
 from ortprep.registry.backends.oci.client import OciClient
 from ortprep.registry.backends.oci.repository import Repository
@@ -94,7 +95,7 @@ class OciBackend(Backend):
         except RegistryError as error:
             raise type(error)(
                 f"registry does not list its models: {self._client.host}\n{error.message}",
-                hint=f"ortprep versions NAME --registry {self.url}",
+                hint=f"ortprep versions NAME --registry {quoted(self.url)}",
             ) from None
         names = [name.removeprefix(self._prefix) for name in repositories if name.startswith(self._prefix)]
         models = sorted({name for name in names if _MODEL.fullmatch(name)})

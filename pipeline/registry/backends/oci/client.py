@@ -12,6 +12,7 @@ from requests.adapters import HTTPAdapter
 
 from ortprep.bundle.codec import parse_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
+from ortprep.quoting import quoted
 from ortprep.registry.backends.oci.credentials import read_credentials
 from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
 from ortprep.spec.redaction import hide_queries_in_logs
@@ -101,7 +102,7 @@ class OciClient:
                 raise AccessDeniedError(
                     f"registry refuses access: {self.host}/{scope[0]}\n"
                     f"  expected credentials that it accepts, got {'others' if rejected else 'none'}",
-                    hint=f"docker login {self.host}",
+                    hint=f"docker login {quoted(self.host)}",
                 )
             self._authorizations[scope] = header
             return header
@@ -119,7 +120,7 @@ class OciClient:
             host = urlsplit(realm).hostname
             raise AccessDeniedError(
                 f"cannot {doing}\n  expected a token server that may have its credentials, got {host}",
-                hint=f"docker logout {self.host}   (to ask {host} for a token without credentials)",
+                hint=f"docker logout {quoted(self.host)}   (to ask for a token without credentials)",
             )
         parameters = {name: fields[name] for name in ("service", "scope") if name in fields}
         with self._request("GET", realm, doing, params=parameters, headers=basic) as response:

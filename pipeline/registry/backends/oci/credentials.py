@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ortprep.bundle.codec import read_json
 from ortprep.errors import BundleError, RegistryError
+from ortprep.quoting import quoted
 from ortprep.registry.documents import as_mapping
 
 log = logging.getLogger(__name__)
@@ -62,5 +63,5 @@ def _read_docker_config() -> dict[str, Any]:
     except BundleError as error:
         raise RegistryError(
             f"cannot read Docker's configuration\n  {error.message.splitlines()[0]}",
-            hint=f"docker login   (writes {path})",
+            hint=f"docker login   (writes {quoted(path)})",
         ) from None

@@ -20,6 +20,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from ortprep.quoting import quoted
 from ortprep.registry.backends.oci.client import OciClient
 from ortprep.registry.backends.rest import MAX_ERROR_BYTES, open_file, read_body, read_refusal, status_error
 from ortprep.registry.documents import INDEX, MANIFEST, MAX_DOCUMENT_BYTES
@@ -82,7 +83,7 @@ class Repository:
             return response
         with response:
             code = _code_in(read_refusal(response, doing))
-        error = status_error(response, doing, said=code, hint=f"docker login {self._client.host}")
+        error = status_error(response, doing, said=code, hint=f"docker login {quoted(self._client.host)}")
         raise RegistryUnavailableError(error.message) if code == _HALF_WRITTEN else error
 
     def resolve(self, location: str | None) -> str:

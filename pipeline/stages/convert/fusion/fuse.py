@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.errors import MissingExtraError, StageError
+from ortprep.quoting import quoted
 from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
 from ortprep.versions import install_command
 
@@ -151,10 +152,12 @@ def _check_known(field: str, name: str, choices: tuple[str, ...]) -> None:
     if name in choices:
         return
     nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
-    written = nearest if field == "model_type" else f"[{nearest}]"
+    is_one = field == "model_type"
     raise StageError(
         f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}",
-        hint=f"fusion: {{{field}: {written}}}",
+        hint=f"fusion: {{model_type: {quoted(nearest)}}}"
+        if is_one
+        else f"fusion: {{{quoted(field)}: [{quoted(nearest)}]}}",
     )
 
 
@@ -190,8 +193,8 @@ def _nothing_fused(library: FusionLibrary, request: FusionRequest) -> StageError
     return StageError(
         f"fusion found nothing to fuse: model_type {request.model_type}\n"
         f"  expected a graph that the patterns of {library.name} {library.version} match",
-        hint=f"fusion: {{model_type: {request.model_type}, optional: true}}  "
-        f"(or another of {', '.join(library.model_types)})",
+        hint=f"fusion: {{model_type: {quoted(request.model_type)}, optional: true}}  "
+        f"(or another of {', '.join(map(quoted, library.model_types))})",
     )
 
 

@@ -71,7 +71,7 @@ def _unfit(got: str, cuts: tuple[Heads, ...]) -> StageError:
     listed = ", ".join(f"{cut.num_heads} heads of {cut.hidden_size // cut.num_heads}" for cut in cuts)
     return StageError(
         f"cannot fuse attention: {got}\n  expected {listed}, as in the graph's Reshape nodes",
-        hint=f"fusion: {{num_heads: {cuts[0].num_heads}, hidden_size: {cuts[0].hidden_size}}}",
+        hint=f"fusion: {{num_heads: {cuts[0].num_heads:d}, hidden_size: {cuts[0].hidden_size:d}}}",
     )
 
 

@@ -20,6 +20,7 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.errors import SpecError, StageError
+from ortprep.quoting import quoted
 from ortprep.stages.convert.half.casts import insert_casts
 from ortprep.stages.convert.half.operators import is_operator
 from ortprep.stages.convert.half.plain_graph import make_plain
@@ -182,5 +183,5 @@ def _out_of_range_error(tensors: list[_OutOfRange]) -> StageError:
     nodes = sorted({node for tensor in tensors for node in tensor.nodes})
     return StageError(
         "weights exceed float16's range\n  expected at most 65504, got\n    " + "\n    ".join(lines),
-        hint=f"convert: {{half: {{keep_nodes: [{', '.join(nodes)}]}}}}",
+        hint=f"convert: {{half: {{keep_nodes: [{', '.join(map(quoted, nodes))}]}}}}",
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ortprep.errors import SpecError, StageError
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.stages.convert.pass_requests import PrecisionReply, QuantizeRequest
 from ortprep.stages.convert.quantize.quantizer_input import QuantizerInput, list_nodes, read_named_graph
@@ -107,7 +108,7 @@ def check_finite(values: NDArray[np.generic], *, node: str, tensor: str) -> None
         raise StageError(
             f"weight is not finite: {tensor!r} of node {node!r}\n"
             f"  expected numbers, got {values[tuple(index)]} at index {index}",
-            hint=f"exclude: [{node}]",
+            hint=f"exclude: [{quoted(node)}]",
         )
 
 

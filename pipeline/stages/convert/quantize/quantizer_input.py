@@ -154,7 +154,7 @@ def _raise_opset(model: onnx.ModelProto, opset: int, source: Path) -> onnx.Model
         raise StageError(
             f"opset too old to quantise: {source}\n  expected at least {opset}, got {version}, "
             f"which onnx cannot convert: {error}",
-            hint=f"export the model with opset {opset} or later",
+            hint=f"export the model with opset {opset:d} or later",
         ) from error
     name_nodes(converted)
     return converted

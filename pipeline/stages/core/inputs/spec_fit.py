@@ -10,6 +10,7 @@ from typing import Any
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SourceError, SpecError, StageError
+from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert.shapes import resolve_dimensions
 from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
@@ -37,7 +38,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
             f"spec does not fit its model: {spec.name}, {spec.place}\n{lines}",
-            hint=f"correct the entries named above in {spec.place}, then ortprep prepare {spec.name}",
+            hint=f"correct these entries of {quoted(spec.place)}, then ortprep prepare {quoted(spec.name)}",
         )
 
 
@@ -86,7 +87,7 @@ def samples_key(spec: ModelSpec) -> list[list[str]] | None:
     except OSError as error:
         raise SourceError(
             f"cannot read the samples of {spec.name}: {error.filename or spec.samples}\n  {error.strerror}",
-            hint=f"set samples in the spec of {spec.name}; it is relative to {spec.folder.resolve()}",
+            hint=f"set samples in the spec; it is relative to {quoted(spec.folder.resolve())}",
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 from ortprep.runtime.probing.child import run_child
 from ortprep.stages.fetch.transfer import TransferResult
 
@@ -47,7 +48,7 @@ def check_demo_name(name: str) -> str:
         nearest = [*difflib.get_close_matches(name, DEMO_NAMES, n=1), _SMALLEST][0]
         raise SpecError(
             f"unknown demo model: {name!r}\n  expected one of {', '.join(DEMO_NAMES)}",
-            hint=f"source: {{demo: {nearest}}}",
+            hint=f"source: {{demo: {quoted(nearest)}}}",
         )
     return name
 
