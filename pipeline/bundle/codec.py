@@ -31,6 +31,9 @@ MAX_JSON_VALUES = 640_000
 """Most commas, colons and opening brackets in a JSON file. Each costs a reader up to 120 bytes of memory; a
 manifest has one in 15 bytes."""
 
+_MAX_SHOWN = 100
+"""Most characters of a key in the path to a value: the path is written anew for each value below the key."""
+
 
 def encode(value: object) -> Any:
     """Returns `value` as JSON types: records as objects, tuples as arrays, NaN and infinities by name."""
@@ -71,7 +74,8 @@ def _decode(kind: Any, data: object, where: str) -> Any:
         return _decode_tuple(get_args(kind), data, where)
     if origin is not None and issubclass(origin, Mapping):
         mapping = _expect(dict, data, where)
-        return {key: _decode(get_args(kind)[1], item, f"{where}.{key}") for key, item in mapping.items()}
+        inner = get_args(kind)[1]
+        return {key: _decode(inner, item, f"{where}.{key[:_MAX_SHOWN]}") for key, item in mapping.items()}
     if dataclasses.is_dataclass(kind) or _is_named_tuple(kind):
         return _decode_record(kind, data, where)
     return _expect(kind, data, where)

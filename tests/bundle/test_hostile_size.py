@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.bundle.codec import MAX_JSON_BYTES, MAX_JSON_VALUES
+from ortprep.bundle.codec import MAX_JSON_BYTES, MAX_JSON_VALUES, decode, parse_json
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import MAX_LOADER_BYTES
-from ortprep.bundle.manifest import MAX_MANIFEST_BYTES
+from ortprep.bundle.manifest import MAX_MANIFEST_BYTES, Manifest
+from ortprep.errors import BundleError
 from tests.bundle.builders import write_bundle
 
 MOST_MB = {"manifest": 256, "loader_config": 64}
@@ -104,3 +105,14 @@ def test_f7_a_file_past_the_limits_is_refused_before_it_is_parsed(tmp_path: Path
     outcome, peak_mb = read_in_child("manifest", tmp_path / "bundle")
     assert outcome == "refused"
     assert peak_mb < 2 * MAX_JSON_BYTES / 2**20 + 16
+
+
+@pytest.mark.attack
+def test_a_long_name_is_not_copied_for_each_of_its_values(tmp_path: Path) -> None:
+    """A name of 6 MB with 600,000 values took minutes; the message shows what each value costs."""
+    data = json.loads((write_bundle(tmp_path / "bundle") / "manifest.json").read_text())
+    record = {"runs_per_load": 1, "limits": {}, "knobs": {"k" * 6_000_000: ["", 0]}}
+    data["variants"][0]["tuning"] = record
+    with pytest.raises(BundleError, match=r"\[1\]") as caught:
+        decode(Manifest, parse_json(json.dumps(data).encode(), name="manifest.json"))
+    assert len(caught.value.message) < 1000
