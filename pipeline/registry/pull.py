@@ -13,11 +13,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.digest import PREFIX, DigestCache, is_digest
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle, find_added
-from ortprep.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
+from ortprep.errors import (
+    BundleError,
+    RegistryError,
+    RegistryUnavailableError,
+    SignatureError,
+    hint_of_os_error,
+)
 from ortprep.quoting import quoted
 from ortprep.registry.backend import Report
 from ortprep.registry.catalogue import Catalogue
@@ -27,6 +33,7 @@ from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.provenance import check_provenance
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
+from ortprep.registry.signatures import verify_part
 from ortprep.registry.transfer import read_limit, run_parallel
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
@@ -159,8 +166,17 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
 
 
 def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
-    """Returns what a reference is remembered under: what was verified with one key is not for another."""
-    return [catalogue.backend.url, str(request.reference), str(request.public_key)]
+    """Returns what a reference is remembered under: what was verified with one key is not for another.
+
+    A key is known by its bytes: its file may have been replaced.
+    """
+    try:
+        key = None if request.public_key is None else digest_file(request.public_key)
+    except OSError as error:
+        raise SignatureError(
+            f"cannot read the public key: {request.public_key}\n  {error.strerror}"
+        ) from error
+    return [catalogue.backend.url, str(request.reference), key]
 
 
 def _recall(
@@ -193,7 +209,7 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
             f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
             hint=f"export {MAX_BYTES_VARIABLE}={size_bytes:d}",
         )
-    return _PartPull(reference, catalogue, version, part)
+    return _PartPull(reference, catalogue, version, part, request.public_key)
 
 
 @dataclass(frozen=True)
@@ -204,6 +220,7 @@ class _PartPull:
     catalogue: Catalogue
     version: Version
     part: Part
+    public_key: Path | None
 
     def write(
         self, out: Path, observer: Observer, *, is_there: Callable[[], bool] = lambda: False
@@ -242,6 +259,9 @@ class _PartPull:
         registry = redact_url(catalogue.backend.url)
         receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
         signatures = catalogue.read_signatures(self.part)
+        if self.public_key is not None:
+            # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself.
+            verify_part(self.part, signatures, self.public_key)
         # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
         with new_folder(out.absolute(), durable=False) as folder:
             write_receipt(folder, receipt, self.part, signatures)

@@ -22,7 +22,13 @@ from model_signing import hashing, signing, verifying
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
-from ortprep.errors import BundleError, IntegrityError, PipelineError, SignatureError
+from ortprep.errors import (
+    BundleError,
+    IntegrityError,
+    PipelineError,
+    RegistryUnavailableError,
+    SignatureError,
+)
 from ortprep.registry.backend import SIGNATURE
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part
@@ -370,6 +376,31 @@ def test_a_key_with_a_password_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert raised.value.hint == f"export {PASSWORD_VARIABLE}=…"
     monkeypatch.setenv(PASSWORD_VARIABLE, "hunter2")
     verify_part(part, [sign_part(part, private)], public)
+
+
+def be_unavailable(*_: object) -> tuple[bytes, ...]:
+    raise RegistryUnavailableError("status 503")
+
+
+@pytest.mark.parametrize("attack", ["another key under the same path", "no signature any more"])
+def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
+    signed: Path,
+    catalogue: Catalogue,
+    keys: Keys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attack: str,
+) -> None:
+    pull_it(catalogue, tmp_path / "before", keys[1])
+    if attack == "no signature any more":
+        for file in Path(catalogue.backend.url, "net/attached").rglob("signature-*"):
+            file.unlink()
+    else:
+        shutil.copy(write_keys(tmp_path / "new")[1], keys[1])
+    monkeypatch.setattr(catalogue.backend, "read_versions", be_unavailable)
+    with pytest.raises((SignatureError, RegistryUnavailableError)):
+        pull_it(catalogue, tmp_path / "out", keys[1])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"junk", b"-----BEGIN CERTIFICATE-----\n"])
