@@ -1,8 +1,8 @@
 """Strict YAML: text to plain JSON data, with the line of every value.
 
 Scalars follow YAML 1.2's core schema, as in editors with a schema: `on`, `no`, `1:30` and `2026-01-01` are
-strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, merge keys,
-numbers that are not finite, and aliases that expand to much more than was written.
+strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, directives, merge
+keys, numbers that are not finite, and aliases that expand to much more than was written.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _NULL = frozenset(["", "~", "null", "Null", "NULL"])
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])\ufeff*%")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _PLAIN, _QUOTED, _COLLECTION = "plain", "quoted", "collection"
@@ -114,7 +115,9 @@ def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
 
 
 def _read_top(text: bytes, reading: _Reading) -> dict[str, Any]:
-    root = _compose(_decode(text))
+    decoded = _decode(text)
+    _check_directives(decoded)
+    root = _compose(decoded)
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
@@ -130,6 +133,13 @@ def _decode(text: bytes) -> str:
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         raise _UnreadableError(line, f"expected UTF-8 text, got byte 0x{text[error.start]:02x}") from None
+
+
+def _check_directives(text: str) -> None:
+    """Refuses a line that begins with `%`: libyaml compares each `%TAG` with all earlier ones."""
+    if found := _DIRECTIVE.search(text):
+        line = len(text[: found.end()].splitlines())
+        raise _UnreadableError(line, "directives are not supported, got a line that begins with %; remove it")
 
 
 def _compose(text: str) -> yaml.Node | None:
