@@ -115,6 +115,23 @@ def test_a_wrong_value_is_told_with_line_place_expected_and_got(
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("glob", ["**/**/**/**/**/x.npz", "**/a/**/x.npz", "*/../*/../*/../x.npz"])
+@pytest.mark.parametrize(
+    "text", ["samples: '{}'", "convert: {{quantize: {{calibration: {{samples: '{}'}}}}}}"]
+)
+def test_a_glob_that_would_walk_the_same_folders_again_is_refused(
+    tmp_path: Path, text: str, glob: str
+) -> None:
+    problems = problems_of(tmp_path, f"{GOOD}{text.format(glob)}\n")
+    assert any("samples: expected a glob with at most one **, and no .. behind" in line for line in problems)
+
+
+@pytest.mark.parametrize("glob", ["../**/x.npz", "../../samples/*/a?/[ab].npz", "a/../*.npz"])
+def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path: Path, glob: str) -> None:
+    assert read_spec(write(tmp_path, "x.yaml", f"{GOOD}samples: '{glob}'\n")).samples == glob
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", "a b", "-x", "x" * 129, "é", "a\\nb"])
 def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{demo: x}}\n')
