@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -56,7 +57,8 @@ def read_spec_commit(folder: Path) -> str | None:
 
     It reads git's files and never runs git, which obeys the configuration of the folder it is pointed at:
     `core.fsmonitor` names a program. Only the nearest `.git` counts, never a bare repository that lies there
-    as ordinary files. Layout: https://git-scm.com/docs/gitrepository-layout.
+    as ordinary files; and, as for git, only if this user or root owns it, since in a folder such as `/tmp`
+    anyone can put one above others' folders. Layout: https://git-scm.com/docs/gitrepository-layout.
     """
     try:
         real = folder.resolve()
@@ -67,19 +69,28 @@ def read_spec_commit(folder: Path) -> str | None:
 
 
 def _read_head(git: Path) -> str | None:
+    _check_owner(git)
     if git.is_file():  # of a worktree or a submodule: it names the folder
         git = git.parent / _read_text(git).removeprefix("gitdir:").strip()
+        _check_owner(git)
+    shared = git / _read_text(git / "commondir").strip() if (git / "commondir").exists() else git
+    if not ((shared / "objects").is_dir() and (shared / "refs").is_dir()):
+        return None
     head = _read_text(git / "HEAD").strip()
     if not head.startswith("ref:"):
         return head if _COMMIT.fullmatch(head) else None
     branch = head.removeprefix("ref:").strip()
-    shared = git / _read_text(git / "commondir").strip() if (git / "commondir").exists() else git
     loose = resolve_inside(shared, branch)
     if loose.is_file():
         commit = _read_text(loose).strip()
         return commit if _COMMIT.fullmatch(commit) else None
     lines = (line.split() for line in _read_text(shared / "packed-refs").splitlines())
     return next((line[0] for line in lines if line[1:] == [branch] and _COMMIT.fullmatch(line[0])), None)
+
+
+def _check_owner(git: Path) -> None:
+    if git.lstat().st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"another user's repository: {git}")
 
 
 def _read_text(path: Path) -> str:

@@ -86,6 +86,32 @@ def test_a_branch_that_leads_out_of_the_repository_is_none(
     assert read_spec_commit(repository) is None
 
 
+@pytest.mark.attack
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+@pytest.mark.parametrize("of", ["repository", "worktree", "link"])
+def test_a_repository_of_another_user_is_none(repository: Path, tmp_path: Path, of: str) -> None:
+    """In a folder where all may write, anyone can put a `.git` above others' folders."""
+    folder = {"worktree": tmp_path / "worktree", "link": tmp_path / "link"}.get(of, repository)
+    taken = folder / ".git"
+    if of == "worktree":
+        git(repository, "worktree", "add", "-q", str(folder))
+        taken = repository / ".git/worktrees/worktree"
+    elif of == "link":
+        folder.mkdir()
+        taken.symlink_to(repository / ".git")
+    assert read_spec_commit(folder) == git(repository, "rev-parse", "HEAD")
+    os.chown(taken, 65534, 65534, follow_symlinks=False)
+    assert read_spec_commit(folder) is None
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("missing", ["objects", "refs"])
+def test_a_folder_that_only_has_a_head_is_no_repository(repository: Path, missing: str) -> None:
+    (repository / ".git/HEAD").write_text("0" * 40)
+    (repository / ".git" / missing).rename(repository / "elsewhere")
+    assert read_spec_commit(repository) is None
+
+
 def test_the_commit_is_the_one_git_names_however_it_is_stored(repository: Path, tmp_path: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     assert read_spec_commit(repository / "configs") == commit
