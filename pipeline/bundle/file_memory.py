@@ -77,12 +77,12 @@ def is_protected(path: str, *, make: bool = False) -> bool:
         OSError: Something on the way is missing, cannot be looked at, or cannot be made.
     """
     owners, found, links = (os.geteuid(), 0), "", 0
-    pending = os.path.abspath(path).split("/")[::-1]
+    absolute = path if path.startswith("/") else f"{os.getcwd()}/{path}"
+    pending = absolute.split("/")[::-1]
     while pending:
         name = pending.pop()
-        if name == "..":  # of a link, so what it leaves is no link
-            found = found.rpartition("/")[0]
-            continue
+        if name == "..":  # as the system takes it: what was found so far has no links
+            found, name = found.rpartition("/")[0], "."
         here = f"{found}/{name}" if name not in ("", ".") else found or "/"
         status = _look_at(here, make=make)
         if status.st_uid not in owners:

@@ -140,6 +140,18 @@ def test_a_cache_that_cannot_be_made_is_none_without_a_word(
         require_cache_folder("part")
 
 
+@pytest.mark.attack
+def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "shared" / "one").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o777)
+    (tmp_path / "link").symlink_to("shared/one")
+    for folder in (tmp_path, tmp_path / "shared"):
+        (folder / "mine").mkdir()
+    assert is_protected(f"{tmp_path}/mine")
+    assert not is_protected(f"{tmp_path}/link/../mine"), "that is shared/mine"
+    assert not is_protected(f"{tmp_path}/shared/one/..")
+
+
 def test_links_that_lead_in_a_circle_protect_nothing(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
