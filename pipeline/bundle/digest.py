@@ -89,7 +89,7 @@ class DigestCache:
         # One open file throughout: were the path looked up again, another file's digest could be remembered.
         with open_regular(path) as file:
             stamp = read_stamp(file.fileno())
-            remembered = None if self._folder is None else read_digest(stamp, self._folder)
+            remembered = read_digest(stamp, self._folder)
             if remembered is not None:
                 return remembered
             settled = is_settled(stamp)
@@ -108,8 +108,6 @@ class DigestCache:
         self._store(read_stamp(path), digest)
 
     def _store(self, stamp: Stamp, digest: str) -> None:
-        if self._folder is None:
-            return
         try:
             write_digest(stamp, digest, self._folder)
         except OSError as error:

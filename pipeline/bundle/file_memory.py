@@ -182,16 +182,19 @@ def _explain_unsafe(folder: str) -> str:
     )
 
 
-def entry_path(folder: str, stamp: Stamp, suffix: str = "") -> str:
-    """Returns the path of the entry of a file, in one of 256 subfolders."""
-    return f"{folder}/{stamp[1] % 256:02x}/{stamp[0]:x}-{stamp[1]:x}{suffix}"
+def entry_path(folder: str | None, stamp: Stamp, suffix: str = "") -> str | None:
+    """Returns the path of the entry of a file, in one of 256 subfolders; None where there is no folder."""
+    return None if folder is None else f"{folder}/{stamp[1] % 256:02x}/{stamp[0]:x}-{stamp[1]:x}{suffix}"
 
 
-def read_entry(path: str, *, max_bytes: int) -> bytes | None:
+def read_entry(path: str | None, *, max_bytes: int) -> bytes | None:
     """Returns the content of an entry; None if there is none, it is longer, or another user may write it.
 
-    Such an entry can only be from before the cache folder was made safe.
+    Such an entry can only be from before the cache folder was made safe. Where there is no folder of entries,
+    `path` is None.
     """
+    if path is None:
+        return None
     try:
         # A link could lead to another file of the user's; a FIFO would be waited for.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -210,12 +213,14 @@ def read_entry(path: str, *, max_bytes: int) -> bytes | None:
         os.close(handle)
 
 
-def write_entry(path: str, content: bytes) -> None:
-    """Writes an entry, so that readers see the old content or the new, never a part.
+def write_entry(path: str | None, content: bytes) -> None:
+    """Writes an entry, so that readers see the old content or the new, never a part; none if `path` is None.
 
     Raises:
         OSError: The folder is read-only or full; an old entry is then untouched.
     """
+    if path is None:
+        return
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o700, exist_ok=True)
     temporary = f"{folder}/.tmp-{os.urandom(8).hex()}"
@@ -229,14 +234,14 @@ def write_entry(path: str, content: bytes) -> None:
         raise
 
 
-def read_digest(stamp: Stamp, folder: str) -> str | None:
+def read_digest(stamp: Stamp, folder: str | None) -> str | None:
     """Returns the digest of a file, `sha256:<hex>`, that a folder has for its stamp; None if it has none."""
     content = read_entry(entry_path(folder, stamp), max_bytes=_MAX_DIGEST_BYTES) or b""
     *stamped, digest = content.decode("ascii", errors="replace").split() or [""]
     return digest if stamped == [str(value) for value in stamp[2:]] and is_digest(digest) else None
 
 
-def write_digest(stamp: Stamp, digest: str, folder: str) -> None:
+def write_digest(stamp: Stamp, digest: str, folder: str | None) -> None:
     """Has `read_digest` return a digest; raises as `write_entry`."""
     fields = (*stamp[2:], digest)  # the rest of the stamp is in the entry's name
     write_entry(entry_path(folder, stamp), " ".join(map(str, fields)).encode())

@@ -136,8 +136,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
     key = _key(root, options)
     if key is None or not loader[1]:
         return None
-    entry = _entry(loader, options)
-    content = None if entry is None else read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
+    content = read_entry(_entry(loader, options), max_bytes=_MAX_ENTRY_BYTES)
     if content is None:
         return None
     try:
@@ -168,11 +167,10 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     transient = ("config", "is_settled")
     values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
     content = repr((key, values)).encode()
-    entry = _entry(resolved.loader, options)
-    if entry is None or len(content) > _MAX_ENTRY_BYTES:
+    if len(content) > _MAX_ENTRY_BYTES:
         return
     try:
-        write_entry(entry, content)
+        write_entry(_entry(resolved.loader, options), content)
     except OSError as error:
         import logging
 
@@ -187,9 +185,8 @@ def read_compute_capabilities() -> tuple[tuple[int, int], ...]:
 
 
 def _entry(loader: Stamp, options: LoadOptions) -> str | None:
-    folder = cache_folder("loads")
     selection = "".join(f"-{value}" for value in options.selection_key)
-    return None if folder is None else entry_path(folder, loader, selection)
+    return entry_path(cache_folder("loads"), loader, selection)
 
 
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:

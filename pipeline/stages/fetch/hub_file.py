@@ -118,8 +118,7 @@ def pin(address: HubAddress) -> HubAddress:
     try:
         commit = _resolve_commit(address)
     except TransferError as error:
-        content = None if entry is None else read_entry(entry, max_bytes=_COMMIT_BYTES)
-        commit = (content or b"").decode("ascii", errors="replace")
+        commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
         if not is_commit(commit):
             raise SourceError(
                 f"cannot reach the Hub: {address}\n  {error}",
@@ -127,7 +126,10 @@ def pin(address: HubAddress) -> HubAddress:
             ) from error
         log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
     else:
-        _remember(entry, commit)
+        try:
+            write_entry(entry, commit.encode("ascii"))
+        except OSError as error:
+            log.debug("cache entry %s is not usable: %s", entry, error)
     return replace(address, revision=commit)
 
 
@@ -146,15 +148,6 @@ def _resolve_commit(address: HubAddress) -> str:
             f"unexpected answer from the Hub: {address}\n  expected a commit, got {str(info.sha)[:80]!r}"
         )
     return str(info.sha)
-
-
-def _remember(entry: str | None, commit: str) -> None:
-    if entry is None:
-        return
-    try:
-        write_entry(entry, commit.encode("ascii"))
-    except OSError as error:
-        log.debug("cache entry %s is not usable: %s", entry, error)
 
 
 def _entry(address: HubAddress) -> str | None:
