@@ -119,7 +119,8 @@ def compare_bundle(
     recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
     added = sorted(_present(root) - recorded)
     extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
-    compared = tuple(entry for entry in entries or manifest.files if entry not in but)
+    expected = manifest.files if entries is None else entries
+    compared = tuple(entry for entry in expected if entry not in but)
     return (*compare_files(root, compared, digest), *extra)
 
 
