@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,10 @@ from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
 from ortprep.runtime.machine.hardware import read_hardware
+
+if TYPE_CHECKING:
+    from ortprep.cluster.serving.config import ServeConfig
+    from ortprep.cluster.serving.serve_file import BundleFigures
 
 
 @command
@@ -112,14 +117,7 @@ def serve_config(
 ) -> None:
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.cluster.serving.config import ServeConfig
-    from ortprep.cluster.serving.pinning import pin_version
-    from ortprep.cluster.serving.serve_file import (
-        BundleFigures,
-        has_token,
-        is_loopback,
-        plan_serve_file,
-        read_bundle_figures,
-    )
+    from ortprep.cluster.serving.serve_file import has_token, is_loopback, plan_serve_file
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
@@ -133,16 +131,25 @@ def serve_config(
     )
     config.check()
     if not is_loopback(host) and not has_token(config):
-        echo(f"warning: whoever reaches {host} can send requests; --token-file and --token-env prevent that")
-    figures: list[BundleFigures] = []
-    for bundle in bundles:
-        place = bundle if "://" in bundle else str(find_bundle(bundle, artifacts))
-        name, pinned = pin_version(place)
-        if any(bundle_figures.load.name == name for bundle_figures in figures):
-            raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
-        figures.append(read_bundle_figures(name, pinned, config))
+        echo(
+            f"warning: anyone who reaches {host} can send requests; --token-file and --token-env prevent that"
+        )
+    figures = _read_figures(bundles, artifacts, config)
     file = plan_serve_file(figures, config, host=host, http_port=http_port, grpc_port=grpc_port)
     if json:
         write_json(file)
     else:
         write_yaml(file)
+
+
+def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:
+    from ortprep.cluster.serving.pinning import pin_version
+    from ortprep.cluster.serving.serve_file import read_bundle_figures
+
+    figures: dict[str, BundleFigures] = {}
+    for bundle in bundles:
+        name, pinned = pin_version(bundle if "://" in bundle else str(find_bundle(bundle, artifacts)))
+        if name in figures:
+            raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
+        figures[name] = read_bundle_figures(name, pinned, config)
+    return list(figures.values())

@@ -93,7 +93,7 @@ def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(proj
     assert "warning" not in done.err
     done = project.run("serve-config", "doubling", "--json", "--host", "0.0.0.0")
     assert json.loads(done.out)["http_options"]["host"] == "0.0.0.0"
-    assert "whoever reaches 0.0.0.0 can send requests" in done.err
+    assert "anyone who reaches 0.0.0.0 can send requests" in done.err
     done = project.run("serve-config", "doubling", "--json", "--host", "0.0.0.0", "--token-env", "TOKEN")
     assert "warning" not in done.err
     assert project.run("serve-config", "doubling", "--grpc-port", "9000").code != 0
