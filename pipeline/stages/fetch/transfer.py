@@ -87,7 +87,7 @@ def call_in_time(call: Callable[[], T], abort: Callable[[], object] = lambda: No
         result, error = results.get(timeout=STALL_TIMEOUT_S)
     except Empty:
         abort()
-        raise TransferError(f"expected 1 MiB within {STALL_TIMEOUT_S:.0f} s, got less") from None
+        raise TransferError(f"no progress within {STALL_TIMEOUT_S:.0f} s") from None
     if error is not None:
         raise error
     return cast("T", result)
