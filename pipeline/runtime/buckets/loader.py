@@ -78,7 +78,7 @@ def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: Load
         PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
     """
     # The bundle's other files were compared when it was opened.
-    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady", others=False)
+    named = options.replace(target=bucket.name, precision=FASTEST, plan="steady", whole_bundle=False)
     opened = open_folder(str(root), named)
     if opened.config != config:
         raise LoadError(

@@ -88,7 +88,7 @@ class LoadOptions:
     `adapt` changes the plan that the bundle records, for programs that share the machine. `replacement`
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
-    required, digests are `full`. `others` says whether that includes the files of which no session is made.
+    required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -105,7 +105,7 @@ class LoadOptions:
         adapt: Callable[[SessionPlan], SessionPlan] | None = None,
         replacement: SessionFactory | None = None,
         require_signature: str | os.PathLike[str] | None = None,
-        others: bool = True,
+        whole_bundle: bool = True,
     ) -> None:
         self.target = target
         self.device_id = device_id
@@ -118,7 +118,7 @@ class LoadOptions:
         self.adapt = adapt
         self.replacement = replacement
         self.require_signature = require_signature
-        self.others = others
+        self.whole_bundle = whole_bundle
 
     @property
     def selection_key(self) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ def locate(
 ) -> Path:
     """Returns the folder of a bundle, pulled into the local cache if it is in a registry.
 
-    The signature is verified, the files are not: whoever makes a session of them hashes them.
+    The signature is verified, the files are not: they are hashed when a session is made of them.
 
     Args:
         bundle: A folder; `registry://NAME@VERSION` in the registry that `$ORTPREP_REGISTRY` names; or

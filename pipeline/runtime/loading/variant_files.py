@@ -69,7 +69,7 @@ def check_files(
     stamps = tuple((str(path), find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
     start_prefetch(paths)
     if options.digests == "full":
-        if options.others:
+        if options.whole_bundle:
             _check_others(root, entries, options.deadline, signed)
         return stamps
     if options.digests == "off":

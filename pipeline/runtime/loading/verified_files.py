@@ -1,9 +1,9 @@
 """The files of a session where nothing remembered counts: hashed in this process, opened as they were hashed.
 
 Files that this user and root alone can change are hashed where they are. Others are hashed while they are
-copied to a folder of this user's, and the session is made of the copies: whoever may write to a file, or has
-it mapped since before, can change it after any check, also while a session maps it. The copies are removed
-once the session exists; ONNX Runtime keeps what it has mapped.
+copied to a folder of this user's, and the session is made of the copies: a user who may write to a file, or
+has mapped it before, can change it after any check, also while a session maps it. The copies are removed once
+the session exists; ONNX Runtime keeps what it has mapped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle.digest import PREFIX, digest_file
 from ortprep.bundle.file_memory import is_protected, open_regular, require_cache_folder
@@ -36,8 +37,8 @@ _BLOCK_BYTES = 1024 * 1024
 _ABANDONED_S = 60.0
 
 
-class VerifiedFiles:
-    """Where the files of a variant lie, every byte of which was hashed in this process.
+class VerifiedFiles(NamedTuple):
+    """The files of a variant, every byte of which was hashed in this process.
 
     Attributes:
         root: The bundle's folder, or that of the copies.
@@ -45,10 +46,9 @@ class VerifiedFiles:
         are_copies: Whether they are copies, which nobody else can change.
     """
 
-    def __init__(self, root: str, model: str, *, are_copies: bool) -> None:
-        self.root = root
-        self.model = model
-        self.are_copies = are_copies
+    root: str
+    model: str
+    are_copies: bool
 
 
 @contextlib.contextmanager
@@ -71,15 +71,12 @@ def verified_files(resolved: ResolvedVariant, options: LoadOptions) -> Iterator[
 
 
 def _hash_files(root: Path, copies: Path | None, entries: tuple[FileEntry, ...], deadline: Deadline) -> None:
-    def digest(entry: FileEntry, path: Path) -> str:
+    def hash_file(entry: FileEntry, path: Path) -> str:
         if copies is None:
             return digest_file(path, between_blocks=deadline.remaining_s)
         return _copy(path, copies / entry.path, entry.size_bytes, deadline)
 
-    differences = [
-        compare_file(root, entry, lambda path, entry=entry: digest(entry, path))  # type: ignore[misc]
-        for entry in entries
-    ]
+    differences = [compare_file(root, entry, partial(hash_file, entry)) for entry in entries]
     raise_differences(root, tuple(difference for difference in differences if difference is not None))
 
 
