@@ -269,7 +269,8 @@ def _no_path(spec: ModelSpec, reason: str) -> SourceError:
 
 
 def _path_hint(spec: ModelSpec) -> str:
-    return f"set source.path in the spec; it is relative to {quoted(spec.folder.resolve())}"
+    folder = spec.folder.resolve()
+    return f"set source.path in the spec of {quoted(spec.name)}; it is relative to {quoted(folder)}"
 
 
 def _shown(spec: ModelSpec) -> str:

@@ -87,7 +87,8 @@ def samples_key(spec: ModelSpec) -> list[list[str]] | None:
     except OSError as error:
         raise SourceError(
             f"cannot read the samples of {spec.name}: {error.filename or spec.samples}\n  {error.strerror}",
-            hint=f"set samples in the spec; it is relative to {quoted(spec.folder.resolve())}",
+            hint=f"set samples in the spec of {quoted(spec.name)}; "
+            f"it is relative to {quoted(spec.folder.resolve())}",
         ) from error
 
 
