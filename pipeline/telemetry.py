@@ -24,21 +24,21 @@ def disable_telemetry() -> None:
     thread and a database below `~/.cache/Microsoft`. The variable turns all of that off, if it is set before
     the library is loaded (microsoft/onnxruntime#25573, #27379). A value that the user set stays.
 
-    If the library is loaded already, only the children's telemetry is turned off, and one warning is logged.
+    If the library is loaded already, only the children's telemetry is turned off, with one `RuntimeWarning`.
     """
     if TELEMETRY_VARIABLE in os.environ:
         return
     os.environ[TELEMETRY_VARIABLE] = TELEMETRY_OFF
     version = str(getattr(sys.modules.get("onnxruntime"), "__version__", ""))
     if _sends_telemetry(version):
-        import logging
+        import warnings  # which ONNX Runtime has loaded; `logging` would cost 10 ms and more
 
-        logging.getLogger(__name__).warning(
-            "ONNX Runtime %s may send usage data: it was imported before ortprep could turn that off; "
-            "export %s=%s, or call ortprep.runtime.install() or load() before importing onnxruntime",
-            version,
-            TELEMETRY_VARIABLE,
-            TELEMETRY_OFF,
+        warnings.warn(
+            f"ONNX Runtime {version} may send usage data: it was imported before ortprep could turn that "
+            f"off; export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}, or call ortprep.runtime.install() or load() "
+            "before importing onnxruntime",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 
