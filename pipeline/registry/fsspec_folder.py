@@ -187,12 +187,21 @@ class FsspecFolder:
             yield self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), entry.path)
 
     def delete(self, path: str) -> None:
-        """Removes a file; one that is not there is fine."""
+        """Removes a file, or a link in its place; one that is not there is fine."""
+        folder, _, name = path.rpartition("/")
         with suppress(NotPublishedError):
-            self._try(lambda: self._filesystem.rm_file(self._locate(path)), path)
+            self._try(lambda: self._filesystem.rm_file(f"{self._locate(folder)}/{name}"), path)
 
     def _locate(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
+        """Returns the place of a path; raises RegistryError if there is a link on the way, on a disk."""
+        place = f"{self._root}/{path}" if path else self._root
+        root = Path(os.path.realpath(self._root or "/"))
+        if self._is_local and path and Path(os.path.realpath(place)) != root / path:
+            raise RegistryError(
+                f"a link in the {self._called}: {path} in {self.name}\n"
+                "  expected only files and folders below its root, which may itself be a link"
+            )
+        return place
 
     def _guard(self, blocks: Iterator[Block], what: str) -> Iterator[Block]:
         """Yields blocks; what goes wrong with reading them, and that alone, is the registry's error."""

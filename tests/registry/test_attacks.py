@@ -6,6 +6,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from ortprep.registry.documents import (
     parse_part,
     parse_version,
 )
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.part_bundle import read_part_bundle
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
@@ -214,8 +216,62 @@ def test_a_link_in_the_place_of_a_file_is_not_followed_out(
     path = files_of(registry)[digest_bytes(b"weights").removeprefix("sha256:")]
     path.unlink()
     path.symlink_to(secret)
-    with open_catalogue(registry) as fresh, pytest.raises(IntegrityError, match="other bytes"):
+    with open_catalogue(registry) as fresh, pytest.raises(RegistryError, match="a link in the registry"):
         pull_it(fresh, tmp_path / "out")
+
+
+@pytest.mark.parametrize("folder", ["blobs", "parts", "blobs/ab", "."])
+def test_a_collection_removes_nothing_that_a_link_leads_to(
+    registry: str, catalogue: Catalogue, tmp_path: Path, folder: str
+) -> None:
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    victim = tmp_path / "victim"
+    place = Path(registry, "net", folder)
+    own = [victim / "thesis/a.tex", victim / "blobs/thesis/a.tex", victim / ("ab" * 32)]
+    for file in own:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("years of work")
+    if place.exists():
+        place.rename(tmp_path / "before")
+    place.symlink_to(victim)
+    with (
+        pytest.raises(RegistryError, match="a link in the registry")
+        if folder != "blobs/ab"
+        else nullcontext()
+    ):
+        collect("net", catalogue, policy=RetentionPolicy(0, 0, grace_hours=0), dry_run=False)
+    assert all(file.exists() for file in own)
+
+
+def test_a_collection_removes_only_files_of_its_own_form(
+    registry: str, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    own = Path(registry, "net/blobs/thesis.tex")
+    own.write_text("years of work")
+    os.utime(own, (1, 1))
+    collect("net", catalogue, policy=RetentionPolicy(0, 0, grace_hours=0), dry_run=False)
+    assert own.exists()
+
+
+def test_a_publisher_writes_nothing_where_a_link_leads(
+    registry: str, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    Path(registry, "net").mkdir(parents=True)
+    Path(registry, "net/blobs").symlink_to(victim)
+    with pytest.raises(RegistryError, match="a link in the registry"):
+        publish(write_bundle(tmp_path / "bundle"), catalogue)
+    assert not list(victim.iterdir())
+
+
+def test_the_root_of_a_registry_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    with open_catalogue(str(tmp_path / "root")) as catalogue:
+        published = publish(write_bundle(tmp_path / "bundle"), catalogue)
+        assert pull_it(catalogue, tmp_path / "out") == published.version.digest
 
 
 def test_a_bundle_with_files_of_somebodys_own_or_a_link_is_not_replaced(

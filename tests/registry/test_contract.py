@@ -519,7 +519,7 @@ def test_what_a_killed_first_publisher_left_is_collected(
     publish_build(catalogue, tmp_path / "a", Build(name=model))
     for path in Path(registry, model, "versions").iterdir():
         path.unlink()
-    partial = Path(registry, model, "blobs/ab/.tmp-x~partial")
+    partial = Path(registry, model, f"blobs/ab/.tmp-{'ab' * 32}~{'0' * 16}")
     partial.parent.mkdir(exist_ok=True)
     partial.write_bytes(b"x")
     os.utime(partial, (1, 1))

@@ -9,6 +9,7 @@ ROOT/NAME/attached/HEX/KIND-HEX.json        signatures, moves of aliases
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -27,6 +28,9 @@ from ortprep.registry.transfer import read_documents
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0
 """Age up to which a file need not be refreshed."""
+
+_SWEPT_NAME = re.compile(rf"({re.escape(TEMP_PREFIX)})?[0-9a-f]{{64}}(\.json)?(~[0-9a-f]{{16}})?")
+"""Names of the files that a collection may remove: those of parts and blobs, and of unfinished ones."""
 
 
 class DirectoryBackend(Backend):
@@ -148,7 +152,10 @@ class DirectoryBackend(Backend):
         """Removes old files but the live ones, and what killed publishers left; returns their sizes."""
         gone = {}
         for path, file in sorted(self._folder.find(folder).items()):
-            is_leftover = path.rpartition("/")[2].startswith(TEMP_PREFIX)
+            name = path.rpartition("/")[2]
+            if not _SWEPT_NAME.fullmatch(name):
+                continue  # not ours
+            is_leftover = name.startswith(TEMP_PREFIX)
             oldest_s = time.time() - (_LEFTOVER_S if is_leftover else grace_s)
             if path in live or file.modified_s > oldest_s:
                 continue
