@@ -105,8 +105,8 @@ def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: 
     write_model(conv_net(), project.root / "net.onnx")
     process = project.start("-m", "ortprep", "doctor", "options", "net.onnx", "--rounds", "99")
     assert process.stderr is not None
-    while "options" not in process.stderr.readline():
-        pass
+    while "options" not in (line := process.stderr.readline()):
+        assert line, "the doctor ended before it began"
     wait_for(lambda: list((project.root / "tmp").glob("ortprep-options-*/*")), what="a copy is written")
     process.send_signal(number)
     assert finish(process).code == 128 + number
