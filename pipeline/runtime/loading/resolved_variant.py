@@ -63,18 +63,21 @@ SWITCHES = frozenset(
         "use_tf32",
     }
 )
-COUNTS = frozenset(
-    {"device_id", "external_data_loader_reading_threads", "inter_op_num_threads", "intra_op_num_threads"}
-)
-MAX_COUNT = 64
+MAX_COUNTS = {
+    "device_id": 64,
+    "external_data_loader_reading_threads": 64,
+    "inter_op_num_threads": 1024,
+    "intra_op_num_threads": 1024,
+}
 CHOICES = {
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
     "cudnn_conv_algo_search": ("DEFAULT", "EXHAUSTIVE", "HEURISTIC"),
     "execution_mode": ("ORT_PARALLEL", "ORT_SEQUENTIAL"),
     "execution_order": ("DEFAULT", "MEMORY_EFFICIENT", "PRIORITY_BASED"),
 }
-"""The options that bundles usually set. A memory with others is not believed: anything of the user's may have
-written it, and the table of options, which says what a bundle may set, takes longer to import than a load."""
+"""With those above, the options that bundles usually set, and their values. A remembered load that sets
+others is not used: any program of the user may have written it, and the table of options, which says what a
+bundle may set, takes longer to import than a load."""
 
 
 class ResolvedVariant:
@@ -245,9 +248,9 @@ def _is_usual(plan: SessionPlan) -> bool:
 def _is_usual_value(name: str, value: object) -> bool:
     if name in SWITCHES:
         return value in (True, False, "0", "1")
-    if name in COUNTS:
+    if name in MAX_COUNTS:
         text = str(value)
-        return text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MAX_COUNT
+        return text.isascii() and text.isdecimal() and len(text) < 5 and int(text) <= MAX_COUNTS[name]
     if name == OPTIMIZERS:
         return isinstance(value, str) and all(part.isidentifier() for part in value.split(";"))
     return value in CHOICES.get(name, ())

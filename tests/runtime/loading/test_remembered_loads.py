@@ -66,6 +66,14 @@ def test_a_second_load_is_not_decided_anew(bundle: Path, decided: list[str]) -> 
     assert open_bundle(bundle).variant.name == "cpu"
 
 
+def test_the_threads_of_a_large_machine_are_remembered(bundle: Path, decided: list[str]) -> None:
+    write_bundle(bundle, options=SessionOptionsRecord("ORT_DISABLE_ALL", {"inter_op_num_threads": 128}))
+    time.sleep(0.05)  # what changed just now is not remembered
+    for _ in range(2):
+        assert load(bundle).get_session_options().inter_op_num_threads == 128
+    assert len(decided) == 1
+
+
 def test_every_request_is_remembered_by_itself(bundle: Path, decided: list[str]) -> None:
     requests: list[dict[str, Any]] = [
         {},
@@ -213,7 +221,7 @@ def test_an_option_that_no_bundle_may_set_is_not_taken_from_a_memory_either(
 
 def test_what_is_taken_from_a_memory_unasked_is_what_a_bundle_may_set() -> None:
     switches = dict.fromkeys(resolved_variant.SWITCHES, "1")
-    counts = dict.fromkeys(resolved_variant.COUNTS, str(resolved_variant.MAX_COUNT))
+    counts = {name: str(maximum) for name, maximum in resolved_variant.MAX_COUNTS.items()}
     choices = [{name: value} for name, values in resolved_variant.CHOICES.items() for value in values]
     for chosen in (switches, counts, *choices):
         for name, value in chosen.items():
