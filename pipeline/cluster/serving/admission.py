@@ -1,4 +1,4 @@
-"""Whom a replica serves, and how much it takes: a bearer token, and room for the bodies of requests."""
+"""Admission of requests to a replica: the bearer token of clients, and a limit on the bytes of bodies."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BodyBudget:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
-        """Gives a function that takes bytes of the budget for a request; they are free at the end.
+        """Yields a function that takes bytes of the budget for one request; they are free when it ends.
 
         Raises:
             ProtocolError: The function found no room for the bytes (status 503).

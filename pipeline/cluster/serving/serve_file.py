@@ -127,7 +127,7 @@ def plan_serve_file(
         bundles: What is served.
         config: What was asked for; how many requests, and how often checks, follow from the figures.
         host: Address that Serve's HTTP proxies listen at.
-        http_port: Their port.
+        http_port: Port of the HTTP proxies.
         grpc_port: Port of its gRPC proxies, which listen at every address; None for none.
 
     Raises:

@@ -51,9 +51,9 @@ def check_files(
 
     Args:
         root: The bundle's folder.
-        config: What it has.
+        config: The content of its `loader.json`.
         variant: The variant that was selected.
-        options: The policy.
+        options: Digest policy, checks and deadline of the load.
         signed: The files that were signed, which are all there may be; None where no signature is required.
 
     Raises:
