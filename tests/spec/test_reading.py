@@ -115,7 +115,7 @@ def test_a_wrong_value_is_told_with_line_place_expected_and_got(
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("glob", ["**/**/**/**/**/x.npz", "**/a/**/x.npz", "*/../*/../*/../x.npz"])
+@pytest.mark.parametrize("glob", ["**/**/**/**/**/x.npz", "**/a/**/x.npz"])
 @pytest.mark.parametrize(
     "text", ["samples: '{}'", "convert: {{quantize: {{calibration: {{samples: '{}'}}}}}}"]
 )
@@ -123,7 +123,7 @@ def test_a_glob_that_would_walk_the_same_folders_again_is_refused(
     tmp_path: Path, text: str, glob: str
 ) -> None:
     problems = problems_of(tmp_path, f"{GOOD}{text.format(glob)}\n")
-    assert any("samples: expected a glob with at most one **, and no .. behind" in line for line in problems)
+    assert any("samples: expected a glob with at most one **" in line for line in problems)
 
 
 @pytest.mark.parametrize("glob", ["../**/x.npz", "../../samples/*/a?/[ab].npz", "a/../*.npz"])

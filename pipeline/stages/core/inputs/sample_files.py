@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +34,27 @@ def find_calibration_files(spec: ModelSpec) -> tuple[Path, ...] | None:
 
 
 def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in spec.folder.glob(pattern) if path.is_file()))
+    """Lists files by one part of the glob at a time, so that links lead into no folder again and again."""
+    *parts, name = pattern.split("/")
+    folders = [spec.folder]
+    for part in parts:
+        found = (path for folder in folders for path in _find(folder, part))
+        folders = list(_distinct_folders(found))
+    return tuple(sorted(path for folder in folders for path in folder.glob(name) if path.is_file()))
+
+
+def _find(folder: Path, part: str) -> list[Path]:
+    return sorted(folder.glob(part)) if set(part) & set("*?[") else [folder / part]
+
+
+def _distinct_folders(paths: Iterable[Path]) -> Iterable[Path]:
+    found: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                found.setdefault((status.st_dev, status.st_ino), path)
+    return found.values()
 
 
 def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
