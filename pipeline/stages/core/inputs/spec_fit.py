@@ -38,7 +38,8 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
             f"spec does not fit its model: {spec.name}, {spec.place}\n{lines}",
-            hint=f"correct these entries of {quoted(spec.place)}, then ortprep prepare {quoted(spec.name)}",
+            hint=f"correct the entries named above in {quoted(spec.place)}, "
+            f"then ortprep prepare {quoted(spec.name)}",
         )
 
 
