@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tracemalloc
@@ -49,6 +50,7 @@ from tests.registry.builders import (
     read_tree,
     write_bundle,
 )
+from tests.registry.fakes import Fault, fault_proxy
 
 pytestmark = pytest.mark.attack
 
@@ -264,6 +266,28 @@ def test_a_publisher_writes_nothing_where_a_link_leads(
     with pytest.raises(RegistryError, match="a link in the registry"):
         publish(write_bundle(tmp_path / "bundle"), catalogue)
     assert not list(victim.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["oci", pytest.param("mlflow", marks=pytest.mark.slow)])
+def test_a_compressed_answer_is_neither_asked_for_nor_unfolded(
+    registry: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    upstream = request.getfixturevalue(f"{kind}_url")
+    bomb = Fault(
+        "status",
+        status=200,
+        headers={"Content-Encoding": "gzip"},
+        body=gzip.compress(bytes(100_000_000)),
+        times=9,
+    )
+    with fault_proxy(upstream) as proxy:
+        url = registry.replace(upstream.partition("://")[2], proxy.url.partition("://")[2])
+        proxy.faults = [bomb]
+        with open_catalogue(url, cache=Cache(tmp_path / "cache")) as catalogue:
+            with pytest.raises(RegistryError, match="got a compressed answer"):
+                catalogue.read_state("net")
+            assert proxy.headers
+            assert all(headers["Accept-Encoding"] == "identity" for headers in proxy.headers)
 
 
 def test_the_root_of_a_registry_may_be_a_link(tmp_path: Path) -> None:

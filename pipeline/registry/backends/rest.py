@@ -28,6 +28,9 @@ from ortprep.registry.backend import BLOCK_BYTES
 MAX_ERROR_BYTES = 64 * 1024
 """Number of bytes that are read of an answer without content."""
 
+UNENCODED = {"Accept-Encoding": "identity"}
+"""Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
+
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed later."""
 
@@ -115,9 +118,7 @@ def open_file(
     if 0 < entry.size_bytes <= offset:
         yield iter(())
         return
-    # Compressed on the way, a range would be one of something else.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with ask(headers) as response:
+    with ask({"Range": f"bytes={offset}-"} if offset else {}) as response:
         yield _read_file(response, doing, entry, offset)
 
 
@@ -139,7 +140,14 @@ def _read_file(response: requests.Response, doing: str, entry: FileEntry, offset
         raise RegistryUnavailableError(f"cannot {doing}\n  expected {entry.size_bytes} bytes, got {position}")
 
 
+def is_encoded(response: requests.Response) -> bool:
+    """Says whether an answer has another encoding than the one that was asked for, none."""
+    return response.headers.get("Content-Encoding", "identity") != "identity"
+
+
 def _read_blocks(response: requests.Response, doing: str) -> Iterator[bytes]:
+    if is_encoded(response):
+        raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
     try:
         yield from response.iter_content(BLOCK_BYTES)
     except requests.RequestException as error:

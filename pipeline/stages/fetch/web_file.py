@@ -17,6 +17,7 @@ import requests
 import urllib3
 
 from ortprep.errors import SourceError
+from ortprep.registry.backends.rest import UNENCODED, is_encoded
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
 from ortprep.stages.fetch.transfer import Download, TransferError, call_in_time, first_line, guard_reads
 
@@ -70,8 +71,7 @@ class WebFile:
             SourceError: The server says that the file is not to be had.
             TransferError: The server cannot be reached, is overloaded, or the connection broke.
         """
-        # A compressed body has another length than the file, and no offset of it means anything.
-        headers = {"User-Agent": "ortprep", "Accept-Encoding": "identity"}
+        headers = {"User-Agent": "ortprep", **UNENCODED}
         if offset and version is not None:
             headers |= {"Range": f"bytes={offset}-", "If-Range": version}
         with _Session() as session, self._get(session, headers) as response:
@@ -113,7 +113,7 @@ class WebFile:
 
     def _describe(self, response: requests.Response) -> Download:
         headers = response.headers
-        if headers.get("Content-Encoding", "identity") != "identity":
+        if is_encoded(response):
             raise SourceError(
                 f"cannot fetch: {self.name}\n  expected the file itself, got a compressed answer"
             )

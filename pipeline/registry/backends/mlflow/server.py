@@ -23,7 +23,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import MAX_LISTING_BYTES
-from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
+from ortprep.registry.backends.rest import UNENCODED, connection_error, read_body, read_refusal, status_error
 from ortprep.registry.retries import with_retries
 from ortprep.spec.redaction import redact_url
 
@@ -95,7 +95,7 @@ class MlflowServer:
                 stream=True,
                 # To another host it would be without what made it safe.
                 allow_redirects=False,
-                **options,
+                **options | {"extra_headers": {**UNENCODED, **options.get("extra_headers", {})}},
             )
         except MlflowException as error:
             # Not chained: the client's own text quotes whole URLs.

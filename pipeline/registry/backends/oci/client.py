@@ -14,7 +14,13 @@ from ortprep.bundle.codec import parse_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backends.oci.credentials import read_credentials
-from ortprep.registry.backends.rest import connection_error, read_body, read_refusal, status_error
+from ortprep.registry.backends.rest import (
+    UNENCODED,
+    connection_error,
+    read_body,
+    read_refusal,
+    status_error,
+)
 from ortprep.spec.redaction import hide_queries_in_logs
 
 _SEND_BLOCK_BYTES = 256 * 1024
@@ -35,6 +41,7 @@ class OciClient:
         self.base = f"{'https' if secure else 'http'}://{host}/v2/"
         self._timeout_s = timeout_s
         self._session = requests.Session()
+        self._session.headers.update(UNENCODED)
         # Without it requests would replace our `Authorization` by what `~/.netrc` has for the host.
         self._session.auth = lambda request: request
         adapter = HTTPAdapter()
