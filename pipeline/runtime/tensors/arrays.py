@@ -130,14 +130,22 @@ def _opened(
 
 
 def _check_directory(file: BinaryIO) -> None:
-    """Raises `BadZipFile` if the list of entries is large: `zipfile` takes ten times the memory for it."""
-    file.seek(max(file.seek(0, 2) - 42, 0))
+    """Raises `BadZipFile` if the list of entries is large: `zipfile` takes ten times the memory for it.
+
+    A file above 2 GiB has two records more before its end, with 64-bit numbers (APPNOTE.TXT 4.3.14, 4.3.15).
+    """
+    size_bytes = file.seek(0, 2)
+    file.seek(max(size_bytes - 98, 0))
     tail = file.read()
-    locator, end = tail[:-22], tail[-22:]
+    record, locator, end = tail[-98:-42], tail[-42:-22], tail[-22:]
     if not end.startswith(b"PK\5\6"):
         raise zipfile.BadZipFile("File is not a zip file")
     directory_bytes = int.from_bytes(end[12:16], "little")
-    if directory_bytes > _MAX_DIRECTORY_BYTES or locator.startswith(b"PK\6\7"):  # which has 64-bit numbers
+    if locator.startswith(b"PK\6\7"):
+        if not record.startswith(b"PK\6\6") or int.from_bytes(locator[8:16], "little") != size_bytes - 98:
+            raise zipfile.BadZipFile("its end is not where the file says it is")
+        directory_bytes = int.from_bytes(record[40:48], "little")
+    if directory_bytes > _MAX_DIRECTORY_BYTES:
         raise zipfile.BadZipFile(f"its list of entries takes more than {_MAX_DIRECTORY_BYTES} bytes")
 
 

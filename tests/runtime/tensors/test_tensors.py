@@ -367,3 +367,21 @@ def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed() -
 def test_a_number_that_would_become_infinite_is_refused() -> None:
     with pytest.raises(RunError, match=r"input 'x' does not fit into float16(?s:.*)got 70000"):
         fit_feeds({"x": np.array([3, 7e4, np.inf], np.float32)}, {"x"})
+
+
+@pytest.mark.attack
+def test_a_file_with_64_bit_numbers_at_its_end_is_read_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # zipfile writes them above 2 GiB. A lower limit makes it write them into a small file.
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 64)
+    path = tmp_path / "large.npz"
+    np.savez(path, x=np.arange(3.0))
+    data = path.read_bytes()
+    assert data[-98:-94] == b"PK\6\6"
+    np.testing.assert_array_equal(read_tensors(path)["x"], np.arange(3.0))
+    for place, value, problem in ((-98 + 40, 1 << 40, "list of entries takes more"), (-34, 7, "not where")):
+        at = len(data) + place
+        path.write_bytes(data[:at] + value.to_bytes(8, "little") + data[at + 8 :])
+        with pytest.raises(BundleError, match=problem):
+            read_tensors(path)
