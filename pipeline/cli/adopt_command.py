@@ -83,7 +83,7 @@ def _report(models: Sequence[AdoptedModel], out: Path) -> None:
     if unchanged:
         echo(f"left as they are: {', '.join(unchanged)}   (--force replaces them)")
     if new:
-        echo(f"next: ortprep prepare {' '.join(new)} --configs {out}")
+        echo(f"next: {quoted('ortprep', 'prepare', *new, '--configs', out)}")
 
 
 def _build_table(models: Sequence[AdoptedModel]) -> Table:

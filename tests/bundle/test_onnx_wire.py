@@ -66,6 +66,7 @@ def test_values_in_typed_fields_are_left_out(tmp_path: Path) -> None:
     assert len(read_skeleton(models.write_model(model, tmp_path / "m.onnx"))) < SMALL_BYTES
 
 
+@pytest.mark.attack
 @given(cut=st.floats(0.001, 0.999))
 def test_a_truncated_model_is_noticed(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
     data = models.matmul_net(size=128).SerializeToString()
@@ -79,6 +80,7 @@ def test_a_truncated_model_is_noticed(tmp_path_factory: pytest.TempPathFactory, 
     assert not parsed.HasField("graph")
 
 
+@pytest.mark.attack
 @given(data=st.binary(max_size=200))
 def test_garbage_never_escapes_as_another_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
@@ -153,6 +155,7 @@ def test_small_fields_are_not_read_one_by_one(tmp_path: Path, field: bytes) -> N
     assert len(reads) < 200
 
 
+@pytest.mark.attack
 def test_deep_nesting_is_refused_instead_of_exhausting_the_stack(tmp_path: Path) -> None:
     graph = bytes(SMALL_BYTES + 1)
     for _ in range(60):

@@ -84,12 +84,14 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> N
         write_tensors(tmp_path / "a.npz", {name: np.zeros(1)})
 
 
+@pytest.mark.attack
 def test_f15_pickled_objects_are_never_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([print], dtype=object))
     with pytest.raises(BundleError, match="pickled"):
         read_tensors(tmp_path / "a.npz")
 
 
+@pytest.mark.attack
 def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(2_000_000, np.uint8))
     assert (tmp_path / "bomb.npz").stat().st_size < 10_000
@@ -185,6 +187,7 @@ def header(**fields: Any) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "member",
     [
@@ -215,6 +218,7 @@ def test_an_array_that_is_not_what_it_says_is_refused(tmp_path: Path, member: by
         read_tensors(zip_of(tmp_path / "a.npz", member))
 
 
+@pytest.mark.attack
 def test_a_pipe_in_a_files_place_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     with pytest.raises(BundleError, match="not a regular file"):
@@ -225,12 +229,14 @@ def test_a_well_formed_array_of_that_form_is_read(tmp_path: Path) -> None:
     assert read_tensors(zip_of(tmp_path / "a.npz", header() + b"\1\2\3\4"))["x"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.attack
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="same name"):
         read_tensors(zip_of(tmp_path / "a.npz", header() + b"1234", count=2))
 
 
+@pytest.mark.attack
 def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path: Path) -> None:
     write_tensors(tmp_path / "a.npz", {"x": np.arange(3, dtype=np.uint8)})
     whole = (tmp_path / "a.npz").read_bytes()
