@@ -17,6 +17,9 @@ RECEIPT_FOLDER = ".registry"
 MAX_NAME = 128
 """Maximum length of such a name."""
 
+MAX_PATH_PARTS = 32
+"""Maximum number of names in a path: what checks a path's folders must not take long for a hostile one."""
+
 _NAME = re.compile(NAME_PATTERN)
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -37,11 +40,15 @@ def make_name(text: str) -> str:
 
 
 def is_safe_path(path: str) -> bool:
-    """Returns whether `path` is a relative POSIX path that stays below the folder it is resolved in."""
+    """Returns whether `path` is a relative POSIX path that stays below the folder it is resolved in.
+
+    One of more than `MAX_PATH_PARTS` names does not count as safe.
+    """
     if not path or len(path) > 1024 or "\\" in path or not path.isprintable():
         return False
     pure = PurePosixPath(path)
-    return not pure.is_absolute() and str(pure) == path and ".." not in pure.parts and path != "."
+    is_below = not pure.is_absolute() and str(pure) == path and ".." not in pure.parts and path != "."
+    return is_below and len(pure.parts) <= MAX_PATH_PARTS
 
 
 def resolve_inside(root: Path, path: str) -> Path:

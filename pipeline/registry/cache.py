@@ -69,11 +69,13 @@ class Cache:
 
     def read_document(self, digest: str) -> bytes | None:
         """Returns a document, checked, None if it is not here."""
+        path = self.root / "documents" / digest.removeprefix(PREFIX)
         try:
-            with (self.root / "documents" / digest.removeprefix(PREFIX)).open("rb") as file:
+            with path.open("rb") as file:
                 data = file.read(MAX_DOCUMENT_BYTES + 1)
         except OSError:
             return None
+        _mark_used(path)
         return data if digest_bytes(data) == digest else None
 
     def write_document(self, data: bytes) -> None:
@@ -187,11 +189,11 @@ class Cache:
         return before - size_bytes
 
     def _size_bytes(self) -> int:
-        files = (*_list_files(self.root / "files"), *_list_files(self.root / "bundles"))
+        files = (file for name in ("files", "documents", "bundles") for file in _list_files(self.root / name))
         return sum({_inode(status): status.st_blocks * 512 for _, status in files}.values())
 
     def _remove_oldest(self, excess_bytes: int, oldest_s: float) -> bool:
-        """Removes the least recently used bundles and files of no bundle; says whether there were any."""
+        """Removes the least recently used bundles, documents and files of no bundle; says whether it did."""
         candidates: list[tuple[float, int, Path]] = []
         linked: set[tuple[int, int]] = set()
         for bundle in (self.root / "bundles").iterdir():
@@ -201,7 +203,7 @@ class Cache:
                 candidates.append(
                     (bundle.stat().st_mtime, sum(status.st_blocks * 512 for status in files), bundle)
                 )
-        for path, status in _list_files(self.root / "files"):
+        for path, status in (*_list_files(self.root / "files"), *_list_files(self.root / "documents")):
             if _inode(status) not in linked:
                 candidates.append((max(status.st_atime, status.st_mtime), status.st_blocks * 512, path))
         removed = False

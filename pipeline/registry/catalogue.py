@@ -15,7 +15,7 @@ from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_co
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import BundleError, IntegrityError, RegistryError, SignatureError
 from ortprep.registry.alias_moves import Move, parse_move
-from ortprep.registry.backend import MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
+from ortprep.registry.backend import MAX_LISTING_BYTES, MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
 from ortprep.registry.cache import Cache
 from ortprep.registry.documents import Part, Version, is_alias_name, parse_part, parse_version
 from ortprep.registry.part_bundle import check_part_bundle, small_files
@@ -109,13 +109,23 @@ class Catalogue:
         Raises:
             SignatureError: None is signed with the key.
             IntegrityError: One is of another source or spec, or not what its digest says.
+            RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
         """
-        parts = tuple(self.read_part(version.model, summary.digest) for summary in version.parts)
-        for part in parts:
+        parts: list[Part] = []
+        size_bytes = 0
+        for summary in version.parts:
+            part = self.read_part(version.model, summary.digest)
             if (part.source, part.spec) != version.family:
                 raise IntegrityError(f"a part of another source or spec: {part.digest} in {version.digest}")
+            size_bytes += len(part.data)
+            if size_bytes > MAX_LISTING_BYTES:
+                raise RegistryError(
+                    f"too many bytes in the parts of {version.model}@{version.label}\n"
+                    f"  expected {MAX_LISTING_BYTES} at most, got more"
+                )
+            parts.append(part)
         if public_key is None:
-            return parts
+            return tuple(parts)
         signatures = self.backend.read_attached(version.model, parts, SIGNATURE)
         verified, problems = [], []
         for part in parts:

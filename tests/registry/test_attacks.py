@@ -623,6 +623,36 @@ def test_many_large_documents_are_not_read_into_memory(
         tracemalloc.stop()
 
 
+def test_the_parts_of_a_version_are_read_up_to_a_bound(
+    registry: str, catalogue: Catalogue, tmp_path: Path, own_cache: Path
+) -> None:
+    """Padded documents are valid, and cost a registry little: 40 of them are 160 MB of who reads them all."""
+    part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
+    summaries = []
+    for number in range(40):
+        data = canonical_json(json.loads(part.data) | {"number": number}).ljust(MAX_DOCUMENT_BYTES)
+        file = Path(registry, "net/parts", f"{digest_bytes(data).removeprefix('sha256:')}.json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        summaries.append({"digest": digest_bytes(data), "size": len(data)})
+    version = json.loads(
+        build_version("net", [part], label="1", published_at="2030-01-01T00:00:00+00:00").data
+    )
+    version["manifests"] = [version["manifests"][0] | summary for summary in summaries]
+    catalogue.backend.add_version("net", parse_version(canonical_json(version)))
+    with pytest.raises(RegistryError, match="too many bytes in the parts"):
+        pull_it(catalogue, tmp_path / "out")
+    kept = sum(file.stat().st_size for file in catalogue.cache.root.rglob("*"))
+    assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
+
+
+def test_a_path_of_many_folders_is_refused(registry: str, catalogue: Catalogue, tmp_path: Path) -> None:
+    part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
+    parse_part(tampered(part, add_layer("a/" * 31 + "b")))
+    with pytest.raises(IntegrityError, match="path"):
+        parse_part(tampered(part, add_layer("a/" * 32 + "b")))
+
+
 def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(
     registry: str, catalogue: Catalogue, tmp_path: Path
 ) -> None:

@@ -131,6 +131,20 @@ def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path: Pa
     assert [cache.has_file(entry) for entry in entries] == [False, False, True, True]
 
 
+@pytest.mark.attack
+def test_documents_count_for_the_bound_of_the_cache(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit_bytes=2_500_000)
+    documents = [bytes([i]) * 1_000_000 for i in range(5)]
+    for i, data in enumerate(documents):
+        cache.write_document(data)
+        path = tmp_path / "documents" / digest_bytes(data).removeprefix("sha256:")
+        os.utime(path, (time.time() - 1000 + i, time.time() - 1000 + i))
+    assert cache.read_document(digest_bytes(documents[0])), "it is used again"
+    assert cache.trim(grace_s=0) >= 2_500_000
+    kept = [cache.read_document(digest_bytes(data)) is not None for data in documents]
+    assert kept == [True, False, False, False, True]
+
+
 def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit_bytes=0)
     done = threading.Event()
