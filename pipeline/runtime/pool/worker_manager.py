@@ -181,6 +181,7 @@ class WorkerManager:
                     self.begin_check(worker)
         elif head.kind is MessageKind.PHASE and is_starting:
             done = decode(StartPhase, content)
+            worker.end_phase(done.phase)
             worker.change("starting", phases_s={**worker.figures.phases_s, done.phase: done.seconds})
             self._observe(worker, phase=done.phase, seconds=done.seconds)
         elif head.kind is MessageKind.READY and is_starting:

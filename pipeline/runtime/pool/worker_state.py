@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ortprep.errors import PipelineError, WorkerDiedError
+from ortprep.errors import PipelineError, PoolError, WorkerDiedError
 from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
 from ortprep.runtime.pool.stats import WorkerStats, WorkerStatus
 from ortprep.runtime.probing.child import describe_exit
@@ -30,6 +30,7 @@ class WorkerState:
         is_blamed: Whether, if it ends, the request is to blame that it was at.
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
+        phases_done: Phases of its start that are over.
         served_now: Requests it answered with the process that it has.
         checks: When a check of its golden samples is overdue, and what was wrong; the oldest first.
     """
@@ -50,6 +51,7 @@ class WorkerState:
     short_since: float | None = None
     served: int = 0
     served_now: int = 0
+    phases_done: int = 0
     refusals: int = 0
     starts: int = 0
     deaths_in_a_row: int = 0
@@ -84,11 +86,18 @@ class WorkerState:
     def begin(self, now: float, process: WorkerProcess) -> None:
         """Notes that it has a process, whose start began at `now`."""
         self.process, self.started_at, self.ready_at = process, now, None
-        self.output, self.served_now = OutputTail(), 0
+        self.output, self.served_now, self.phases_done = OutputTail(), 0, 0
         self.is_stop_sent, self.is_killed, self.is_blamed = False, False, True
         self.reason = self.start_error = self.short_since = None
         self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
         self.starts += 1
+
+    def end_phase(self, phase: str) -> None:
+        """Notes that a phase of its start is over; raises PoolError if that was not its next one."""
+        phases = ("import", *(model.name for model in self.job.models))
+        if self.phases_done >= len(phases) or phase != phases[self.phases_done]:
+            raise PoolError(f"unexpected phase of the start of {self.name}\n  got {phase[:80]!r}")
+        self.phases_done += 1
 
     def become_ready(self, now: float, **figures: Any) -> None:
         """Notes that it takes requests, and what it said of itself."""

@@ -16,10 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import LoadError
 from ortprep.runtime.pool import served_model, worker
 from ortprep.runtime.pool.memory import pack_inline
-from ortprep.runtime.pool.messages import Head, Layout, MessageKind, Span, encode_tensors, lay_out
+from ortprep.runtime.pool.messages import (
+    Head,
+    Layout,
+    MessageKind,
+    Span,
+    StartPhase,
+    encode,
+    encode_tensors,
+    lay_out,
+)
 from ortprep.runtime.pool.process import WorkerJob
 from ortprep.runtime.pool.served_model import AnswerMemory
 
@@ -48,6 +58,15 @@ def hangs(job: WorkerJob) -> None:
 def babbles(job: WorkerJob) -> None:
     os.write(job.descriptors[0], b"\x00" * 500)
     time.sleep(3600)
+
+
+def floods(job: WorkerJob) -> None:
+    """Says again and again that one phase of its start is over, each time another one."""
+    with socket.socket(fileno=job.descriptors[0]) as own:
+        for number in range(200):
+            phase = StartPhase("import" if number == 0 else f"{number}" * 1000, 0.0)
+            own.send(encode(MessageKind.PHASE, content=encode_record(phase)))
+        time.sleep(3600)
 
 
 def second_of_two_exits(job: WorkerJob) -> None:

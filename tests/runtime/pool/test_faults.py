@@ -73,6 +73,21 @@ def test_a_worker_that_writes_garbage_on_its_way_up_is_ended(bundle: Path) -> No
         SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:babbles", max_restarts=0))
 
 
+@pytest.mark.attack
+def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle: Path) -> None:
+    phases: list[str] = []
+    config = PoolConfig(
+        devices="cpu",
+        start_timeout_s=30,
+        worker=f"{MODULE}:floods",
+        max_restarts=0,
+        observer=lambda event: phases.append(event.phase),
+    )
+    with pytest.raises(WorkerDiedError, match="unexpected phase"):
+        SessionPool(bundle, config)
+    assert sorted(filter(None, phases)) == ["import"]
+
+
 def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path) -> None:
     golden = bundle / "golden.npz"
     data = bytearray(golden.read_bytes())
