@@ -24,6 +24,9 @@ from ortprep.stages.fetch.transfer import Download, TransferError, call_in_time,
 TIMEOUT_S = 60.0
 """Longest silence of a server before the connection counts as cut."""
 
+_MAX_DIGITS = 20
+"""Longest number that a server can say a size with: Python converts none of thousands of digits."""
+
 _RETRIED_STATUS = frozenset({408, 425, 429})
 
 
@@ -118,13 +121,17 @@ class WebFile:
                 f"cannot fetch: {self.name}\n  expected the file itself, got a compressed answer"
             )
         length = headers.get("Content-Length", "")
+        if len(length) > _MAX_DIGITS:
+            raise SourceError(
+                f"cannot fetch: {self.name}\n  expected a length, got one of {len(length)} digits"
+            )
         size_bytes = int(length) if length.isdecimal() else None
         # A weak ETag promises an equivalent file only, and equivalent halves do not make a whole.
         etag = headers.get("ETag", "")
         version = etag if etag.startswith('"') else headers.get("Last-Modified")
         start = 0
         if response.status_code == 206:
-            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+            match = re.fullmatch(r"bytes (\d{1,20})-\d+/(\d{1,20}|\*)", headers.get("Content-Range", ""))
             if match is None:
                 raise TransferError("the server sent part of the file without saying which part")
             start = int(match[1])

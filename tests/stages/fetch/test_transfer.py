@@ -265,6 +265,16 @@ def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
     assert "gave up after 3 tries" in str(results[0])
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "head", ["200 OK\r\nContent-Length: {}", "206 OK\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}"]
+)
+def test_a_size_of_thousands_of_digits_is_refused(tmp_path: Path, head: str) -> None:
+    before = f"HTTP/1.1 {head.format('1' * 5000)}\r\n\r\n".encode()
+    with trickling_server(before) as url, pytest.raises(SourceError):
+        fetch_file(origin_of(url), tmp_path / "got", retry=RETRY)
+
+
 def test_no_server_is_told_after_a_few_tries(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no connection"):
         fetch_file(origin_of("http://127.0.0.1:9/m.onnx"), tmp_path / "got", retry=RETRY)
