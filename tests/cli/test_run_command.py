@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,9 +50,9 @@ def test_verbose_says_what_each_session_is_of(project: Path) -> None:
 @pytest.mark.attack
 def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(tmp_path: Path) -> None:
     orders = "\x1b]0;owned\x07\x9b2J\u202e"
-    folder = tmp_path / f"x{orders}\nortprep session of bank.onnx"
-    write_bundle_of(write_source(tmp_path / "net.onnx"), folder / "net")
-    done = run(tmp_path, "--verbose", "--bundles", str(folder), sys.executable, "-c", SESSION, "net.onnx")
+    folder = tmp_path / f"bundles/x{orders}\nortprep session of bank.onnx"
+    write_bundle_of(write_source(tmp_path / "net.onnx"), folder)
+    done = run(tmp_path, "--verbose", "--bundles=bundles", sys.executable, "-c", SESSION, "net.onnx")
     assert done.stdout == "True\n"
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("ortprep: session of net.onnx: ")
@@ -105,3 +106,26 @@ def test_the_environment_alone_does_the_same(project: Path) -> None:
     assert "ORTPREP_REQUIRE_SIGNATURE" not in variables
     done = run_program([sys.executable, "-c", SESSION, str(project / "net.onnx")], variables)
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("start", ["", "file://"])
+def test_a_place_of_bundles_cannot_add_a_variable(project: Path, start: str) -> None:
+    (project / "a\nLD_PRELOAD=evil").mkdir(exist_ok=True)
+    done = run(project, f"--bundles={start}a\nLD_PRELOAD=evil", "--print-environment")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "control characters" in done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+def test_a_strangers_bundle_gives_the_terminal_no_orders(
+    project: Path, tmp_path: Path, options: list[str]
+) -> None:
+    shutil.copytree(project / "artifacts/net", tmp_path / "bundles/\033[2Jnet")
+    graph = next((tmp_path / "bundles").rglob("*.onnx"))
+    graph.write_bytes(b"\0" + graph.read_bytes()[1:])
+    places = ("--bundles", str(tmp_path / "bundles"))
+    done = run(project, *options, *places, "--", sys.executable, "-c", SESSION, "net.onnx")
+    assert "[2Jnet" in done.stderr
+    assert "\033" not in done.stderr

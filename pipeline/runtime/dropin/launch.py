@@ -74,13 +74,15 @@ def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> N
 
 
 def _absolute(place: str) -> str:
-    if "://" in place:
-        return place
-    path = os.path.abspath(os.path.expanduser(place))
-    if os.path.isdir(path) and os.pathsep not in path:
+    path = place if "://" in place else os.path.abspath(os.path.expanduser(place))
+    # In a printed environment, a line break would begin a variable of its own.
+    is_plain = not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in path)
+    if is_plain and ("://" in place or (os.path.isdir(path) and os.pathsep not in path)):
         return path
     from ortprep.errors import SpecError
 
+    if not is_plain:
+        raise SpecError(f"bad place of bundles: {path!r}\n  expected no control characters")
     got = "no such folder" if os.pathsep not in path else f"{os.pathsep!r} in it"
     raise SpecError(
         f"no folder of bundles: {place}\n  expected a bundle, or a folder of bundles, got {got}",

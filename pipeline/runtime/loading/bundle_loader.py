@@ -342,4 +342,8 @@ def log_line(level: str, message: str, *values: object) -> None:
     if level == "warning" or "logging" in sys.modules:
         import logging
 
-        getattr(logging.getLogger(__name__), level)(message, *values)
+        from ortprep.quoting import printable
+
+        # Where an application has no handlers, `logging` itself writes to the terminal.
+        shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
+        getattr(logging.getLogger(__name__), level)(message, *shown)
