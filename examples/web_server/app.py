@@ -48,12 +48,12 @@ def healthz() -> str:
 @app.post("/speech")
 async def find_speech(request: Request) -> list[tuple[float, float]]:
     """Returns the beginning and the end of speech, in seconds, in the WAV file of the body."""
-    body = b""
+    body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
             raise HTTPException(413, f"expected at most {MAX_BYTES} bytes")
-    samples = read_wave(body)
+    samples = read_wave(bytes(body))
     segments: list[tuple[float, float]] = await run_in_threadpool(
         lambda: list(find_segments(request.app.state.session, samples))
     )
