@@ -1,22 +1,23 @@
 """The Open Inference Protocol over gRPC: the methods that Serve's gRPC proxy calls on a replica.
 
-The messages are those of `tritonclient.grpc`. Serve's proxy is given the servicer by its name (`SERVICER`),
-and pickles messages; those of `tritonclient` name a module that is not there, so their pickles
-are made here.
+The messages are those of `tritonclient.grpc`. Serve's proxy is given the servicer by its name (`SERVICER`).
+It passes requests on as the bytes that came: parsed, two bytes can take a hundred, so a replica parses a
+request only after it has checked the token and the size, and counted the fields.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 import ortprep
+from ortprep.bundle.onnx_wire import WireError, walk_sizes
 from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     InferRequest,
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 SERVICER = "ortprep.cluster.serving.grpc_api.add_servicer"
 
+MAX_FIELDS = 4096
+"""Most fields of a message, without those within its inputs and outputs: each may take 50 times its bytes."""
+
+_RAW_INPUT_CONTENTS = 7
+
 log = logging.getLogger(__name__)
 
 _CODES = {
@@ -49,25 +55,15 @@ _CODES = {
 
 
 def add_servicer(servicer: Any, server: Any) -> None:
-    """Adds the protocol's service to a gRPC server; Serve's proxies call it."""
-    from tritonclient.grpc.service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-
-    messages = _messages()
-    for name in messages.DESCRIPTOR.message_types_by_name:
-        copyreg.pickle(getattr(messages, name), _reduce_message)
-    add_GRPCInferenceServiceServicer_to_server(servicer, server)
-
-
-def _reduce_message(message: Any) -> tuple[Any, ...]:
-    return _parse_pickled, (message.DESCRIPTOR.name, message.SerializeToString())
-
-
-def _parse_pickled(name: str, data: bytes) -> Any:
-    return getattr(_messages(), name).FromString(data)
+    """Adds the protocol's methods to a gRPC server, with requests as bytes; Serve's proxies call it."""
+    service = _messages().DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+    names = [name for name in vars(GrpcMethods) if name[0].isupper()]
+    handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in names}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 class GrpcMethods:
-    """Methods named as the protocol's; `BundleDeployment` has the models."""
+    """Methods named as the protocol's, of a request's bytes; `BundleDeployment` has the models."""
 
     config: ServeConfig
     token: BearerToken | None
@@ -94,11 +90,12 @@ class GrpcMethods:
             name="ortprep", version=ortprep.__version__, extensions=EXTENSIONS
         )
 
-    async def ModelReady(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+    async def ModelReady(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
         """Says whether there is such a model, of such a version."""
         response = _messages().ModelReadyResponse(ready=False)
         try:
             self._require_token(grpc_context)
+            request = parse_bytes("ModelReadyRequest", data, self.config)
         except ProtocolError as error:
             return _refuse(grpc_context, error, response)
         with contextlib.suppress(ProtocolError):
@@ -106,10 +103,11 @@ class GrpcMethods:
             response.ready = True
         return response
 
-    async def ModelMetadata(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+    async def ModelMetadata(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
         """Describes a model."""
         try:
             self._require_token(grpc_context)
+            request = parse_bytes("ModelMetadataRequest", data, self.config)
             served = self.find_model(request.name, request.version)
         except ProtocolError as error:
             return _refuse(grpc_context, error, _messages().ModelMetadataResponse())
@@ -117,15 +115,14 @@ class GrpcMethods:
             **describe_model(served.name, served.version, served.opened.config)
         )
 
-    async def ModelInfer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+    async def ModelInfer(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
         """Runs a model."""
         response = _messages().ModelInferResponse()
         try:
             self._require_token(grpc_context)
-            check_message_size(request, self.config)
             with self.bodies.hold() as take:
-                take(request.ByteSize())
-                return await self._infer(request)
+                take(len(data))
+                return await self._infer(data)
         except ProtocolError as error:
             return _refuse(grpc_context, error, response)
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
@@ -138,10 +135,11 @@ class GrpcMethods:
         if self.token is not None:
             self.token.require(dict(context.invocation_metadata()).get("authorization"))
 
-    async def _infer(self, request: Any) -> Any:
+    async def _infer(self, data: bytes) -> Any:
+        request = await self.convert(len(data), parse_bytes, "ModelInferRequest", data, self.config)
         served = self.find_model(request.model_name, request.model_version)
         config = served.opened.config
-        parsed = await self.convert(request.ByteSize(), parse_message, request, config)
+        parsed = await self.convert(len(data), parse_message, request, config)
         answers = await self.infer(served, parsed.arrays)
         response = _messages().ModelInferResponse(
             model_name=served.name, model_version=served.version, id=parsed.id
@@ -153,20 +151,30 @@ class GrpcMethods:
         return response
 
 
-def check_message_size(request: Any, config: ServeConfig) -> None:
-    """Checks the size of a `ModelInferRequest`, and of what is not raw bytes in it.
+def parse_bytes(kind: str, data: bytes, config: ServeConfig) -> Any:
+    """Returns a message of a kind, once its size, and of what is not raw bytes in it, is checked.
 
     Raises:
-        ProtocolError: It is too large (status 413).
+        ProtocolError: It is too large or has too many fields (status 413), or is no such message.
     """
-    size_bytes = request.ByteSize()
-    plain_bytes = size_bytes - sum(map(len, request.raw_input_contents))
-    if size_bytes > config.max_body_bytes or plain_bytes > config.max_json_bytes:
-        raise ProtocolError.of(
-            413,
-            f"request is too large\n  expected at most {config.max_body_bytes} bytes, "
-            f"{config.max_json_bytes} of them outside of raw_input_contents",
-        )
+    too_large = ProtocolError.of(
+        413,
+        f"request is too large\n  expected at most {config.max_body_bytes} bytes, {config.max_json_bytes} of "
+        f"them outside of raw_input_contents, in {MAX_FIELDS} fields",
+    )
+    if len(data) > config.max_body_bytes:
+        raise too_large
+    plain_bytes = len(data)
+    try:
+        for count, (number, size_bytes) in enumerate(walk_sizes(data), 1):
+            if count > MAX_FIELDS:
+                raise too_large
+            plain_bytes -= size_bytes if number == _RAW_INPUT_CONTENTS else 0
+        if plain_bytes > config.max_json_bytes:
+            raise too_large
+        return getattr(_messages(), kind).FromString(data)
+    except (WireError, DecodeError):
+        raise ProtocolError(f"request is no {kind}\n  expected a message of the protocol") from None
 
 
 def parse_message(request: Any, config: LoaderConfig) -> InferRequest:
