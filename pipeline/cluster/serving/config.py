@@ -40,7 +40,7 @@ class ServeConfig:
         max_body_bytes: Largest request that HTTP and gRPC clients may send.
         max_json_bytes: Largest request that is JSON alone, without binary tensors: to parse it takes a
             replica's processor, and many times its size in memory. Over gRPC, the same for tensors that
-            come as numbers.
+            come as numbers; and for the arrays of outputs that are answered as JSON.
         max_inflight_bytes: Most bytes of requests over HTTP and gRPC that a replica has at a time; further
             requests are answered with 503.
         token_env: Environment variable of replicas with the token that HTTP and gRPC clients must send.
@@ -64,7 +64,7 @@ class ServeConfig:
     max_ongoing_requests: int = 16
     max_queued_requests: int = 256
     max_body_bytes: int = 256 * 2**20
-    max_json_bytes: int = 16 * 2**20
+    max_json_bytes: int = 4 * 2**20
     max_inflight_bytes: int = 2**30
     token_env: str | None = None
     token_file: str | None = None

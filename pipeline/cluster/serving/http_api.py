@@ -17,6 +17,7 @@ from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     HEADER_LENGTH,
     ProtocolError,
+    check_json_size,
     describe_model,
     encode_response,
     parse_request,
@@ -103,6 +104,7 @@ class HttpApi:
         size = len(body) if json_bytes is None else json_bytes
         parsed = await self._replica.convert(size, parse_request, body, json_bytes, config)
         answers = await self._replica.infer(served, parsed.arrays)
+        check_json_size(parsed.outputs, answers, self._max_json_bytes)
         size = sum(array.nbytes for array in answers)
         content, json_bytes = await self._replica.convert(
             size, encode_response, parsed, served.name, served.version, config, answers

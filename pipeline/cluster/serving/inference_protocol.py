@@ -30,6 +30,9 @@ HEADER_LENGTH = "inference-header-content-length"
 MAX_HEADER_BYTES = 1024 * 1024
 """Largest JSON header in front of binary tensors."""
 
+MAX_BRACKETS = 64 * 1024
+"""Most lists and objects in a request's JSON: to make arrays of them takes far longer than of numbers."""
+
 EXTENSIONS = ("binary_tensor_data",)
 
 _DATATYPES = {
@@ -167,6 +170,12 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
 
 
 def _parse_json(text: bytes) -> Mapping[str, Any]:
+    if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
+        raise ProtocolError.of(
+            413,
+            f"request has too many lists and objects\n  expected at most {MAX_BRACKETS}; "
+            "data may be one flat list, or binary tensors",
+        )
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -317,6 +326,21 @@ def find_outputs(
             raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
         remaining.remove(str(name))
     return tuple(OutputRequest(declared.index(str(name)), binary) for name in names or declared)
+
+
+def check_json_size(outputs: Sequence[OutputRequest], answers: Sequence[Array], max_bytes: int) -> None:
+    """Checks the size of the arrays that are answered as JSON, which takes many times that.
+
+    Raises:
+        ProtocolError: They are too large together (status 413).
+    """
+    size_bytes = sum(answers[output.index].nbytes for output in outputs if not output.binary)
+    if size_bytes > max_bytes:
+        raise ProtocolError.of(
+            413,
+            f"answer is too large for JSON\n  expected at most {max_bytes} bytes, got {size_bytes}; "
+            'ask for bytes with "parameters": {"binary_data_output": true}',
+        )
 
 
 def encode_response(

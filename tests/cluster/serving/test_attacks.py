@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from ray.serve._private.grpc_util import gRPCGenericServer
 from starlette.requests import Request
 from tritonclient.grpc import service_pb2
 
 from ortprep.bundle.codec import encode
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.deployment import BundleDeployment
+from ortprep.cluster.serving.grpc_api import add_servicer
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PoolError
 from tests.cluster.serving.builders import write_sizing
@@ -82,10 +85,10 @@ class Call:
         self.details = details
 
 
-def message_of(shape: list[int], data: bytes = b"") -> Any:
+def message_of(shape: list[int], data: bytes = b"") -> bytes:
     message = service_pb2.ModelInferRequest(model_name="sizing", raw_input_contents=[data])
     message.inputs.add(name="x", datatype="FP32", shape=shape)
-    return message
+    return bytes(message.SerializeToString())
 
 
 def body_of(shape: list[int], data: list[float]) -> bytes:
@@ -129,11 +132,10 @@ def test_without_the_token_only_health_is_answered(
             assert (await ask(replica, path)).status_code == 200
         served = await ask(replica, INFER, [body], Authorization=f"Bearer {TOKEN}")
         assert json.loads(served.body)["outputs"][0]["data"] == [0, 0, 0]
-        metadata = service_pb2.ServerMetadataRequest(), service_pb2.ModelReadyRequest(name="sizing")
         for method, message in (
-            (replica.ServerMetadata, metadata[0]),
-            (replica.ModelReady, metadata[1]),
-            (replica.ModelMetadata, service_pb2.ModelMetadataRequest(name="sizing")),
+            (replica.ServerMetadata, b""),
+            (replica.ModelReady, service_pb2.ModelReadyRequest(name="sizing").SerializeToString()),
+            (replica.ModelMetadata, service_pb2.ModelMetadataRequest(name="sizing").SerializeToString()),
             (replica.ModelInfer, message_of([1, 3], bytes(12))),
         ):
             for call in (Call(), Call(authorization=f"Bearer {wrong}")):
@@ -173,12 +175,104 @@ def test_a_message_has_no_more_bytes_than_a_body(sizing: Path) -> None:
 
     async def attack() -> None:
         replica = await open_replica(sizing, max_body_bytes=4096, max_json_bytes=1024)
-        for message in (message_of([1, 1024], bytes(4096)), numbers, empty):
+        texts = [message.SerializeToString() for message in (numbers, empty)]
+        for message in (message_of([1, 1024], bytes(4096)), *texts):
             await replica.ModelInfer(message, call := Call())
             assert call.code == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "request is too large" in call.details
         await replica.ModelInfer(message_of([1, 900], bytes(3600)), call := Call())
         assert call.code == grpc.StatusCode.OK
+
+    asyncio.run(attack())
+
+
+EMPTY_INPUT = b"\x2a\x00"
+"""Two bytes that take a hundred as a message."""
+
+
+def test_a_proxy_passes_a_message_on_as_the_bytes_that_came() -> None:
+    attack_bytes, pickles = EMPTY_INPUT * 500_000, []
+
+    def make_handler(service_method: str, **_: Any) -> Any:
+        async def answer(request: Any, _: Any) -> bytes:
+            pickles.append((service_method, pickle.dumps(request)))
+            return b"answer"
+
+        return answer
+
+    async def attack() -> bytes:
+        server = gRPCGenericServer(make_handler)
+        add_servicer(BundleDeployment, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            answer = await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(attack_bytes)
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                await stream(iter([attack_bytes])).read()
+        await server.stop(None)
+        return bytes(answer)
+
+    assert asyncio.run(attack()) == b"answer"
+    assert pickles == [("/inference.GRPCInferenceService/ModelInfer", pickle.dumps(attack_bytes))]
+
+
+def test_a_message_is_parsed_after_its_token_and_fields_are_checked(sizing: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    valid = message_of([1, 3], bytes(12))
+    cases = [
+        (valid, grpc.StatusCode.OK),
+        (valid + EMPTY_INPUT * 1_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (b"\x3a\x00" * 5000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (b"\x0a\x01\xff", grpc.StatusCode.INVALID_ARGUMENT),  # a name that is not UTF-8
+        (valid[:-1], grpc.StatusCode.INVALID_ARGUMENT),
+        (b"\xff" * 100, grpc.StatusCode.INVALID_ARGUMENT),
+    ]
+
+    async def attack() -> None:
+        replica = await open_replica(sizing, token_file=str(tmp_path / "token"))
+        for message, code in cases:
+            await replica.ModelInfer(message, call := Call())
+            assert call.code == grpc.StatusCode.UNAUTHENTICATED
+            await replica.ModelInfer(message, call := Call(authorization=f"Bearer {TOKEN}"))
+            assert call.code == code, call.details
+        for method in (replica.ModelReady, replica.ModelMetadata):
+            await method(b"\x0a\x01\xff", call := Call(authorization=f"Bearer {TOKEN}"))
+            assert call.code == grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(attack())
+
+
+def test_an_answer_that_is_large_is_not_written_as_json(sizing: Path) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [0, 2**20 + 1], "data": []}
+
+    async def attack() -> None:
+        replica = await open_replica(sizing)
+        refused = await ask(replica, INFER, [json.dumps({"inputs": [tensor]}).encode()])
+        assert refused.status_code == 413
+        assert "binary_data_output" in json.loads(refused.body)["error"]
+        wanted = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        served = await ask(replica, INFER, [json.dumps(wanted).encode()])
+        assert served.status_code == 200
+        assert len(served.body) > 4 * 2**20
+
+    asyncio.run(attack())
+
+
+@pytest.mark.parametrize("unit", ["[[[[[[[[[[0]]]]]]]]]],", "[0],", "[],", '{"":0},'])
+def test_lists_and_objects_are_counted_before_json_is_parsed(sizing: Path, unit: str) -> None:
+    lists = (unit * (2**20 // len(unit))).rstrip(",")
+    tensor = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [%s]}]}'
+    shape = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%s], "data": [1]}]}'
+    rows: Any = [[0.5, 1.5]] * 20_000
+
+    async def attack() -> None:
+        replica = await open_replica(sizing)
+        for text in (tensor, shape):
+            refused = await ask(replica, INFER, [(text % lists).encode()])
+            assert refused.status_code == 413
+            assert b"too many lists" in refused.body
+        assert (await ask(replica, INFER, [body_of([20_000, 2], rows)])).status_code == 200
 
     asyncio.run(attack())
 
