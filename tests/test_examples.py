@@ -178,7 +178,8 @@ def test_the_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change(
     assert all(job.get("permissions") is None for job in workflow["jobs"].values())
 
 
-DEPLOYMENTS = (MANIFEST, WORKFLOW, EXAMPLES / "several_models" / "Dockerfile")
+SEVERAL, SERVED = EXAMPLES / "several_models" / "Dockerfile", EXAMPLES / "eight_gpus" / "page.md"
+DEPLOYMENTS = (MANIFEST, WORKFLOW, SEVERAL, SERVED)
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
