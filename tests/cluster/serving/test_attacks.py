@@ -205,13 +205,15 @@ def test_a_proxy_passes_a_message_on_as_the_bytes_that_came() -> None:
         add_servicer(BundleDeployment, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            answer = await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(attack_bytes)
-            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-            with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
-                await stream(iter([attack_bytes])).read()
-        await server.stop(None)
-        return bytes(answer)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                answer = await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(attack_bytes)
+                stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+                with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                    await stream(iter([attack_bytes])).read()
+            return bytes(answer)
+        finally:
+            await server.stop(None)
 
     assert asyncio.run(attack()) == b"answer"
     assert pickles == [("/inference.GRPCInferenceService/ModelInfer", pickle.dumps(attack_bytes))]
