@@ -13,6 +13,9 @@ import yaml
 
 from docs.schemas import build_schemas, format_schema
 from ortprep.bundle.codec import encode
+from ortprep.diagnose.diagnosis import SEVERITIES
+from ortprep.options.cuda import CUDA_OPTIONS
+from ortprep.spec.models import TuneSpec
 from tests.bundle.builders import write_bundle
 
 ROOT = Path(__file__).parent.parent
@@ -43,8 +46,8 @@ def test_what_is_written_fits_its_schema(tmp_path: Path, name: str) -> None:
 
 SPECS = sorted(
     path
-    for folder in (ROOT / "examples" / "configs", ROOT / "examples" / "hub")
-    for path in folder.glob("*.yaml")
+    for pattern in ("*/configs/*.yaml", "hub/*.yaml")
+    for path in (ROOT / "examples").glob(pattern)
     if path.stem != "defaults"
 )
 
@@ -52,6 +55,13 @@ SPECS = sorted(
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_specs_of_examples_fit_their_schema(path: Path) -> None:
     assert faults_of(encode(yaml.safe_load(path.read_text())), "spec.schema.json") == []
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_shipped_spec_says_how_long_its_search_may_take(path: Path) -> None:
+    files = (path.with_name("defaults.yaml"), path)
+    tunes = [yaml.safe_load(file.read_text()).get("tune", {}) for file in files if file.exists()]
+    assert any({"max_trials", "budget_s"} & set(tune) for tune in tunes)
 
 
 def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_another() -> None:
@@ -111,6 +121,36 @@ def test_each_class_of_attack_is_answered_where_the_page_says() -> None:
     for module, name in places:
         source = (ROOT / "pipeline" / f"{module.replace('.', '/')}.py").read_text()
         assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), f"{module}.{name}"
+
+
+def test_a_page_that_speaks_of_gpus_links_to_what_was_seen_on_one() -> None:
+    pages = {page.stem: page.read_text() for page in ROOT.glob("docs/*.md") if page.stem != "gpu"}
+    speaking = [name for name, text in pages.items() if len(re.findall(r"(?<![-\w.])(GPU|CUDA)", text)) > 2]
+    assert {"tuning", "cluster", "ray_serving"} <= set(speaking)
+    assert [name for name in (*speaking, "serving", "registry") if "gpu.md" not in pages[name]] == []
+
+
+def test_the_pages_show_the_defaults_of_the_search_and_the_shipped_ones() -> None:
+    text = (ROOT / "docs/tuning.md").read_text()
+    block = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["tune"]
+    defaults = TuneSpec()
+    for name in ("runs_per_load", "budget_s", "rounds", "max_trials"):
+        assert block[name] == getattr(defaults, name), name
+    shipped = yaml.safe_load((ROOT / "configs/defaults.yaml").read_text())["tune"]["budget_s"]
+    assert f"sets `budget_s: {shipped}`" in text
+    assert f"without a `defaults.yaml` has {defaults.budget_s:.0f}" in " ".join(text.split())
+
+
+def test_the_page_of_the_doctor_has_the_severities_that_json_has() -> None:
+    (listed,) = re.findall(r"A finding is (.*?)\. ", " ".join((ROOT / "docs/doctor.md").read_text().split()))
+    assert tuple(re.findall(r"`([a-z]+)`", listed)) == SEVERITIES
+
+
+def test_tf32_is_on_unless_a_search_may_switch_it_off() -> None:
+    (row,) = re.findall(r"^\| `tf32` \|(.*)$", (ROOT / "docs/tuning.md").read_text(), re.MULTILINE)
+    (default,) = [option.default for option in CUDA_OPTIONS if option.name == "use_tf32"]
+    assert default == "1"
+    assert "switching TensorFloat-32 off" in row
 
 
 def _links(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from ortprep.diagnose.diagnosis import Diagnosis, DiagnosisTable, Severity, Tabl
 
 _BAR_CELLS = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_MARKS: dict[Severity, str] = {"good": "ok", "note": "note", "advice": "advice", "problem": "PROBLEM"}
+_MARKS: dict[Severity, str] = {"ok": "ok", "note": "note", "advice": "advice", "problem": "PROBLEM"}
 
 
 def build_diagnosis_table(table: DiagnosisTable) -> Table:

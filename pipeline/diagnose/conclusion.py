@@ -15,7 +15,7 @@ def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
     """Returns what dominates, what to do first and what it would save, each with the figure behind it."""
     by_check = {diagnosis.check: diagnosis for diagnosis in diagnoses}
     findings = (*_dominating(by_check), *_steps(diagnoses))
-    nothing = Finding("nothing-found", "good", "nothing to fix or gain")
+    nothing = Finding("nothing-found", "ok", "nothing to fix or gain")
     return Diagnosis("all", subject, findings or (nothing,))
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias
 TableCell: TypeAlias = str | float | int | None
 """A table's entry; None where there is no figure."""
 
-Severity: TypeAlias = Literal["good", "note", "advice", "problem"]
+Severity: TypeAlias = Literal["ok", "note", "advice", "problem"]
 """As it should be; worth knowing; something to gain; something to mend."""
 
-SEVERITIES: tuple[Severity, ...] = ("good", "note", "advice", "problem")
+SEVERITIES: tuple[Severity, ...] = ("ok", "note", "advice", "problem")
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -61,7 +61,7 @@ def test_problems_come_first_and_a_step_is_told_once_with_all_it_gains() -> None
 
 
 def test_where_nothing_is_found_that_is_said() -> None:
-    assert [one.severity for one in conclude([], subject="net").findings] == ["good"]
+    assert [one.severity for one in conclude([], subject="net").findings] == ["ok"]
 
 
 def test_what_saves_most_comes_first() -> None:

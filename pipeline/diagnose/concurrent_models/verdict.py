@@ -126,7 +126,7 @@ def _compare_ways(contention: Contention) -> Iterator[Finding]:
     else:
         text = "no model runs slower in threads of one process than in a process each, beyond the noise: "
         text += _ratios(contention, range(len(contention.models)))
-        yield Finding("threads-as-fast", "good", text)
+        yield Finding("threads-as-fast", "ok", text)
 
 
 def _compare_alone(contention: Contention) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _compare_alone(contention: Contention) -> Iterator[Finding]:
     slower = _beaten(contention, by="alone", in_=way)
     if not slower:
         text = f"no model runs slower at once {PHRASES[way]} than alone, beyond the noise"
-        yield Finding("as-fast-as-alone", "good", text)
+        yield Finding("as-fast-as-alone", "ok", text)
         return
     shared = len({model.device for model in contention.models}) < len(contention.models)
     hint = "give each a device of its own" if shared else None

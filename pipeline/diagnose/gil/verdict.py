@@ -113,7 +113,7 @@ def _judge_creation(observations: GilObservations, verdicts: Mapping[str, Verdic
         yield Finding("gil-held-in-creation", "advice", text, hint)
     elif released := [phase for phase, verdict in verdicts.items() if verdict == "released"]:
         text = f"{version} lets other threads run while it makes a session: the longest gap was "
-        yield Finding("gil-released-in-creation", "good", text + _describe(observations, released))
+        yield Finding("gil-released-in-creation", "ok", text + _describe(observations, released))
 
 
 def _judge_runs(observations: GilObservations, verdict: Verdict) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def _judge_runs(observations: GilObservations, verdict: Verdict) -> Iterator[Fin
         text = (
             f"other threads run while a session runs: the longest gap was {_describe(observations, ['run'])}"
         )
-        yield Finding("gil-released-in-run", "good", text)
+        yield Finding("gil-released-in-run", "ok", text)
     elif verdict == "held":
         text = (
             f"ONNX Runtime {observations.onnxruntime} keeps the interpreter to itself while a session runs: "

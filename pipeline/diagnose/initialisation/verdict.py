@@ -131,11 +131,11 @@ def _accounts(start: Start) -> Iterator[Finding]:
     )
     hint = "run it again while the machine is idle, or with more --rounds"
     if abs(share - 1) <= ACCOUNTED:
-        yield Finding("phases-add-up", "good", text)
+        yield Finding("phases-add-up", "ok", text)
     elif start.is_apart:
         yield Finding("phases-do-not-add-up", "note", text, hint)
     else:
-        yield Finding("phases-add-up", "good", f"{text}, within the noise of these processes")
+        yield Finding("phases-add-up", "ok", f"{text}, within the noise of these processes")
 
 
 def _measures(start: Start) -> Iterator[Finding]:

@@ -145,7 +145,7 @@ def _explain_threads(run: ParallelRun) -> Iterator[Finding]:
     if beats(creating["threads"], creating["sequential"], least=MIN_GAIN):
         share = gain / min(run.sessions, run.lanes)
         text = f"threads make sessions {gain:.2f}× sooner than one after another: {share:.0%} efficient"
-        yield Finding("threads-gain", "good", text)
+        yield Finding("threads-gain", "ok", text)
         return
     text = f"threads make sessions no sooner than one after another, beyond the noise: {gain:.2f}×"
     if releases_in_creation(run.onnxruntime):

@@ -212,7 +212,7 @@ def _placement(profile: Profile) -> Iterator[Finding]:
         yield Finding("copies-between-devices", "advice", text, hint)
     if not fallen and not copies:
         text = f"all {total} nodes run on the device, without copies between"
-        yield Finding("all-on-the-device", "good", text)
+        yield Finding("all-on-the-device", "ok", text)
 
 
 def _fallen(text: str, *, only_shapes: bool, copies: int) -> Finding:

@@ -94,7 +94,7 @@ def _soonest(
     }
     if not sooner:
         text = "no other way gives its first result sooner, beyond the noise, without slower runs"
-        yield Finding("default-is-as-good", "good", text)
+        yield Finding("default-is-as-good", "ok", text)
         return
     best = min(sooner, key=lambda name: sooner[name])
     text = (
@@ -102,7 +102,7 @@ def _soonest(
         f"runs {comparisons[best]['steady_ms'].ratio:.2f}× as long ({comparisons[best]['steady_ms'].verdict})"
     )
     if best == PREPARED:
-        yield Finding("prepared-is-soonest", "good", text)
+        yield Finding("prepared-is-soonest", "ok", text)
     else:
         hint = "ortprep tune   (searches for a better plan; docs/tuning.md)" if prepared else PREPARE
         yield Finding("sooner-without-slower-runs", "advice", text, hint)

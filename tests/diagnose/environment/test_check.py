@@ -29,7 +29,7 @@ def diagnosis(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
 
 def test_findings_have_listed_codes_and_the_worst_come_first(diagnosis: Diagnosis) -> None:
     assert {finding.code for finding in diagnosis.findings} <= set(documented_codes())
-    order = ["problem", "advice", "note", "good"]
+    order = ["problem", "advice", "note", "ok"]
     ranks = [order.index(finding.severity) for finding in diagnosis.findings]
     assert ranks == sorted(ranks)
 

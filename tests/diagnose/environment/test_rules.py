@@ -79,10 +79,10 @@ CASES = (
     FactsCase("both-wheels-installed", "problem", replace(HEALTHY, wheels=BOTH)),
     FactsCase("onnxruntime-version-differs", "problem", _imported(version="1.30.0")),
     FactsCase("onnxruntime-too-old", "problem", _imported(version="1.22.1")),
-    FactsCase("usage-data-off", "good", HEALTHY),
-    FactsCase("usage-data-off", "good", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "true"})),
+    FactsCase("usage-data-off", "ok", HEALTHY),
+    FactsCase("usage-data-off", "ok", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "true"})),
     FactsCase("usage-data-sent", "advice", replace(HEALTHY, variables={"ORT_DISABLE_TELEMETRY": "0"})),
-    FactsCase("provider-usable", "good", HEALTHY),
+    FactsCase("provider-usable", "ok", HEALTHY),
     FactsCase("provider-unusable", "problem", replace(HEALTHY, providers=UNUSABLE)),
     FactsCase("provider-unusable", "note", WITHOUT_GPU),
     FactsCase("provider-unusable", "problem", WITHOUT_GPU, (CUDA,)),
@@ -105,7 +105,7 @@ CASES = (
         (CUDA,),
     ),
     FactsCase("driver-too-old", "problem", _gpu(device=replace(HOPPER, cuda_version="12.8"))),
-    FactsCase("native-code", "good", HEALTHY),
+    FactsCase("native-code", "ok", HEALTHY),
     FactsCase(
         "compiles-at-start",
         "advice",
@@ -168,11 +168,11 @@ def test_every_case_is_found_with_its_severity(case: FactsCase) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
 def test_what_can_be_mended_says_how(case: FactsCase) -> None:
     for finding in find(case.facts, expected=case.expected):
-        assert finding.severity in ("good", "note") or finding.hint
+        assert finding.severity in ("ok", "note") or finding.hint
 
 
 def test_nothing_but_good_is_found_where_nothing_is_wrong() -> None:
-    assert {finding.severity for finding in find(HEALTHY, expected=(CUDA, CPU))} == {"good"}
+    assert {finding.severity for finding in find(HEALTHY, expected=(CUDA, CPU))} == {"ok"}
 
 
 def test_a_machine_without_gpu_has_no_problem_with_a_wheel_that_knows_cuda() -> None:

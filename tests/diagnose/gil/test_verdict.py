@@ -33,8 +33,8 @@ def observed(**phases: tuple[Call, ...]) -> GilObservations:
 CASES = (
     RuleCase("gil-held-in-creation", "advice", find_in(observed(load=LONG_STUCK))),
     RuleCase("gil-held-in-creation", "advice", find_in(observed(load=LONG_FREE, initialise=LONG_STUCK))),
-    RuleCase("gil-released-in-creation", "good", find_in(observed(load=LONG_FREE, initialise=LONG_FREE))),
-    RuleCase("gil-released-in-run", "good", find_in(observed(run=LONG_FREE))),
+    RuleCase("gil-released-in-creation", "ok", find_in(observed(load=LONG_FREE, initialise=LONG_FREE))),
+    RuleCase("gil-released-in-run", "ok", find_in(observed(run=LONG_FREE))),
     RuleCase("gil-held-in-run", "problem", find_in(observed(run=LONG_STUCK))),
     RuleCase("gil-unclear", "note", find_in(observed(load=SHORT))),
     RuleCase("gil-unclear", "note", find_in(observed(load=LONG_PARTLY))),
@@ -127,7 +127,7 @@ def test_one_half_of_creation_that_holds_it_is_enough(phase: str) -> None:
 
 def test_a_version_that_releases_it_is_good() -> None:
     found = find_in(observed(create=LONG_FREE, run=LONG_FREE))
-    assert [finding.severity for finding in found] == ["good", "good"]
+    assert [finding.severity for finding in found] == ["ok", "ok"]
 
 
 def test_holding_it_in_runs_is_a_problem() -> None:

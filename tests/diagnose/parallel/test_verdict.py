@@ -85,7 +85,7 @@ CASES = (
     RuleCase("threads-soonest", "advice", findings_of(4000, 2000, 4000, devices=APART)),
     RuleCase("threads-soonest", "note", findings_of(4000, 2000, 4000)),
     RuleCase("sequential-as-soon", "note", findings_of(4000, 4000, 4000)),
-    RuleCase("threads-gain", "good", findings_of(4000, 2000, 4000)),
+    RuleCase("threads-gain", "ok", findings_of(4000, 2000, 4000)),
     RuleCase("threads-take-turns", "advice", findings_of(4000, 4000, 4000, version="1.30.0")),
     RuleCase("threads-gain-nothing", "note", findings_of(4000, 4000, 4000)),
 )

@@ -120,7 +120,7 @@ def _of_code(code: DeviceCode, gpu: Gpu, *, works: bool) -> Finding:
     native = ", ".join(map(name_architecture, code.native)) or "none"
     if runs_natively(code, gpu.compute_capability):
         text = f"{gpu.name} ({capability}): the CUDA provider has machine code for it ({native})"
-        return Finding("native-code", "good", text)
+        return Finding("native-code", "ok", text)
     if compiles_at_start(code, gpu.compute_capability):
         return Finding(
             "compiles-at-start",

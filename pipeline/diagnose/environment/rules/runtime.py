@@ -52,7 +52,7 @@ def check_telemetry(facts: Facts) -> Iterator[Finding]:
     value = facts.variables.get(TELEMETRY_VARIABLE, TELEMETRY_OFF)
     if is_telemetry_off(value):
         text = f"ONNX Runtime sends no usage data: {TELEMETRY_VARIABLE}={value} in every process of ortprep"
-        yield Finding("usage-data-off", "good", text)
+        yield Finding("usage-data-off", "ok", text)
         return
     text = (
         f"ONNX Runtime {facts.runtime.version} sends usage data to its maker, with names of model files and "
@@ -67,7 +67,7 @@ def check_providers(facts: Facts, expected: Sequence[str]) -> Iterator[Finding]:
     for provider in facts.providers:
         name = short_name(provider.name)
         if provider.usable:
-            yield Finding("provider-usable", "good", f"{name}: a session was made and run")
+            yield Finding("provider-usable", "ok", f"{name}: a session was made and run")
         else:
             yield _unusable(facts, provider, expected)
     if facts.runtime.error is None:
