@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
+from ortprep.bundle.file_memory import cache_folder
 from ortprep.errors import StageError
 from ortprep.quoting import quoted
 
@@ -65,6 +66,9 @@ def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
 def lock_folder() -> Path:
     """Returns the folder of the lock files, which only this user can write; makes it if needed.
 
+    It is in `$XDG_RUNTIME_DIR`, else in the folder for temporary files, else, where another user has made it
+    there, in the cache folder.
+
     Raises:
         StageError: Another user made it, others can write it, or it cannot be made.
     """
@@ -72,6 +76,9 @@ def lock_folder() -> Path:
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)
     name = f"ortprep-{os.getuid()}"
     folder = runtime / "ortprep" if runtime.is_dir() else Path(tempfile.gettempdir()) / name
+    if not runtime.is_dir() and os.path.lexists(folder) and folder.lstat().st_uid != os.getuid():
+        # Anybody can make a folder in /tmp; nobody can remove this user's own from there.
+        folder = Path(cache_folder("locks") or folder)
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

@@ -191,3 +191,19 @@ def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert lock_folder() == tmp_path / f"ortprep-{os.getuid()}"
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
+def test_nobody_keeps_another_from_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / f"ortprep-{os.getuid()}").mkdir()
+    os.chown(tmp_path / f"ortprep-{os.getuid()}", 12345, 12345)
+    assert lock_folder() == tmp_path / "cache/locks"
+    with measuring("cpu"):
+        assert any((tmp_path / "cache/locks").iterdir())
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
+    with pytest.raises(StageError, match="user 12345"):
+        lock_folder()
