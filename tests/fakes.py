@@ -183,3 +183,27 @@ def wait_for_a_tick(path: Path) -> None:
         time.sleep(0.001)
         probe.touch()
     probe.unlink()
+
+
+@contextmanager
+def trickling_server(before: bytes) -> Iterator[str]:
+    """A server that sends some bytes of an answer at once, and then one at a time, for ever."""
+    ended = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(before)
+            while not ended.wait(0.02):
+                connection.sendall(b"x")
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/m.onnx"
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)

@@ -5,10 +5,12 @@ No message has a URL in it: those of uploads and of object storage carry signatu
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 import urllib3
@@ -24,6 +26,15 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import BLOCK_BYTES
+from ortprep.time_limit import OutOfTimeError, call_in_time
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 120.0
+"""Longest time for a server's first answer, and for a whole document."""
+
+BLOCK_TIMEOUT_S = 300.0
+"""Longest time for a block of a file of `BLOCK_BYTES`, in either direction."""
 
 MAX_ERROR_BYTES = 64 * 1024
 """Number of bytes that are read of an answer without content."""
@@ -60,6 +71,22 @@ def connection_error(error: requests.RequestException, doing: str) -> RegistryEr
     )
 
 
+def ask_in_time(
+    ask: Callable[[], T], doing: str, limit_s: float, abort: Callable[[], object] = lambda: None
+) -> T:
+    """Returns what a request returns within so many seconds, and aborts it then.
+
+    Raises:
+        RegistryError: It failed or took longer; see `connection_error`.
+    """
+    try:
+        return call_in_time(ask, limit_s, abort)
+    except OutOfTimeError:
+        raise connection_error(requests.Timeout(), doing) from None
+    except requests.RequestException as error:
+        raise connection_error(error, doing) from None
+
+
 def status_error(
     response: requests.Response, doing: str, *, said: str = "", hint: str | None = None
 ) -> RegistryError:
@@ -80,9 +107,12 @@ def status_error(
 
 
 def read_body(response: requests.Response, doing: str, limit_bytes: int) -> bytes:
-    """Returns an answer's body; raises RegistryError if it is longer than `limit_bytes` or breaks off."""
-    body = bytearray()
-    for block in _read_blocks(response, doing):
+    """Returns an answer's body; raises RegistryError if it is longer than `limit_bytes` or breaks off.
+
+    It has `ANSWER_TIMEOUT_S`.
+    """
+    body, deadline_s = bytearray(), time.monotonic() + ANSWER_TIMEOUT_S
+    for block in _read_blocks(response, doing, deadline_s):
         body += block
         if len(body) > limit_bytes:
             raise RegistryError(f"cannot {doing}\n  expected at most {limit_bytes} bytes, got more")
@@ -145,10 +175,13 @@ def is_encoded(response: requests.Response) -> bool:
     return response.headers.get("Content-Encoding", "identity") != "identity"
 
 
-def _read_blocks(response: requests.Response, doing: str) -> Iterator[bytes]:
+def _read_blocks(response: requests.Response, doing: str, deadline_s: float = math.inf) -> Iterator[bytes]:
     if is_encoded(response):
         raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
-    try:
-        yield from response.iter_content(BLOCK_BYTES)
-    except requests.RequestException as error:
-        raise connection_error(error, doing) from None
+    blocks = response.iter_content(BLOCK_BYTES)
+
+    def read() -> bytes:
+        limit_s = max(0.0, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
+        return ask_in_time(lambda: next(blocks, b""), doing, limit_s, abort=lambda: response.raw.shutdown())
+
+    yield from iter(read, b"")

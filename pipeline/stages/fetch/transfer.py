@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import BinaryIO, Protocol, TypeVar, cast
+from typing import BinaryIO, Protocol, TypeVar
 
+from ortprep import time_limit
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.errors import SourceError
+from ortprep.time_limit import OutOfTimeError
 
 log = logging.getLogger(__name__)
 
@@ -69,28 +69,11 @@ def guard_reads(
 
 
 def call_in_time(call: Callable[[], T], abort: Callable[[], object] = lambda: None) -> T:
-    """Returns what a call returns; raises `TransferError` if it takes longer than `STALL_TIMEOUT_S`.
-
-    A server that sends a byte a minute never lets a socket's own timeout pass. The call is
-    aborted then; one that cannot be ends by itself, in a thread that nothing waits for.
-    """
-    results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
-            results.put((None, error))
-
-    Thread(target=run, name="ortprep-fetch", daemon=True).start()
+    """Returns what a call returns; raises `TransferError` if it takes longer than `STALL_TIMEOUT_S`."""
     try:
-        result, error = results.get(timeout=STALL_TIMEOUT_S)
-    except Empty:
-        abort()
-        raise TransferError(f"no progress within {STALL_TIMEOUT_S:.0f} s") from None
-    if error is not None:
-        raise error
-    return cast("T", result)
+        return time_limit.call_in_time(call, STALL_TIMEOUT_S, abort)
+    except OutOfTimeError as error:
+        raise TransferError(str(error)) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,7 +28,16 @@ from ortprep.stages.fetch.transfer import (
     read_timeout_s,
 )
 from ortprep.stages.fetch.web_file import _Session
-from tests.fakes import FileServer, send_cut, send_slowly, send_status, send_whole, serve, wait_for_a_tick
+from tests.fakes import (
+    FileServer,
+    send_cut,
+    send_slowly,
+    send_status,
+    send_whole,
+    serve,
+    trickling_server,
+    wait_for_a_tick,
+)
 
 CONTENT = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 17)
 OTHER = np.random.default_rng(1).bytes(3 * BLOCK_BYTES + 17)
@@ -215,30 +222,6 @@ def test_the_time_limit_of_a_whole_file_comes_from_the_environment(
         fetch_file(origin_of(server.url + "/m.onnx"), tmp_path / "got", retry=RETRY)
     monkeypatch.delenv(TIMEOUT_VARIABLE)
     assert read_timeout_s() == DEFAULT_TIMEOUT_S
-
-
-@contextmanager
-def trickling_server(before: bytes) -> Iterator[str]:
-    """A server that sends some bytes of an answer at once, and then one at a time, for ever."""
-    ended = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            connection.recv(65536)
-            connection.sendall(before)
-            while not ended.wait(0.02):
-                connection.sendall(b"x")
-
-    def accept(listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, args=(listener,), daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/m.onnx"
-        ended.set()
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.attack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import MAX_LISTING_BYTES
+from ortprep.registry.backends import rest
 from ortprep.registry.backends.rest import UNENCODED, connection_error, read_body, read_refusal, status_error
 from ortprep.registry.retries import with_retries
 from ortprep.spec.redaction import redact_url
@@ -82,13 +84,14 @@ class MlflowServer:
 
         `doing` says what it is for, and where; options are those of MLflow's `http_request`.
         """
-        parts = urlsplit(url)
+        parts, timeout_s = urlsplit(url), MLFLOW_HTTP_REQUEST_TIMEOUT.get()
         try:
-            response = http_request(
+            ask = partial(
+                http_request,
                 get_default_host_creds(f"{parts.scheme}://{parts.netloc}"),
                 parts.path,
                 method,
-                timeout=(_CONNECT_TIMEOUT_S, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),
+                timeout=(_CONNECT_TIMEOUT_S, timeout_s),
                 max_retries=0,
                 retry_codes=(),
                 raise_on_status=False,
@@ -97,6 +100,9 @@ class MlflowServer:
                 allow_redirects=False,
                 **options | {"extra_headers": {**UNENCODED, **options.get("extra_headers", {})}},
             )
+            # A file that is sent takes as long as it takes.
+            limit_s = max(rest.ANSWER_TIMEOUT_S, timeout_s)
+            response = ask() if "data" in options else rest.ask_in_time(ask, doing, limit_s)
         except MlflowException as error:
             # Not chained: the client's own text quotes whole URLs.
             cause = error.__cause__ or error.__context__

@@ -13,10 +13,11 @@ from requests.adapters import HTTPAdapter
 from ortprep.bundle.codec import parse_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
+from ortprep.registry.backend import BLOCK_BYTES
+from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.credentials import read_credentials
 from ortprep.registry.backends.rest import (
     UNENCODED,
-    connection_error,
     read_body,
     read_refusal,
     status_error,
@@ -78,10 +79,10 @@ class OciClient:
     def _request(self, method: str, url: str, doing: str, **options: Any) -> requests.Response:
         """Asks once, and leaves redirects to the caller."""
         options |= {"timeout": self._timeout_s, "stream": True, "allow_redirects": False}
-        try:
-            return self._session.request(method, url, **options)
-        except requests.RequestException as error:
-            raise connection_error(error, doing) from None
+        sent = options.get("data")
+        sent_blocks = len(sent.getbuffer()) / BLOCK_BYTES if sent else 0.0
+        limit_s = rest.ANSWER_TIMEOUT_S + rest.BLOCK_TIMEOUT_S * sent_blocks
+        return rest.ask_in_time(lambda: self._session.request(method, url, **options), doing, limit_s)
 
     def _follow(self, request: requests.Request, doing: str, authorization: str) -> requests.Response:
         """Sends a request, with credentials to no other host than the registry's own."""

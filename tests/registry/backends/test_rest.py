@@ -1,0 +1,77 @@
+"""Answers of registries have limits, whatever the server does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import requests
+
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import RegistryUnavailableError
+from ortprep.registry.backends import rest
+from ortprep.registry.backends.oci.client import OciClient
+from tests.fakes import trickling_server
+
+pytestmark = pytest.mark.attack
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+FIXED = HEAD + b"Content-Length: 9999999\r\n\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;"
+
+
+def end_of(call: Callable[[], object]) -> BaseException | None:
+    """What a call raises within half a minute, None if nothing."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except RegistryUnavailableError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    return raised[0] if raised else None
+
+
+def ask(url: str) -> requests.Response:
+    host = url.split("/")[2]
+    client = OciClient(host, secure=False, timeout_s=(10, 60))
+    return client.send(requests.Request("GET", client.base), "ask", ("net", "pull"))
+
+
+@pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
+def test_a_document_that_comes_a_byte_at_a_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.3)
+
+    def read() -> None:
+        with ask(url) as response:
+            rest.read_body(response, "ask", 10**8)
+
+    with trickling_server(before) as url:
+        error = end_of(read)
+    assert isinstance(error, RegistryUnavailableError), "it does not wait for ever"
+    assert "nothing in time" in str(error)
+
+
+@pytest.mark.parametrize("before", [FIXED, CHUNKED])
+def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.3)
+    entry = FileEntry("weights.bin", 9_999_999, digest_bytes(b""))
+
+    def read() -> None:
+        with rest.open_file(lambda _: ask(url), "ask", entry, 0) as blocks:
+            list(blocks)
+
+    with trickling_server(before) as url:
+        error = end_of(read)
+    assert isinstance(error, RegistryUnavailableError), "it does not wait for ever"
+    assert "nothing in time" in str(error)
