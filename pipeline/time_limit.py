@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import TypeVar, cast
 
 T = TypeVar("T")
@@ -28,11 +28,14 @@ def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], obje
         OutOfTimeError: It takes longer.
     """
     results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-    context = copy_context()
+    context, is_late = copy_context(), Event()
 
     def run() -> None:
         try:
-            results.put((context.run(call), None))
+            result = context.run(call)
+            if is_late.is_set() and hasattr(result, "close"):
+                result.close()  # an answer that nobody reads
+            results.put((result, None))
         except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
             results.put((None, error))
 
@@ -40,6 +43,7 @@ def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], obje
     try:
         result, error = results.get(timeout=limit_s)
     except Empty:
+        is_late.set()
         with suppress(OSError, RuntimeError, ValueError):  # it ended meanwhile
             abort()
         raise OutOfTimeError(f"no progress within {limit_s:.0f} s") from None
