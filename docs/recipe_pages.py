@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 PORT = "8000"
 """The port in scripts. A run takes a free one instead."""
 
@@ -152,6 +152,8 @@ def build_page(name: str) -> str:
     steps = split_steps((folder / "run.sh").read_text(), transcript)
     up = "../" * page_path(name).relative_to(ROOT).as_posix().count("/")
     source = f"{up}examples/{name}/run.sh"
+    seen = f"{up.removeprefix('../')}gpu.md"
+    machine = machine.replace("without a GPU", f"[without a GPU]({seen})")
     sentence = textwrap.fill(
         f"All commands are in [`run.sh`]({source}), which a test runs. What they print comes from one run on "
         f"{machine}; what pip prints is left out. Times and figures differ from machine to machine.",
