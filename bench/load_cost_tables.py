@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from bench.load_cost import FALLBACK, LOAD, PLAIN, PROGRESSIVE
+from bench.load_cost import FALLBACK, HAND, LOAD, PLAIN, PROGRESSIVE
 from bench.rapidocr_app import BUNDLES
 from bench.start import ROOT
 
@@ -99,10 +99,12 @@ def _mean_row(section: Section, arm: str, title: str) -> list[str]:
 def performance_tables(report: Mapping[str, Section]) -> str:
     """Returns a table per set with every model: medians in ms, what they are relative to plain, goals."""
     parts = []
-    for kind, arms in (("small", (LOAD, FALLBACK)), ("large", (LOAD, PROGRESSIVE, FALLBACK))):
+    for kind in ("small", "large"):
         if kind not in report:
             continue
         section = report[kind]
+        measured = next(iter(section["models"].values()))
+        arms = [arm for arm in _KEYS if arm in measured]
         header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in ("first result", "steady"))]
         rows = [_performance_row(section, name, arms) for name in section["ratios"]]
         parts.append(_table([*header, "memory", "`load` adds"], rows))
@@ -114,6 +116,10 @@ def performance_tables(report: Mapping[str, Section]) -> str:
     return "\n\n".join(parts)
 
 
+_KEYS = {HAND: "hand", LOAD: "load", PROGRESSIVE: "progressive", FALLBACK: "fallback"}
+"""Arms of the tables, with what their figures begin with."""
+
+
 def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[str]:
     figures, medians = section["ratios"][name], section["models"][name]
 
@@ -123,12 +129,10 @@ def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[s
     cells = [f"{name}, {section['source_mb'][name]:.1f} MB"]
     cells.append(f"{milliseconds(PLAIN, 'ready_ms')}, {milliseconds(PLAIN, 'steady_ms')} ms")
     for arm in arms:
-        key = {LOAD: "load", FALLBACK: "fallback", PROGRESSIVE: "progressive"}[arm]
-        cells += [
-            f"{milliseconds(arm, 'ready_ms')} ms ({figures[f'{key}_sooner']:.2f}×)",
-            f"{figures[f'{key}_steady']:.2f}",
-        ]
-    return [*cells, f"{figures['load_private']:.2f}", f"{figures['load_adds_ms']:.1f} ms"]
+        ready, key = milliseconds(arm, "ready_ms"), _KEYS[arm]
+        cells += [f"{ready} ms ({figures[f'{key}_sooner']:.2f}×)", f"{figures[f'{key}_steady']:.2f}"]
+    adds = f"{figures['load_adds_ms']:.1f} ms" if "load_adds_ms" in figures else "not measured"
+    return [*cells, f"{figures['load_private']:.2f}", adds]
 
 
 def application_table(application: Section) -> str:

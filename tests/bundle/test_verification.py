@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -418,9 +419,12 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_error(
     bundle: Path, data: st.DataObject
 ) -> None:
-    name, read = data.draw(
-        st.sampled_from([("loader.json", read_loader_config), ("manifest.json", read_manifest)])
-    )
+    readers: dict[str, Callable[[Path], LoaderConfig | Manifest]] = {
+        "loader.json": read_loader_config,
+        "manifest.json": read_manifest,
+    }
+    name = data.draw(st.sampled_from(sorted(readers)))
+    read = readers[name]
     original = (bundle / name).read_text()
     document = json.loads(original)
     place = document

@@ -204,7 +204,8 @@ def test_no_bytes_do_more_than_be_refused(text: bytes, length: int | None) -> No
 @pytest.mark.parametrize("shape", [[0, 200_000_000], [200_000_000, 0], [0, 2**13, 2**13], [0, 2**62, 2**62]])
 def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape: list[int]) -> None:
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
-    for data in ({"data": []}, {"parameters": {"binary_data_size": 0}}):
+    empty: tuple[dict[str, Any], ...] = ({"data": []}, {"parameters": {"binary_data_size": 0}})
+    for data in empty:
         request = body(entry("x", "FP32", shape, **data))
         with pytest.raises(ProtocolError, match="at most 33554432 together"):
             parse_request(request, None if "data" in data else len(request), config)
