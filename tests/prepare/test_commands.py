@@ -221,15 +221,15 @@ LOAD = "import sys; from ortprep.runtime import load; load(sys.argv[1])"
 @pytest.mark.parametrize(
     ("path", "got", "hint"),
     [
-        ("net", "no such file", 'load("artifacts/net")   (ortprep\'s commands take the name net)'),
-        ("models/net.onnx", "a file", 'load("artifacts/net")   (ortprep\'s commands take the name net)'),
+        ("net", "no such file", "load('artifacts/net')   (ortprep's commands take the name net)"),
+        ("models/net.onnx", "a file", "load('artifacts/net')   (ortprep's commands take the name net)"),
         (
             "models/other.onnx",
             "a file",
-            'ortprep prepare {root}/models/other.onnx   then load("artifacts/other")',
+            "ortprep prepare {root}/models/other.onnx   then load('artifacts/other')",
         ),
-        ("artifacts/net/loader.json", "a file", 'load("{root}/artifacts/net")'),
-        ("other", "no such file", 'ortprep prepare other   then load("artifacts/other")'),
+        ("artifacts/net/loader.json", "a file", "load('{root}/artifacts/net')"),
+        ("other", "no such file", "ortprep prepare other   then load('artifacts/other')"),
     ],
 )
 def test_a_load_of_what_is_no_bundle_says_what_to_load(
