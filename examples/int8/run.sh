@@ -22,6 +22,7 @@ ortprep show file-type | grep -A 1 "left out"
 sed -i "s/top1: 0.99/metric: 'agreement:same_type', metric_at_least: 0.95/" configs/file-type.yaml
 grep "gate:" configs/file-type.yaml
 ortprep prepare
+ortprep show file-type | grep -A 1 "int8: taken"
 
 #~ result
 ortprep show file-type | sed -n '/: variants/,/top-1/p;/cpu-int8   int8/p'
