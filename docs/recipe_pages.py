@@ -174,8 +174,8 @@ def build_page(name: str) -> str:
 def _describe_machine() -> str:
     runtimes = ("onnxruntime-gpu", "onnxruntime")
     runtime = next(f"{name} {found}" for name in runtimes if (found := _version_of(name)))
-    python = platform.python_version()
-    return f"{os.cpu_count()} CPU cores, without a GPU, with Python {python} and {runtime}"
+    gpu = "with" if Path("/proc/driver/nvidia/gpus").exists() else "without"
+    return f"{os.cpu_count()} CPU cores, {gpu} a GPU, with Python {platform.python_version()} and {runtime}"
 
 
 def _version_of(name: str) -> str | None:

@@ -17,8 +17,9 @@ ortprep prepare
 ortprep show speech | sed -n '/on cpu, warm/,/sooner/p'
 
 #: start
+touch web.log
 gunicorn app:app --workers 2 --worker-class uvicorn_worker.UvicornWorker --bind 127.0.0.1:8000 \
-    --pid web.pid >web.log 2>&1 &
+    --pid web.pid >>web.log 2>&1 &
 
 #: ready
 grep -m 2 "is ready" <(timeout 60 tail -F -n +1 web.log)
