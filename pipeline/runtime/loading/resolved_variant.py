@@ -165,7 +165,8 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
     key = _key(resolved.root, options)
     is_same = find_stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
-    if key is None or not is_same or not resolved.is_settled:
+    plans = (resolved.steady, resolved.first or resolved.steady)
+    if key is None or not is_same or not resolved.is_settled or not all(map(_is_usual, plans)):
         return
     transient = ("config", "is_settled")
     values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
