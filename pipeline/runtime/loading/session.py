@@ -206,7 +206,7 @@ def plain_session_class() -> Any:
 
     # Neither module's name for it tells: an application's wrapper, which may call `load`, has either.
     own = (kind for kind in collection.Session.__subclasses__() if kind.__module__ == collection.__name__)
-    return next(own)
+    return next(own, collection.InferenceSession)
 
 
 def _create_session(
