@@ -21,7 +21,7 @@ def install() -> None:
     (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do nothing.
 
     ONNX Runtime's telemetry is turned off, unless `ORT_DISABLE_TELEMETRY` is set or ONNX Runtime is imported
-    already, which is logged once.
+    already; then one `RuntimeWarning` says so.
     """
     disable_telemetry()
     call_after_import("onnxruntime", install_in)

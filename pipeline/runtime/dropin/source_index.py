@@ -116,8 +116,7 @@ def is_source(bundle: IndexedBundle, model: str) -> bool:
 
 
 def _digest(path: str) -> str:
-    folder = cache_folder(DIGEST_FOLDER)
-    remembered = None if folder is None else read_digest(read_stamp(path), folder)
+    remembered = read_digest(read_stamp(path), cache_folder(DIGEST_FOLDER))
     if remembered is not None:
         return remembered
     from pathlib import Path
@@ -207,8 +206,7 @@ def _read(folder: str, name: str, loader: Stamp) -> None:
 
 def _recall(folder: str) -> None:
     """Loads what other processes read; entries of this process win."""
-    index = _index_path(folder)
-    content = (None if index is None else read_entry(index, max_bytes=_MAX_INDEX_BYTES)) or b""
+    content = read_entry(_index_path(folder), max_bytes=_MAX_INDEX_BYTES) or b""
     try:
         for line in content.decode().split("\n"):
             name, *fields = line.split("\t")
@@ -230,9 +228,8 @@ def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
     ]
     content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
     try:
-        index = _index_path(folder)
-        if index is not None and len(content) <= _MAX_INDEX_BYTES:
-            write_entry(index, content)
+        if len(content) <= _MAX_INDEX_BYTES:
+            write_entry(_index_path(folder), content)
     except OSError as error:
         log_line("debug", "cannot cache the list of bundles: %s", error)
 
@@ -244,5 +241,4 @@ def _format(folder: str, bundle: IndexedBundle) -> str:
 
 
 def _index_path(folder: str) -> str | None:
-    indexes = cache_folder("sources")
-    return None if indexes is None else entry_path(indexes, read_stamp(folder))
+    return entry_path(cache_folder("sources"), read_stamp(folder))
