@@ -209,7 +209,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, sha256: str | None
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes")
     if sha256 is not None and (got := DIGEST_PREFIX + hashlib.sha256(text).hexdigest()) != sha256:
         raise IntegrityError(
-            f"not the file that was signed: {path}\n  expected {sha256 or 'none'}, got {got}"
+            f"not the file that was recorded: {path}\n  expected {sha256 or 'none'}, got {got}"
         )
     return parse_json(text, name=str(path))
 

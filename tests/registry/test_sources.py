@@ -98,7 +98,7 @@ def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(
         return verified
 
     monkeypatch.setattr(sources, "locate", verify_then_replace)
-    with pytest.raises(IntegrityError, match=r"not the file that was signed: .*loader\.json"):
+    with pytest.raises(IntegrityError, match=r"not the file that was recorded: .*loader\.json"):
         load(signed, require_signature=key)
 
 
