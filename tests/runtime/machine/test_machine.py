@@ -113,6 +113,13 @@ def test_dropping_a_missing_file_is_an_error(tmp_path: Path) -> None:
         drop_file(tmp_path / "missing")
 
 
+def show_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Has the check for available targets see a GPU, on a machine without one."""
+    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
+    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
+    patch.setattr(availability, "read_hardware", lambda: here)
+
+
 def test_the_cpu_is_always_available() -> None:
     assert unavailable_reason("cpu") is None
 
@@ -127,9 +134,7 @@ def test_without_a_gpu_cuda_is_unavailable_and_nothing_is_tried(own_cache: Path)
 def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
-    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    show_gpu(monkeypatch)
     reason = unavailable_reason("cuda")
     assert reason is not None
     assert reason.startswith("ONNX Runtime cannot make a cuda session: expected")
@@ -146,9 +151,7 @@ def test_a_failure_that_may_pass_is_not_remembered(
         return run_child("tests.runtime.probing.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
 
     monkeypatch.setattr(availability, "run_child", run)
-    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
-    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    show_gpu(monkeypatch)
     monkeypatch.setattr(availability, "_TIMEOUT_S", 0.0)
     reason = unavailable_reason("cuda")
     assert reason is not None
@@ -161,9 +164,7 @@ def test_a_failure_that_may_pass_is_not_remembered(
 def test_an_answer_that_others_could_write_is_not_believed(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
-    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    show_gpu(monkeypatch)
     reason = unavailable_reason("cuda")
     (entry,) = (own_cache / "availability").iterdir()
     entry.write_text('{"reason": null}')
