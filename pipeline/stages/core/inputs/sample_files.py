@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,10 @@ class ArrayHeader:
 def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
     """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
     return () if spec.samples is None else _list_files(spec, spec.samples)
+
+
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
+"""Errors of a path that is no folder to look into; others, such as of a name that is too long, are raised."""
 
 
 def find_calibration_files(spec: ModelSpec) -> tuple[Path, ...] | None:
@@ -50,10 +54,14 @@ def _find(folder: Path, part: str) -> list[Path]:
 def _distinct_folders(paths: Iterable[Path]) -> Iterable[Path]:
     found: dict[tuple[int, int], Path] = {}
     for path in paths:
-        with suppress(OSError):
+        try:
             status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                found.setdefault((status.st_dev, status.st_ino), path)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                continue
+            raise
+        if stat.S_ISDIR(status.st_mode):
+            found.setdefault((status.st_dev, status.st_ino), path)
     return found.values()
 
 
