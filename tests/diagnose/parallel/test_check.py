@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,8 @@ def test_what_is_measured_is_not_this_packages_own_lock(subject: DoctorModel, tm
         "participants": 1,
     }
     with device_guard(plan, Deadline(None, subject="a model")):
-        with pytest.raises(LoadTimeoutError):
-            build_session(plan, timeout_s=0.05)
+        with ThreadPoolExecutor() as threads, pytest.raises(LoadTimeoutError):
+            threads.submit(build_session, plan, timeout_s=0.05).result()
         assert len(make_sessions(request)["ready_s"]) == 2
 
 
