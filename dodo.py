@@ -11,6 +11,8 @@ from typing import Any
 
 from doit import get_var
 
+from ortprep.build.build_plan import plan_builds
+from ortprep.build.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
 from ortprep.cli.console import (
     BuildObserver,
     exit_when_interrupted,
@@ -18,8 +20,6 @@ from ortprep.cli.console import (
     start_streams,
     write_line,
 )
-from ortprep.graph.build import plan_builds
-from ortprep.graph.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
 from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()

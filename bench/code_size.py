@@ -1,4 +1,4 @@
-"""How large is the package? `python -m bench.code_size [CHECKOUT] [--package pipeline]`.
+"""How large is the package? `python -m bench.code_size [CHECKOUT] [--package pipeline/ortprep]`.
 
 Prints a Markdown row per figure. A function's length counts from its `def` to its last line, docstring
 included; parameters include `self`.
@@ -19,7 +19,7 @@ def main() -> None:
     """Prints the figures of a checkout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).resolve().parent.parent)
-    parser.add_argument("--package", default="pipeline")
+    parser.add_argument("--package", default="pipeline/ortprep")
     arguments = parser.parse_args()
     for name, figure in measure_code(arguments.checkout / arguments.package).items():
         print(f"| {name} | {figure:,.0f} |")

@@ -20,11 +20,11 @@ from typing import Any
 import yaml
 
 from bench.machine import describe_machine
+from ortprep.build.build_plan import plan_builds
+from ortprep.build.execution import run_task
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
 from ortprep.errors import PipelineError
-from ortprep.graph.build import plan_builds
-from ortprep.graph.execution import run_task
 from ortprep.measuring.shipped import shipped_figures
 
 _ROOT = Path(__file__).parent.parent

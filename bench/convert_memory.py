@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.big_model import write_big_model
 from bench.machine import describe_machine
-from ortprep.runtime.probing.child import run_child
+from ortprep.children.child import run_child
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0

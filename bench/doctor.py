@@ -27,8 +27,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
 import json, sys, tempfile
 from pathlib import Path
-from ortprep.diagnose.initialisation.check import diagnose_initialisation
-from ortprep.diagnose.sampling import examine_source
+from ortprep.doctor.initialisation.check import diagnose_initialisation
+from ortprep.doctor.sampling import examine_source
 with tempfile.TemporaryDirectory() as folder:
     subject = examine_source(Path(sys.argv[1]), Path(folder))
     print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[2])).figures["default"]))

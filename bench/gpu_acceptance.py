@@ -26,13 +26,13 @@ from bench.models import demo_specs, prepare_command, write_specs
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.manifest import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.availability import unavailable_reason
+from ortprep.children.child import run_child
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import LoadError, PipelineError
 from ortprep.options import known_provider_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.probing.availability import unavailable_reason
-from ortprep.runtime.probing.child import run_child
-from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.runtime.verification.golden import find_problems, read_golden
 
 DOCTOR = ("env", "gil", "init", "options", "parallel", "concurrent", "profile")

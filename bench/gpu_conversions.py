@@ -24,11 +24,11 @@ from bench.models import prepare_command
 from ortprep.bundle.loader_config import find_variant, read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.availability import unavailable_reason
+from ortprep.children.child import run_child
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.loading.variant_resolver import build_plan
-from ortprep.runtime.probing.availability import unavailable_reason
-from ortprep.runtime.probing.child import run_child
-from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult, measure_plan
 
 BATCHES = (1, 8, 32, 128)
 ROUNDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortprep.runtime.probing.child import run_child
+from ortprep.children.child import run_child
 
 
 def describe_machine() -> dict[str, Any]:

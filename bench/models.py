@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortprep.build.receipts import read_receipt, receipt_path, task_folder
 from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
 from ortprep.errors import BundleError, StageError
-from ortprep.graph.receipts import read_receipt, receipt_path, task_folder
 from ortprep.stages.core.contract import TaskId
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.verify.reference import read_reference

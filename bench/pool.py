@@ -31,9 +31,9 @@ from onnx import TensorProto, helper
 from bench.big_model import write_big_model
 from bench.machine import describe_machine
 from bench.models import prepare_command
+from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, StageError
 from ortprep.runtime import PoolConfig, SessionPool, load
-from ortprep.runtime.probing.child import run_child
 
 GOALS = {
     "large_batches_in_place": (">=", 4.0),

@@ -28,8 +28,8 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from ortprep.cli.console import BuildObserver
-from ortprep.graph.doit_tasks import DoitEngine
-from ortprep.graph.engine import Order
+from ortprep.build.doit_tasks import DoitEngine
+from ortprep.build.engine import Order
 wanted = json.loads(sys.argv[1])
 order = Order(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
 joined_s = 0.0

@@ -29,8 +29,8 @@ from bench.machine import describe_machine
 from bench.models import prepare_command
 from bench.pool import blocking, windowed
 from ortprep.bundle.loader_config import read_loader_config
+from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, StageError
-from ortprep.runtime.probing.child import run_child
 
 GOALS = {
     "small_window_us": ("<=", 500.0),

@@ -22,12 +22,12 @@ from typing import Any
 
 from bench.machine import describe_machine
 from bench.models import SPECS
+from ortprep.build.build_plan import plan_builds
+from ortprep.build.execution import Task, open_context
+from ortprep.build.search_results import read_search, tune_tasks
 from ortprep.bundle.codec import encode
 from ortprep.bundle.tuning_record import Summary, TrialFigures, TuningRecord
 from ortprep.errors import PipelineError, StageError
-from ortprep.graph.build import plan_builds
-from ortprep.graph.execution import Task, open_context
-from ortprep.graph.search_results import read_search, tune_tasks
 from ortprep.measuring.comparison import paired_ratio, standard_error, summarise
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round

@@ -13,7 +13,7 @@ import yaml
 
 from docs.schemas import build_schemas, format_schema
 from ortprep.bundle.codec import encode
-from ortprep.diagnose.diagnosis import SEVERITIES
+from ortprep.doctor.diagnosis import SEVERITIES
 from ortprep.options.cuda import CUDA_OPTIONS
 from ortprep.spec.models import TuneSpec
 from tests.bundle.builders import write_bundle
@@ -108,7 +108,7 @@ def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
         part for cell in ours for quoted in re.findall(r"`([^`]+)`", cell) for part in quoted.split("…")
     ]
     words = [part.strip(" :;") for part in spoken if len(part.strip(" :;")) > 3]
-    source = "\n".join(path.read_text() for path in ROOT.glob("pipeline/**/*.py"))
+    source = "\n".join(path.read_text() for path in ROOT.glob("pipeline/ortprep/**/*.py"))
     joined = re.sub(r'"\s*\n\s*f?"', "", source)
     assert len(words) > 60
     assert [word for word in words if word not in joined] == []
@@ -119,7 +119,7 @@ def test_each_class_of_attack_is_answered_where_the_page_says() -> None:
     places = re.findall(r"\| `ortprep\.([\w.]+)\.(\w+)` \|$", table, re.MULTILINE)
     assert len(places) == table.count("\n| ") - 1 > 10, "a row without a place"
     for module, name in places:
-        source = (ROOT / "pipeline" / f"{module.replace('.', '/')}.py").read_text()
+        source = (ROOT / "pipeline" / "ortprep" / f"{module.replace('.', '/')}.py").read_text()
         assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), f"{module}.{name}"
 
 

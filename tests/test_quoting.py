@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ortprep.quoting import printable, quoted
 
-PACKAGE = Path(__file__).parents[1] / "pipeline"
+PACKAGE = Path(__file__).parents[1] / "pipeline" / "ortprep"
 QUOTING = ("quoted", "hint_to_install", "_command")
 """How the names of functions end that return quoted words and commands."""
 

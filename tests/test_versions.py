@@ -39,7 +39,7 @@ def test_what_pip_installed_is_installed_from_where_it_came(
 ) -> None:
     (tmp_path / "ortprep").mkdir()
     for name in ("__init__.py", "quoting.py", "versions.py"):
-        shutil.copy(ROOT / "pipeline" / name, tmp_path / "ortprep" / name)
+        shutil.copy(ROOT / "pipeline" / "ortprep" / name, tmp_path / "ortprep" / name)
     metadata = tmp_path / "ortprep-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ortprep\nVersion: 0.1.0\n")

@@ -11,8 +11,8 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from ortprep.diagnose.gil.check import diagnose_gil
-from ortprep.diagnose.gil.verdict import CREATING
+from ortprep.doctor.gil.check import diagnose_gil
+from ortprep.doctor.gil.verdict import CREATING
 from ortprep.versions import parse_version
 
 pytestmark = pytest.mark.runtime

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.children.answers import Answer
 from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
-from ortprep.runtime.verification.answers import Answer
 
 NAN, INF = float("nan"), float("inf")
 BLOCKS = st.integers(1, 40)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.diagnose.interleaved_runs import MAX_COMPARISON_S
+from ortprep.children.probe import ProbeResult
+from ortprep.doctor.interleaved_runs import MAX_COMPARISON_S
 from ortprep.errors import ChildError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import (
@@ -17,7 +18,6 @@ from ortprep.measuring.rounds import (
     order_of_round,
     run_interleaved,
 )
-from ortprep.runtime.probing.probe import ProbeResult
 from ortprep.stages.measure.decision import figures_of
 from ortprep.tuning.objective import Figures
 

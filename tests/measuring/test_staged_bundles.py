@@ -9,11 +9,11 @@ import pytest
 
 from ortprep.bundle.loader_config import Requirements, TensorSpec
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.errors import BundleError, LoadError
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading.session import default_plan
-from ortprep.runtime.probing.probe import ProbeRequest, measure_plan
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import COLUMNS, CPU_ONLY, ROWS, UNMET, sample, weights_of, write_linear
 

@@ -20,7 +20,7 @@ import pytest
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
-from ortprep.runtime.probing.availability import unavailable_reason
+from ortprep.children.availability import unavailable_reason
 from tests.prepare.builders import (
     SHAPES,
     Outcome,

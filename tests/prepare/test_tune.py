@@ -14,12 +14,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from ortprep.build.receipts import KEPT_PREFIX
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import VariantRecord, read_manifest
 from ortprep.bundle.tuning_record import TuningRecord
-from ortprep.graph.receipts import KEPT_PREFIX
+from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.runtime import load, load_progressive
-from ortprep.runtime.probing.probe import ProbeRequest, ProbeResult
 from tests.builders import build_model, tensor, value
 from tests.fakes import wait_for
 from tests.prepare.builders import (

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.build.execution import run_task
+from ortprep.build.report_file import is_report_current, read_history, write_report
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import BundleError, IntegrityError
-from ortprep.graph.execution import run_task
-from ortprep.graph.report_file import is_report_current, read_history, write_report
 from ortprep.report.report_subjects import find_manifests, read_subjects
 from ortprep.versions import install_command
-from tests.graph.fakes import Count, Shout, tasks
+from tests.build.fakes import Count, Shout, tasks
 from tests.prepare.builders import REPOSITORY, Project, finish
 from tests.registry.builders import Build, write_bundle
 from tests.report.builders import Story, write_bundles

@@ -14,6 +14,7 @@ import pytest
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.children.answers import write_answers
 from ortprep.errors import (
     ChildError,
     ChildTimeoutError,
@@ -23,22 +24,21 @@ from ortprep.errors import (
 )
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.verification.answers import write_answers
 from ortprep.tuning.budget import SearchLimits
 from ortprep.tuning.objective import Figures, Objective
 from ortprep.tuning.plan_selection import choose
 from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space, apply_settings
 from ortprep.tuning.trial import (
-    TRIAL_FUNCTION,
     CheckedSample,
     TrialRequest,
+    measure_and_check,
     measure_trial,
     weighted_mean,
 )
 from tests.runtime.builders import write_linear
+from tests.tuning import fakes
 
-BAD = "tests.tuning.fakes"
 TIMEOUT_S = 300.0
 GENEROUS_BYTES = 16 * 2**30
 
@@ -132,17 +132,17 @@ def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None
 
 def test_a_crash_is_an_error_with_its_signal(request_of_all: TrialRequest) -> None:
     with pytest.raises(ChildError, match="got SIGSEGV"):
-        measured(request_of_all, function=f"{BAD}:crash_after_measuring")
+        measured(request_of_all, function=fakes.crash_after_measuring)
 
 
 def test_a_hang_is_an_error_with_its_deadline(request_of_all: TrialRequest) -> None:
     with pytest.raises(ChildTimeoutError, match=r"within 0\.5 s"):
-        measured(request_of_all, function=f"{BAD}:hang", timeout_s=0.5)
+        measured(request_of_all, function=fakes.hang, timeout_s=0.5)
 
 
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:
     with pytest.raises(ChildError, match="out of memory"):
-        measured(request_of_all, function=f"{BAD}:take_all_memory", memory_bytes=2**30)
+        measured(request_of_all, function=fakes.take_all_memory, memory_bytes=2**30)
 
 
 def test_a_session_beyond_the_limit_is_an_error(request_of_all: TrialRequest) -> None:
@@ -190,7 +190,7 @@ SPACE = Space(
         ),
     )
 )
-FUNCTIONS = {"crashing": "crash", "hanging": "hang"}
+FUNCTIONS = {"crashing": fakes.crash, "hanging": fakes.hang}
 
 
 def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
@@ -211,7 +211,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             SPACE.settings(choice), request.plan.session_options, request.plan.providers
         )
         plan = SessionPlan(request.plan.model, options, providers)
-        function = f"{BAD}:{FUNCTIONS[way]}" if way in FUNCTIONS else TRIAL_FUNCTION
+        function = FUNCTIONS.get(way, measure_and_check)
         return measured(
             dataclasses.replace(request, plan=plan),
             function=function,

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from ortprep.build.engine import BuildRequest, Engine
 from ortprep.cluster.building.engine import RayEngine
-from ortprep.graph.engine import BuildRequest, Engine
 from tests.builders import conv_net, write_model
 from tests.prepare.builders import AS_PREPARED
 

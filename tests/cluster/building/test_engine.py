@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import ray
 
+from ortprep.build.doit_tasks import DoitEngine
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.engine import RayEngine
 from ortprep.errors import RegistryError, SpecError
-from ortprep.graph.doit_tasks import DoitEngine
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.runtime import load
 from ortprep.spec.fleet import HardwareKind

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import ray
 
+from ortprep.build.engine import BuildResult
 from ortprep.bundle.verification import check_bundle
-from ortprep.graph.engine import BuildResult
 from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
 from tests.cluster.building.conftest import FARM

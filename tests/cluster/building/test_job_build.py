@@ -6,6 +6,8 @@ import contextlib
 
 import pytest
 
+from ortprep.build.build_plan import STAGES
+from ortprep.build.execution import build_tasks
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.manifest import read_manifest
 from ortprep.cluster.building.job import BuildJob, Event, JobResult
@@ -14,8 +16,6 @@ from ortprep.cluster.building.node_folder import working_folder
 from ortprep.cluster.building.source_fetch import fetch_model
 from ortprep.cluster.building.spec_files import describe_spec
 from ortprep.cluster.building.work_store import WorkStore
-from ortprep.graph.build import STAGES
-from ortprep.graph.execution import build_tasks
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef

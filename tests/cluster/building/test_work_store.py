@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.verification import describe_files
 from ortprep.cluster.building.work_store import WorkStore
 from ortprep.errors import IntegrityError, NotPublishedError, RegistryError
-from ortprep.graph.receipts import RECEIPT_VERSION, TaskReceipt
 from ortprep.stages.core.contract import TaskId
 from tests.registry.fakes import BUCKET, s3_server
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from ortprep.children import availability
+from ortprep.children.availability import run_tiny_model, unavailable_reason
+from ortprep.children.child import Reply, run_child
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
-from ortprep.runtime.probing import availability
-from ortprep.runtime.probing.availability import run_tiny_model, unavailable_reason
-from ortprep.runtime.probing.child import Reply, run_child
 
 pytestmark = pytest.mark.runtime
 
@@ -146,9 +146,9 @@ def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered
 def test_a_failure_that_may_pass_is_not_remembered(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
-        return run_child("tests.runtime.probing.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+        return run_child("tests.children.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
 
     monkeypatch.setattr(availability, "run_child", run)
     show_gpu(monkeypatch)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
-from ortprep.diagnose.load_test import load_test_bundle, read_golden_cases
+from ortprep.doctor.load_test import load_test_bundle, read_golden_cases
 from ortprep.errors import LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions

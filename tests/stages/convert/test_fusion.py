@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, StageError
-from ortprep.runtime.probing.child import run_child
 from ortprep.stages.convert.fusion.exporter_forms import write_as_patterns_expect
 from ortprep.stages.convert.fusion.fuse import fuse as fuse_here
 from ortprep.stages.convert.fusion.heads import Heads, choose_heads, find_heads

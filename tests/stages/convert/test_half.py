@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
-from ortprep.runtime.probing.child import run_child
 from ortprep.stages.convert.half.convert import convert_half
 from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, largest_beyond, round_to_half
 from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
-from ortprep.runtime.probing.child import run_child
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.stages.convert.pass_requests import (

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortprep.children.answers import Answer
 from ortprep.errors import StageError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
-from ortprep.runtime.verification.answers import Answer
 from ortprep.stages.convert.user_metric import metric_digest, run_user_metric
 
 LARGE = np.arange(300_000, dtype=np.float64)

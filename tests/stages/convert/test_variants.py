@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ortprep.build.build_plan import STAGES
+from ortprep.build.execution import build_tasks
 from ortprep.bundle.paths import is_safe_name
-from ortprep.graph.build import STAGES
-from ortprep.graph.execution import build_tasks
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.convert.precision.ladder import plan_steps, why_not_needed
 from ortprep.stages.core.contract import Plan, TaskId

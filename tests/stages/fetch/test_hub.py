@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from ortprep.build.execution import Task, build_tasks, run_task, why_stale
+from ortprep.build.receipts import read_receipt
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
-from ortprep.graph.execution import Task, build_tasks, run_task, why_stale
-from ortprep.graph.receipts import read_receipt
 from ortprep.spec.hub_url import HubAddress, parse_hub_url
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Plan

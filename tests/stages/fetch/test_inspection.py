@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.children.child import run_child
 from ortprep.errors import SourceError
-from ortprep.runtime.probing.child import run_child
 from ortprep.stages.core.graphs.graph_walk import values_bytes
 from ortprep.stages.fetch.acceptance import check_accepted, plain_refusal
 from ortprep.stages.fetch.index_bounds import find_index_bounds

@@ -13,10 +13,10 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Requirements, VersionRange
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.children.answers import Answers
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.verification.answers import Answers
 from ortprep.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample

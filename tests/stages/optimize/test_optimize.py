@@ -16,9 +16,9 @@ import pytest
 from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.child import Reply, run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
-from ortprep.runtime.probing.child import Reply, run_child
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core import provenance as tool_versions
 from ortprep.stages.core.contract import Plan
@@ -230,11 +230,11 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
             (build.folder / ".attempt" / "net_optimized.onnx").touch()
             raise failure
-        return run_child(name, request, **options)
+        return run_child(function, request, **options)
 
     monkeypatch.setattr(optimize, "run_child", run)
     result = build.optimize()
@@ -249,10 +249,10 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
             raise LoadError("refused")
-        return run_child(name, request, **options)
+        return run_child(function, request, **options)
 
     monkeypatch.setattr(reload_check, "run_child", run)
     result = build.optimize("portable")
@@ -266,8 +266,8 @@ def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
-        return run_child("tests.runtime.probing.fakes:kill_itself", {"signal": int(signal.SIGKILL)})
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
+        return run_child("tests.children.fakes:kill_itself", {"signal": int(signal.SIGKILL)})
 
     monkeypatch.setattr(optimize, "run_child", run)
     with pytest.raises(ChildKilledError, match="SIGKILL"):
@@ -293,8 +293,8 @@ def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build: B
 def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     write(build, models.zero_inputs())
 
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
-        reply = run_child(name, request, **options)
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
+        reply = run_child(function, request, **options)
         written = Path(request["folder"]) / request["model"]
         written.write_bytes(written.read_bytes()[:40])
         return reply
@@ -324,9 +324,9 @@ def test_a_child_that_takes_too_long_is_a_reason_too(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(name: str, request: Mapping[str, Any], **options: Any) -> Reply:
+    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
-        return run_child("tests.runtime.probing.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+        return run_child("tests.children.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
 
     monkeypatch.setattr(optimize, "run_child", run)
     with pytest.raises(StageError, match=r"took too long"):

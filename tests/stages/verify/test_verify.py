@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import shutil
@@ -22,11 +21,11 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Requirements, TensorSpec, VersionRange
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.children import answers
+from ortprep.children.child import Reply
 from ortprep.errors import SpecError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU
-from ortprep.runtime.probing.child import Reply
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.runtime.verification import answers
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
@@ -123,9 +122,10 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return Build(tmp_path)
 
 
-def run_here(function: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> Reply:
-    module, _, name = function.partition(":")
-    value = getattr(importlib.import_module(module), name)(json.loads(json.dumps(request)))
+def run_here(
+    function: Callable[[Any], Any], request: Mapping[str, Any], *, timeout_s: float | None = None
+) -> Reply[Any]:
+    value = function(json.loads(json.dumps(request)))
     return Reply(json.loads(json.dumps(value)), started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
 
 

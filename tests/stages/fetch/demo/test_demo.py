@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
+from ortprep.children.child import run_child
 from ortprep.errors import SpecError
-from ortprep.runtime.probing.child import run_child
 from ortprep.stages.fetch.demo.bert import build_bert
 from ortprep.stages.fetch.demo.catalogue import DEMO_NAMES, check_demo_name, write_demo_model
 from ortprep.stages.fetch.demo.gpt2 import build_gpt2

@@ -1,0 +1,249 @@
+"""From a folder of specs to the tasks of every model: what dodo.py and the command line share."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from ortprep.build.execution import Task, build_tasks
+from ortprep.build.receipts import model_folder
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.verification import may_be_replaced
+from ortprep.children.availability import unavailable_reason
+from ortprep.errors import SourceError, SpecError
+from ortprep.quoting import quoted
+from ortprep.spec.fields import Target
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.reading import read_specs
+from ortprep.stages.convert.stage import ConvertStage
+from ortprep.stages.core.contract import Plan, Stage
+from ortprep.stages.fetch.stage import FetchStage, local_source
+from ortprep.stages.measure.stage import MeasureStage
+from ortprep.stages.optimize.stage import OptimizeStage
+from ortprep.stages.package.stage import PackageStage
+from ortprep.stages.tune.stage import TuneStage
+from ortprep.stages.verify.stage import VerifyStage
+from ortprep.tuning.knobs import find_space_problems
+
+STAGES: tuple[Stage, ...] = (
+    FetchStage(),
+    ConvertStage(),
+    OptimizeStage(),
+    VerifyStage(),
+    TuneStage(),
+    MeasureStage(),
+    PackageStage(),
+)
+"""The build, in order."""
+
+
+def plan_builds(
+    configs: Path,
+    artifacts: Path,
+    *,
+    names: Sequence[str] = (),
+    only: str | None = None,
+    skip_unavailable: bool = False,
+) -> tuple[tuple[Task, ...], ...]:
+    """Reads specs and returns each model's tasks, in build order.
+
+    Args:
+        configs: Folder of `NAME.yaml` files and `defaults.yaml`.
+        artifacts: Folder that bundles are written to.
+        names: Models to build; all of them if empty.
+        only: Build this target alone.
+        skip_unavailable: Build the rest when a named target is not available.
+
+    Raises:
+        SpecError: A spec is wrong, a name is unknown, a target is not available, or something that is no
+            bundle is in a bundle's place.
+    """
+    specs = read_build_specs(configs, artifacts, names=names)
+    return plan_specs(specs, artifacts, only=only, skip_unavailable=skip_unavailable)
+
+
+def plan_specs(
+    specs: Iterable[ModelSpec], artifacts: Path, *, only: str | None = None, skip_unavailable: bool = False
+) -> tuple[tuple[Task, ...], ...]:
+    """Returns each spec's tasks, in build order; arguments as of `plan_builds`.
+
+    Raises:
+        SpecError: A target is not available.
+    """
+    plans = build_plans(
+        specs, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
+    )
+    return tuple(build_tasks(plan, STAGES, artifacts.absolute()) for plan in plans)
+
+
+def read_build_specs(configs: Path, artifacts: Path, *, names: Sequence[str] = ()) -> tuple[ModelSpec, ...]:
+    """Reads specs and refuses those that could not be built anywhere; arguments as of `plan_builds`.
+
+    Raises:
+        SpecError: A spec is wrong, a name is unknown, or a bundle's folder holds something else.
+    """
+    specs = read_specs(configs, names=names)
+    check_buildable(specs, artifacts)
+    return specs
+
+
+def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
+    """Refuses specs that could not be built anywhere.
+
+    Raises:
+        SpecError: A search is restricted to what there is not, or a bundle's folder holds something else.
+    """
+    _check_spaces(specs)
+    check_destinations(specs, artifacts.absolute())
+
+
+def _check_spaces(specs: Iterable[ModelSpec]) -> None:
+    problems = [
+        f"{spec.name}: tune.space: {problem}"
+        for spec in specs
+        if spec.tune.space
+        for problem in find_space_problems(spec.tune.space)
+    ]
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise SpecError(
+            f"specs restrict the search to unknown knobs or values\n{lines}", hint="ortprep schema"
+        )
+
+
+log = logging.getLogger(__name__)
+
+KNOWN_TARGETS: tuple[str, ...] = get_args(Target)
+"""Every target; a runtime job prefers later ones."""
+
+Availability = Callable[[str], str | None]
+"""Says why this machine cannot build for a target, or None if it can."""
+
+
+def build_plan(
+    spec: ModelSpec,
+    *,
+    unavailable_reason: Availability,
+    only: str | None = None,
+    skip_unavailable: bool = False,
+) -> Plan:
+    """Decides what is built of one spec; `targets: auto` takes the available ones.
+
+    Raises:
+        SpecError: A named target is not available, `only` is not in the spec, or nothing is left to build.
+    """
+    requested = KNOWN_TARGETS if spec.targets == "auto" else tuple(dict.fromkeys(spec.targets))
+    if only is not None and only not in requested:
+        raise SpecError(
+            f"no such target in {spec.name}: {only}\n  expected one of {', '.join(requested)}",
+            hint=f"add it to targets: of the spec, or run: ortprep prepare {quoted(spec.name)}"
+            if only in KNOWN_TARGETS
+            else f"ortprep prepare {quoted(spec.name)}",
+        )
+    missing = {target: "left out by --target" for target in requested if only not in (None, target)}
+    reasons = {target: unavailable_reason(target) for target in requested if target not in missing}
+    lacking = {target: reason for target, reason in reasons.items() if reason is not None}
+    named = spec.targets != "auto" or only is not None
+    if lacking and named and not skip_unavailable:
+        raise _unavailable(spec.name, lacking, requested=requested)
+    if named:
+        missing |= lacking
+    targets = tuple(
+        target for target in reversed(KNOWN_TARGETS) if target in reasons and target not in lacking
+    )
+    if not targets:
+        raise _unavailable(spec.name, lacking, requested=requested)
+    return Plan(spec=spec, targets=targets, missing=missing)
+
+
+def build_plans(
+    specs: Iterable[ModelSpec],
+    *,
+    unavailable_reason: Availability,
+    only: str | None = None,
+    skip_unavailable: bool = False,
+) -> tuple[Plan, ...]:
+    """Decides for several specs and reports every problem at once.
+
+    With `skip_unavailable`, a spec without an available target is left out with a warning, if another spec
+    remains.
+
+    Raises:
+        SpecError: A spec cannot be built here, or, with `skip_unavailable`, no spec can.
+    """
+    plans, problems = [], []
+    for spec in specs:
+        try:
+            plan = build_plan(
+                spec, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
+            )
+            plans.append(plan)
+        except SpecError as error:
+            problems.append(error)
+    if skip_unavailable and plans:
+        for problem in problems:
+            log.warning("left out: %s", problem.message)
+    elif problems:
+        raise SpecError("\n".join(problem.message for problem in problems), hint=problems[0].hint)
+    return tuple(plans)
+
+
+def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:
+    nothing_left = len(lacking) == len(requested)
+    lines = "\n".join(f"  {target}: {reason}" for target, reason in lacking.items())
+    return SpecError(
+        f"target not available on this machine: {', '.join(lacking)} of {name}\n{lines}",
+        hint=f"targets: [cpu]   # in the spec of {quoted(name)}; every machine has it"
+        if nothing_left
+        else f"ortprep prepare {quoted(name)} --skip-unavailable",
+    )
+
+
+def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
+    """Refuses to build where something would be lost: only an older bundle is replaced.
+
+    Raises:
+        SpecError: A bundle would replace something else, or its own source; it names all such models.
+    """
+    problems = [problem for spec in specs for problem in _find_problems(spec, artifacts)]
+    if problems:
+        lines, hints = zip(*problems, strict=True)
+        raise SpecError(
+            "a bundle would replace something that is not a bundle\n" + "\n".join(lines), hint=hints[0]
+        )
+
+
+def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
+    bundle = artifacts / spec.name
+    if not may_be_replaced(bundle):
+        aside = quoted("mv", bundle, f"{bundle}.mine")
+        yield (
+            f"  {spec.name}: expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
+            f"{aside}   # or build elsewhere: --artifacts DIR",
+        )
+    for folder in (bundle, model_folder(artifacts, spec.name)):
+        if _holds_source(folder, spec):
+            yield (
+                f"  {spec.name}: expected its source outside {folder}, got one that would be deleted with it",
+                "copy the source elsewhere, with its external data, and set source.path in its spec",
+            )
+
+
+def _holds_source(folder: Path, spec: ModelSpec) -> bool:
+    try:
+        source = local_source(spec)
+    except SourceError:
+        return False  # `fetch` says what is wrong with it
+    # Not `Path.resolve`, which fails on links that lead in a circle.
+    return source is not None and Path(os.path.realpath(source)).is_relative_to(os.path.realpath(folder))
+
+
+def _show(path: Path) -> str:
+    if not path.is_dir():
+        return "something else"
+    names = sorted(entry.name for entry in path.iterdir())
+    return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''} and no {LOADER_FILE} or {MANIFEST_FILE}"

@@ -1,0 +1,313 @@
+"""Task state and task execution: the only place that runs stages."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import ortprep
+from ortprep.build.receipts import (
+    KEPT_PREFIX,
+    RECEIPT_VERSION,
+    TaskReceipt,
+    changed_files,
+    differences,
+    kept_folder,
+    model_folder,
+    outcome_key,
+    read_receipt,
+    receipt_path,
+    task_folder,
+    write_receipt,
+)
+from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
+from ortprep.bundle.codec import encode
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.verification import describe_files
+from ortprep.errors import PipelineError, StageError, hint_of_os_error
+from ortprep.measuring.device_lock import working
+from ortprep.quoting import quoted
+from ortprep.stages.core.contract import (
+    LEFT_OUT,
+    Context,
+    Plan,
+    Progress,
+    Stage,
+    TaskId,
+    Upstream,
+    ignore_progress,
+)
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+NEVER_DONE = "never done"
+"""Reason of a task without a receipt."""
+
+MEASURING = ("tune", "measure")
+"""Stages that lock their device themselves; all other work shares the machine."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stage of one plan, for one variant.
+
+    Attributes:
+        artifacts: Folder of bundles and intermediate files.
+    """
+
+    stage: Stage
+    plan: Plan
+    id: TaskId
+    artifacts: Path
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.plan.spec.name
+
+    @property
+    def name(self) -> str:
+        """As the user sees it, and doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+        variant = self.id.variant
+        return f"{self.id.stage}:{self.model}" + (f"/{variant}" if variant else "")
+
+    @property
+    def requires(self) -> tuple[TaskId, ...]:
+        """Tasks that come before this one."""
+        return self.stage.requires(self.plan, self.id.variant)
+
+    @property
+    def folder(self) -> Path:
+        """Where the task's files are."""
+        return task_folder(self.artifacts, self.model, self.id)
+
+    @property
+    def receipt(self) -> Path:
+        """Where its receipt is."""
+        return receipt_path(self.artifacts, self.model, self.id)
+
+
+def build_tasks(plan: Plan, stages: tuple[Stage, ...], artifacts: Path) -> tuple[Task, ...]:
+    """Returns a plan's tasks, each after those it requires."""
+    tasks = [
+        Task(stage=stage, plan=plan, id=TaskId(stage.name, variant), artifacts=artifacts)
+        for stage in stages
+        for variant in stage.variants(plan)
+    ]
+    by_id = {task.id: task for task in tasks}
+    # By stage as far as that goes: a precision is judged by answers that another variant was verified with.
+    ordered: dict[TaskId, Task] = {}
+
+    def place(task: Task) -> None:
+        if task.id not in ordered:
+            for required in task.requires:
+                place(by_id[required])
+            ordered[task.id] = task
+
+    for task in tasks:
+        place(task)
+    return tuple(ordered.values())
+
+
+def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
+    """Returns why a task has to run, one reason a line; nothing if it is up to date.
+
+    Raises:
+        PipelineError: The key cannot be computed: the source file is missing, say.
+    """
+    with _bordered(task):
+        receipt = read_receipt(task.receipt)
+        if receipt is None:
+            return (NEVER_DONE,)
+        return _why_other(task, receipt) or changed_files(task.folder, receipt, cache.digest)
+
+
+def why_other(task: Task) -> tuple[str, ...]:
+    """As `why_stale`, but by receipts alone: the files may be elsewhere.
+
+    Raises:
+        PipelineError: As `why_stale`.
+    """
+    with _bordered(task):
+        receipt = read_receipt(task.receipt)
+        return (NEVER_DONE,) if receipt is None else _why_other(task, receipt)
+
+
+def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
+    missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
+    if missing:
+        return tuple(f"{name} has to run first" for name in missing)
+    return tuple(differences(receipt.key, _full_key(task)))
+
+
+def run_on_device(task: Task, *, cache: DigestCache, say: Say, progress: Progress = ignore_progress) -> bool:
+    """Runs a task as `run_task` does; stages other than measurements share the CPU."""
+    shared = nullcontext if task.id.stage in MEASURING else working
+    return run_task(task, cache=cache, say=say, progress=progress, shared=shared)
+
+
+def run_task(
+    task: Task,
+    *,
+    cache: DigestCache,
+    say: Say,
+    progress: Progress = ignore_progress,
+    shared: Callable[[], Any] = nullcontext,
+) -> bool:
+    """Runs a task unless it is up to date, and returns whether it did.
+
+    One process at a time works on a task; a second one waits and then finds it done. The files appear in one
+    rename and the receipt comes last, so a kill leaves the old outcome or a task that runs again.
+
+    Raises:
+        PipelineError: The work failed; nothing of it is visible.
+    """
+    with _described(task), _locked(task):
+        reasons = why_stale(task, cache)
+        if not reasons:
+            return False
+        started = time.perf_counter()
+        key = _full_key(task)
+        for place in (task.folder, task.receipt):
+            remove_stale_temporaries(place.parent, place.name)
+        kept = kept_folder(task.folder, key)
+        _remove_kept(task, but=kept)
+        with new_folder(task.folder) as folder:
+            with shared():
+                context = open_context(task, folder, kept, say)
+                result = _run_stage(replace(context, key=key, progress=progress), task)
+            entries = describe_files(folder, cache.digest)
+        receipt = TaskReceipt(
+            schema_version=RECEIPT_VERSION,
+            task=str(task.id),
+            key=key,
+            files=entries,
+            result=result,
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            elapsed_s=round(time.perf_counter() - started, 3),
+            reasons=reasons,
+        )
+        write_receipt(task.receipt, receipt)
+        _remove_kept(task)
+        return True
+
+
+def remove_outcome(task: Task) -> None:
+    """Removes a task's files and receipt."""
+    task.receipt.unlink(missing_ok=True)
+    shutil.rmtree(task.folder, ignore_errors=True)
+    _remove_kept(task)
+
+
+def _remove_kept(task: Task, *, but: Path | None = None) -> None:
+    for folder in task.folder.parent.glob(f"{KEPT_PREFIX}{task.folder.name}~*"):
+        if folder != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
+    """Returns the context of a task's stage.
+
+    Raises:
+        StageError: A required task was not done.
+    """
+    receipts = {required: _require(task, required) for required in task.requires}
+    upstream = {
+        required: Upstream(task_folder(task.artifacts, task.model, required), receipt.result, receipt.key)
+        for required, receipt in receipts.items()
+    }
+    return Context(
+        plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say, kept=kept
+    )
+
+
+def _run_stage(context: Context, task: Task) -> Mapping[str, Any]:
+    reason = _why_left_out(context)
+    if reason is not None:
+        return {LEFT_OUT: reason}
+    result: Mapping[str, Any] = encode(task.stage.run(context))
+    if LEFT_OUT not in result:
+        task.stage.ensures(context, result)
+    return result
+
+
+def _why_left_out(context: Context) -> str | None:
+    """Returns why a variant is left out; a task without a variant always runs."""
+    if context.variant is None:
+        return None
+    reasons = [
+        upstream.result[LEFT_OUT] for upstream in context.upstream.values() if LEFT_OUT in upstream.result
+    ]
+    return str(reasons[0]) if reasons else None
+
+
+def _full_key(task: Task) -> dict[str, Any]:
+    own = encode(task.stage.key(task.plan, task.id.variant))
+    upstream = {str(required): outcome_key(_require(task, required)) for required in task.requires}
+    return {
+        **own,
+        "pipeline": ortprep.__version__,
+        "stage_version": task.stage.version,
+        "upstream": upstream,
+    }
+
+
+def _receipt_of(task: Task, required: TaskId) -> TaskReceipt | None:
+    return read_receipt(receipt_path(task.artifacts, task.model, required))
+
+
+def _require(task: Task, required: TaskId) -> TaskReceipt:
+    receipt = _receipt_of(task, required)
+    if receipt is None:
+        raise StageError(
+            f"{required} of {task.model} has to run first",
+            hint=f"ortprep prepare {quoted(task.model)}",
+        )
+    return receipt
+
+
+@contextmanager
+def _locked(task: Task) -> Iterator[None]:
+    folder = model_folder(task.artifacts, task.model) / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{str(task.id).replace('/', '-')}.lock"):
+        yield
+
+
+@contextmanager
+def _described(task: Task) -> Iterator[None]:
+    """Adds the task to every error."""
+    try:
+        with _bordered(task):
+            yield
+    except PipelineError as error:
+        raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
+
+
+@contextmanager
+def _bordered(task: Task) -> Iterator[None]:
+    """Turns every error of a stage into a PipelineError."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        # A full disk is met while writing, where Python does not know the file's name.
+        hint = hint_of_os_error(error, str(task.artifacts), tempfile.gettempdir())
+        raise StageError(f"{error.strerror or error}{place}", hint=hint) from error
+    except Exception as error:
+        log.debug("%s of %s failed", task.id, task.model, exc_info=True)
+        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where") from error

@@ -1,0 +1,83 @@
+"""What `prepare` would do, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ortprep.build.execution import NEVER_DONE, Task, why_stale
+from ortprep.build.receipts import read_receipt, receipt_path
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import PipelineError
+from ortprep.stages.core.contract import TaskId
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one task would run.
+
+    Attributes:
+        model: Name of its model.
+        reasons: Why it would run; none means that it would not.
+        is_new: Whether it was never done, and nothing else is known of it yet.
+    """
+
+    model: str
+    task: TaskId
+    reasons: tuple[str, ...]
+    is_new: bool = False
+
+
+def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explanation, ...]:
+    """Returns, for tasks in build order, why each would run, those before it taken into account."""
+    explanations: list[Explanation] = []
+    stale: set[TaskId] = set()
+    for task in tasks:
+        waiting = tuple(f"{required} runs before it" for required in task.requires if required in stale)
+        reasons = waiting if _is_new(task) else (*waiting, *_reasons(task, cache))
+        if reasons:
+            stale.add(task.id)
+        is_new = set(reasons) - set(waiting) <= {NEVER_DONE} and read_receipt(task.receipt) is None
+        explanations.append(Explanation(task.model, task.id, reasons, is_new))
+    return tuple(explanations)
+
+
+def _is_new(task: Task) -> bool:
+    """Returns whether something before the task was never done, so that its own key is not known yet."""
+    return any(read_receipt(receipt_path(task.artifacts, task.model, id_)) is None for id_ in task.requires)
+
+
+def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
+    try:
+        return why_stale(task, cache)
+    except PipelineError as error:
+        return (f"it would fail: {error.message}",)
+
+
+def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
+    """Yields explanations as lines for a person; a model that is all new or all up to date takes one."""
+    for model, group in groupby(explanations, lambda explanation: explanation.model):
+        tasks = tuple(group)
+        stale = [explanation for explanation in tasks if explanation.reasons]
+        if not stale:
+            yield f"{model}: up to date, {_count_stages(tasks)}"
+        elif all(explanation.is_new for explanation in tasks):
+            yield f"{model}: never done; runs {_count_stages(tasks)}"
+        else:
+            yield from _format_stale(stale)
+            if len(stale) < len(tasks):
+                yield f"{model}: {len(tasks) - len(stale)} other tasks up to date"
+
+
+def _format_stale(stale: Iterable[Explanation]) -> Iterator[str]:
+    for explanation in stale:
+        yield f"{explanation.model}: {explanation.task}: runs, because"
+        yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))
+
+
+def _count_stages(tasks: Iterable[Explanation]) -> str:
+    """Returns the stages in order, each with its number of tasks where that is more than one."""
+    counts = Counter(explanation.task.stage for explanation in tasks)
+    return ", ".join(f"{stage} ({count})" if count > 1 else stage for stage, count in counts.items())

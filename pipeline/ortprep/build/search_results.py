@@ -1,0 +1,100 @@
+"""Results of searches, and measuring one of their trials again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ortprep.build.execution import Task, open_context
+from ortprep.build.receipts import read_receipt
+from ortprep.bundle.codec import decode
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.errors import SpecError
+from ortprep.quoting import quoted
+from ortprep.stages.core.contract import LEFT_OUT
+from ortprep.stages.core.results import TuneResult
+from ortprep.stages.tune.remeasurement import Remeasurement, measure_again
+
+
+def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple[Task, ...]:
+    """Returns the tasks that search.
+
+    Args:
+        builds: The tasks of each model.
+        named: Whether the user named the models; else models without a search are skipped if another has one.
+
+    Raises:
+        SpecError: A model's spec asks for no search.
+    """
+    searches = []
+    searched = [any(task.id.stage == "tune" for task in tasks) for tasks in builds]
+    for tasks in builds:
+        own = [task for task in tasks if task.id.stage == "tune"]
+        if not own and (named or not any(searched)):
+            raise SpecError(
+                f"search is off for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
+                hint="tune: {max_trials: 100}   # in its spec",
+            )
+        searches += own
+    return tuple(searches)
+
+
+def read_search(task: Task) -> TuningRecord:
+    """Returns the record of a task's search.
+
+    Raises:
+        SpecError: It was not done, or its variant is not built.
+    """
+    receipt = read_receipt(task.receipt)
+    if receipt is None:
+        raise SpecError(
+            f"not searched yet: {task.id} of {task.model}", hint=f"ortprep tune {quoted(task.model)}"
+        )
+    if LEFT_OUT in receipt.result:
+        raise SpecError(f"nothing was searched: {task.id} of {task.model}\n  {receipt.result[LEFT_OUT]}")
+    return decode(TuneResult, receipt.result).record
+
+
+def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:
+    """Returns the records of searches, by `MODEL/VARIANT`, without variants that are not built.
+
+    Raises:
+        SpecError: One was not done.
+    """
+    searches = {}
+    for task in tasks:
+        receipt = read_receipt(task.receipt)
+        if receipt is None or LEFT_OUT not in receipt.result:
+            searches[f"{task.model}/{task.id.variant}"] = read_search(task)
+    return searches
+
+
+def find_search(tasks: Sequence[Task], variant: str | None) -> Task:
+    """Returns the task that searches for a variant, or the first one if none is named.
+
+    Raises:
+        SpecError: The variant is not searched.
+    """
+    search = next((task for task in tasks if variant in (None, task.id.variant)), None)
+    if search is None:
+        names = ", ".join(str(task.id.variant) for task in tasks)
+        raise SpecError(
+            f"no such variant of {tasks[0].model}: {variant}\n  expected one of {names}",
+            hint=f"ortprep trial {quoted(tasks[0].model)} N --variant {quoted(tasks[0].id.variant)}",
+        )
+    return search
+
+
+def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[str], None]) -> Remeasurement:
+    """Measures one trial of a task's search again; writes its files again if needed.
+
+    Raises:
+        SpecError: There was no search, or no such trial.
+        PipelineError: The plan fails.
+    """
+    record = read_search(task)
+    with tempfile.TemporaryDirectory(prefix=".tmp-trial~", dir=task.folder.parent) as name:
+        folder = Path(name)
+        context = open_context(task, folder, folder / "kept", say)
+        return measure_again(context, record, number, rounds=rounds)

@@ -1,0 +1,157 @@
+"""What a session answers, on disk: one child process, one file per output.
+
+The child writes every output to a file of its own and drops it before the next sample runs; the caller maps
+the files. So the outputs of two sessions can be compared without either process ever holding both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.child import run_child
+from ortprep.errors import StageError
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+from ortprep.runtime.tensors.element_types import Array
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+@dataclass(frozen=True)
+class TensorDeclaration:
+    """An input or output as the session declares it: `tensor(float)`, `seq(tensor(int64))`, ….
+
+    `shape` has None for every axis that is not fixed.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output of one sample, named as `run_session` names it, and the `.npy` file that holds it."""
+
+    output: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a session takes and gives, and its outputs per sample; all in the session's order."""
+
+    inputs: tuple[TensorDeclaration, ...]
+    outputs: tuple[TensorDeclaration, ...]
+    samples: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True)
+class _AnswersRequest:
+    plan: SessionPlan
+    samples: tuple[str, ...]
+    folder: str
+
+
+def write_answers(
+    plan: SessionPlan, samples: Sequence[Path], folder: Path, *, timeout_s: float | None
+) -> Answers:
+    """Runs one session on every sample, in a fresh process, and writes what it answers.
+
+    Args:
+        plan: How the session is made.
+        samples: `.npz` files of arrays by input name.
+        folder: Where `SAMPLE/OUTPUT.npy` are written, both counted from 0.
+        timeout_s: Seconds for all of it; None waits for ever.
+
+    Raises:
+        LoadError: The session cannot be made.
+        BundleError: A sample cannot be read.
+        StageError: A run failed.
+        OSError: There is no room for its outputs.
+        ChildError: The process died, or its deadline passed.
+    """
+    request = _AnswersRequest(plan, tuple(str(sample.resolve()) for sample in samples), str(folder.resolve()))
+    reply = run_child(run_samples, encode(request), timeout_s=timeout_s)
+    return decode(Answers, reply.value)
+
+
+def read_answer(answer: Answer) -> Array:
+    """Maps one output's file, to be read when it is looked at; raises `StageError` if it is damaged."""
+    try:
+        array: Array = np.load(answer.file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise StageError(f"cannot read output {answer.output!r}: {answer.file}\n  {error}") from error
+    return array
+
+
+def run_samples(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function of `write_answers`: takes its fields and returns `Answers`, both as JSON types."""
+    job = decode(_AnswersRequest, request)
+    session = build_session(job.plan)
+    written = tuple(
+        _answer(
+            session,
+            job.plan.model,
+            Path(sample),
+            folder=Path(job.folder) / str(position),
+        )
+        for position, sample in enumerate(job.samples)
+    )
+    answered = Answers(
+        inputs=tuple(_signature(value) for value in session.get_inputs()),
+        outputs=tuple(_signature(value) for value in session.get_outputs()),
+        samples=written,
+    )
+    return dict(encode(answered))
+
+
+def _answer(
+    session: onnxruntime.InferenceSession, model: str, sample: Path, *, folder: Path
+) -> tuple[Answer, ...]:
+    feeds = fit_feeds(read_tensors(sample), half_inputs(session))
+    try:
+        outputs = run_session(session, feeds)
+    except onnxruntime_errors() as error:
+        raise StageError(
+            f"ONNX Runtime cannot run {model}\n"
+            f"  with {describe_shapes(feeds)}: {type(error).__name__}: {error}"
+        ) from error
+    return _write_outputs(outputs, folder)
+
+
+def _write_outputs(outputs: dict[str, Array], folder: Path) -> tuple[Answer, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for position, name in enumerate(tuple(outputs)):
+        file = folder / f"{position}.npy"
+        # Popped, so that each is freed as soon as it is written.
+        _save(file, outputs.pop(name))
+        written.append(Answer(name, str(file)))
+    return tuple(written)
+
+
+def _save(file: Path, array: Array) -> None:
+    with file.open("wb") as stream:
+        # Reserved before, since numpy reports how much it could not write, but not why.
+        os.posix_fallocate(stream.fileno(), 0, max(1, array.nbytes))
+        np.save(stream, array, allow_pickle=False)
+
+
+def _signature(value: Any) -> TensorDeclaration:
+    shape = tuple(axis if isinstance(axis, int) else None for axis in value.shape or ())
+    return TensorDeclaration(value.name, value.type, shape)
+
+
+def describe_shapes(feeds: Mapping[str, Array]) -> str:
+    """Returns the shapes of inputs as records and messages write them: `name=[…]` joined by spaces."""
+    return " ".join(f"{name}={list(array.shape)}" for name, array in feeds.items()) or "no inputs"

@@ -1,0 +1,141 @@
+"""What a way of loading a model costs, measured in a fresh process that goes the way production goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.child import Interpreter, run_child
+from ortprep.children.probe_process import measure
+from ortprep.errors import ChildError
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.machine.page_cache import drop_file
+
+ProbeFunction: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+_MB = 2**20
+_SCRIPT = Path(__file__).with_name("probe_script.py")
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What is to be measured: `load` of a bundle, or plain ONNX Runtime by a plan.
+
+    Attributes:
+        plan: How `onnxruntime.InferenceSession` is called without a `bundle`; with one, what it records, or
+            None if that is not known.
+        sample: `.npz` file with one array per input, by its name.
+        steady_s: Seconds of repeated runs after the first.
+        drop_cache: Files that are dropped from the page cache before the process is started.
+        bundle: Folder of a bundle; None for plain ONNX Runtime.
+        target: As `load` takes it.
+        more_samples: Samples of other shapes: each is run `steady_s` seconds after the first one's runs.
+        io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
+    """
+
+    plan: SessionPlan | None
+    sample: str
+    steady_s: float
+    drop_cache: tuple[str, ...] = ()
+    bundle: str | None = None
+    target: str | None = None
+    more_samples: tuple[str, ...] = ()
+    io_binding: bool = False
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one process measured.
+
+    Attributes:
+        ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
+            initialisation and first run. Reading the sample is not in it.
+        import_ms: `import onnxruntime`.
+        init_ms: `InferenceSession(…)`; or `from ortprep.runtime import load` and `load(…)`.
+        steady_ms: Later runs: median.
+        private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
+        peak_mb: Largest resident set, mapped pages included.
+        gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
+            where no GPU took part.
+        more_steady_ms: Median later run of each of `more_samples`.
+    """
+
+    ready_ms: float
+    import_ms: float
+    init_ms: float
+    first_ms: float
+    steady_ms: float
+    runs: int
+    private_mb: float
+    peak_mb: float
+    gpu_mb: float | None
+    onnxruntime: str
+    more_steady_ms: tuple[float, ...] = ()
+
+
+def measure_plan(
+    request: ProbeRequest,
+    *,
+    timeout_s: float,
+    memory_bytes: int | None = None,
+    function: ProbeFunction = measure,
+    more: Mapping[str, Any] | None = None,
+    interpreter: Interpreter | None = None,
+) -> ProbeResult:
+    """Measures one load in one fresh process.
+
+    The caller holds the device's lock, so that nothing else disturbs the clock or the GPU's memory.
+
+    Args:
+        request: What to load and run.
+        timeout_s: Deadline of the process.
+        memory_bytes: Most private memory the process may take; None for no limit.
+        function: What the process does with the session, if more than to measure: it takes the fields that
+            `probe_process.measure` does and those of `more`, and returns the same.
+        more: Further fields of its request.
+        interpreter: The Python of another environment, with its ONNX Runtime; None for this one's.
+
+    Raises:
+        LoadError: The session could not be made.
+        ChildError: The process died, or its deadline passed.
+        PipelineError: Anything else that making the session or reading the sample raises.
+    """
+    gpu = _gpu_of(request)
+    for file in request.drop_cache:
+        drop_file(Path(file))
+    before_bytes = None if gpu is None else used_gpu_bytes(gpu)
+    job: dict[str, Any] = encode(request) | {"gpu": gpu} | dict(more or {})
+    reply = run_child(
+        function,
+        job,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        script=_SCRIPT,
+        interpreter=interpreter,
+    )
+    answer = reply.value
+    answer["ready_ms"] = (answer.pop("ready_s") - reply.started_s) * 1e3
+    after_bytes = answer.pop("gpu_bytes")
+    on_gpu = before_bytes is not None and after_bytes is not None
+    answer["gpu_mb"] = (after_bytes - before_bytes) / _MB if on_gpu else None
+    return decode(ProbeResult, answer)
+
+
+def _gpu_of(request: ProbeRequest) -> str | None:
+    """Returns the name of the request's GPU; asked here, so that the child's start of CUDA is its own."""
+    if request.plan is None and request.bundle is None:
+        raise ChildError("nothing to measure\n  expected a plan or a bundle")
+    ordinal = 0
+    if request.plan is not None:
+        options = next((record.options for record in request.plan.providers if record.name == CUDA), None)
+        if options is None:
+            return None
+        ordinal = int(options.get("device_id", "0"))
+    gpus = read_hardware().gpus
+    return gpus[ordinal].uuid if ordinal < len(gpus) else None

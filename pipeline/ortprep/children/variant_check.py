@@ -1,0 +1,88 @@
+"""Does every variant of a bundle that this machine can run load, and answer as recorded?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
+from ortprep.children.child import run_child
+from ortprep.errors import ChildError, LoadError
+from ortprep.quoting import quoted
+from ortprep.runtime.loading.variant_selection import PassedOver, find_reasons_here
+
+if TYPE_CHECKING:
+    from ortprep.runtime.loading.load_options import PlanChoice
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of a variant: what this machine lacks for it, or nothing if it answered as recorded."""
+
+    variant: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.reasons:
+            return f"passed over {PassedOver(self.variant, self.reasons)}"
+        return f"variant {self.variant} answers the golden sample as recorded"
+
+
+def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[Checked]:
+    """Loads each variant whose requirements are met, in a process of its own, and runs the golden sample.
+
+    Yields what became of each, in the bundle's order of preference; `timeout_s` is for each.
+
+    Raises:
+        LoadError: A variant does not load or does not answer as recorded, or this machine can run none.
+        ChildError: The process died, or its deadline passed.
+        BundleError: The bundle or its golden sample cannot be read.
+    """
+    passed_over = []
+    config = read_loader_config(bundle)
+    for variant in config.variants:
+        checked = _check_in_child(bundle, variant.name, timeout_s)
+        yield checked
+        if checked.reasons:
+            passed_over.append(PassedOver(checked.variant, checked.reasons))
+    if len(passed_over) == len(config.variants):
+        lines = "\n".join(f"  {variant}" for variant in passed_over)
+        raise LoadError(
+            f"no variant of {config.name} runs on this machine: {bundle}\n{lines}",
+            hint=f"ortprep prepare {quoted(config.name)}",
+        )
+
+
+def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> Checked:
+    request = {"bundle": str(bundle.absolute()), "variant": variant}
+    try:
+        return decode(Checked, run_child(check_variant, request, timeout_s=timeout_s).value)
+    except ChildError as error:
+        raise type(error)(f"variant {variant!r} of {bundle}: {error.message}", hint=error.hint) from error
+
+
+def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function: loads one variant by each of its plans, and checks its golden sample."""
+    root, name = Path(os.path.realpath(request["bundle"])), request["variant"]
+    config = read_loader_config(root)
+    variant = next(variant for variant in config.variants if variant.name == name)
+    reasons = find_reasons_here(variant)
+    if not reasons:
+        _require_answers(config, root, variant)
+    return dict(encode(Checked(name, reasons)))
+
+
+def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
+    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.loading.variant_resolver import build_plan
+    from ortprep.runtime.verification.golden import check_answers
+
+    choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
+    for choice in choices:
+        session = build_session(build_plan(root, variant, choice=choice))
+        check_answers(session, config, root, variant=variant)
+        del session  # gives its memory back before the next one is made

@@ -1,0 +1,117 @@
+"""`ortprep adopt`: specs for the models that an application loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
+from ortprep.cli.console import build_table, echo, write_json, write_table
+from ortprep.errors import SpecError
+from ortprep.quoting import quoted
+from ortprep.runtime.dropin.observation import MAX_MODELS
+from ortprep.versions import installed_onnxruntime
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ortprep.adopt.adoption import AdoptedModel
+    from ortprep.runtime.dropin.observation import ProcessRecord
+
+
+def adopt(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="PROGRAM", help="The application to run.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
+    if not program:
+        raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
+    check_writable(out, hint=f"ortprep adopt --out FOLDER -- {quoted(*program)}")
+    from ortprep.adopt.adoption import adopt_models
+    from ortprep.adopt.recorded_run import read_records, run_recorded
+    from ortprep.children.scratch_folder import scratch_folder
+
+    with scratch_folder("ortprep-adopt-") as records:
+        code = run_recorded(program, records)
+        if code:
+            echo(f"{program[0]} ended with exit code {code}")
+        try:
+            processes = read_records(records, say=echo)
+        except SpecError:
+            if code:
+                raise typer.Exit(code) from None
+            raise
+        models = adopt_models(processes, records, out, force=force, say=echo)
+    _warn(processes)
+    if json:
+        write_json([encode(model) for model in models])
+    else:
+        _report(models, out)
+    if code or any(model.problem for model in models):
+        raise typer.Exit(code or SpecError.exit_code)
+
+
+def _warn(processes: Sequence[ProcessRecord]) -> None:
+    installed = installed_onnxruntime()
+    for version in sorted({process.onnxruntime for process in processes} - {installed}):
+        both = f"the application has ONNX Runtime {version}, this environment {installed}"
+        echo(f"{both}: prepare with {version}")
+    killed = [str(process.pid) for process in processes if process.models and not process.ended]
+    if killed:
+        echo(f"ended abruptly, so runs of its last second may be missing: process {', '.join(killed)}")
+    lost = sum(process.lost for process in processes)
+    if lost:
+        echo(f"sessions not recorded, since a process had more than {MAX_MODELS} models: {lost}")
+
+
+def _report(models: Sequence[AdoptedModel], out: Path) -> None:
+    write_table(_build_table(models))
+    for model in models:
+        for line in (model.problem, *(f"not kept: {option}" for option in model.left_out)):
+            if line:
+                echo(f"{model.name or model.model}: {line}")
+    new = [model.name for model in models if model.name is not None and model.is_new]
+    unchanged = [model.name for model in models if model.name is not None and not model.is_new]
+    if unchanged:
+        echo(f"left as they are: {', '.join(unchanged)}   (--force replaces them)")
+    if new:
+        echo(f"next: {quoted('ortprep', 'prepare', *new, '--configs', out)}")
+
+
+def _build_table(models: Sequence[AdoptedModel]) -> Table:
+    rows = [
+        (
+            model.name or "–",
+            _shorten(model.model),
+            str(model.use.loads),
+            str(model.use.runs),
+            model.use.shape_count,
+            ", ".join(_describe_options(model)) or "defaults",
+        )
+        for model in models
+    ]
+    headings = ("spec", "model", ">sessions", ">runs", ">shapes", "options")
+    return build_table("models of the application", headings, rows)
+
+
+def _shorten(model: str) -> str:
+    """Returns a path inside a package from the package on, and any other one from the working folder on."""
+    inside = model.rpartition("-packages/")[2]
+    return inside.removeprefix(f"{Path.cwd()}/")
+
+
+def _describe_options(model: AdoptedModel) -> list[str]:
+    options = model.use.model.options
+    settings = {**options.attributes, **options.config_entries}
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+command(adopt, takes_program=True)

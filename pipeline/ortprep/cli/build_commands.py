@@ -1,0 +1,278 @@
+"""The commands of a build: `prepare`, here or on a cluster, `explain`, `tune`, `trial`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortprep.build.engine import BuildRequest, Engine
+from ortprep.bundle.codec import encode
+from ortprep.cli.command import (
+    ARTIFACTS,
+    CONFIGS,
+    Artifacts,
+    AsJson,
+    Configs,
+    Names,
+    SkipUnavailable,
+    Target,
+    command,
+    exit_code_of,
+)
+from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table, write_text
+from ortprep.cli.init_command import names_of_specs
+from ortprep.errors import SpecError
+
+STORE_VARIABLE = "ORTPREP_STORE"
+
+
+class EngineName(StrEnum):
+    """What runs the stages."""
+
+    DOIT = "doit"
+    RAY = "ray"
+
+
+_RAY = "With --engine ray"
+
+
+NamesOrFiles = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME",
+        help="Models, or ONNX files, which get a spec first if they have none; all models by default.",
+    ),
+]
+PrepareTarget = Annotated[
+    str | None,
+    typer.Option(metavar="T", help="Build only this target: cpu, cuda, or a kind of hardware of the fleet."),
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-n", min=1, help="Maximum number of tasks at a time on this machine.")
+]
+ChosenEngine = Annotated[EngineName, typer.Option(help="doit on this machine, or ray on a cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help=f"{_RAY}: the cluster; by default $RAY_ADDRESS, else this machine's."
+    ),
+]
+Fleet = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help=f"{_RAY}: the kinds of hardware; by default fleet.yaml beside the specs."
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help=f"{_RAY}: where nodes store their work, a path or s3://…, gs://…; by default ${STORE_VARIABLE}.",
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help=f"{_RAY}: where nodes publish; by default the folder registry in the store."
+    ),
+]
+Collect = Annotated[
+    bool | None,
+    typer.Option(
+        "--collect/--no-collect",
+        help=f"{_RAY}: pull the merged bundles from the registry at the end, or leave them there.",
+    ),
+]
+NodeTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        min=0,
+        help=f"{_RAY}: seconds to wait for another node when the last of a kind is lost (600).",
+    ),
+]
+
+
+@command
+def prepare(
+    names: NamesOrFiles = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: PrepareTarget = None,
+    skip_unavailable: SkipUnavailable = False,
+    jobs: Jobs = 1,
+    engine: ChosenEngine = EngineName.DOIT,
+    address: Address = None,
+    fleet: Fleet = None,
+    store: Store = None,
+    registry: Registry = None,
+    collect: Collect = None,
+    node_timeout: NodeTimeout = None,
+) -> None:
+    """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
+    of_ray = {
+        "--address": address,
+        "--fleet": fleet,
+        "--store": store,
+        "--registry": registry,
+        "--collect": collect,
+        "--node-timeout": node_timeout,
+    }
+    chosen: Engine
+    if engine is EngineName.DOIT:
+        _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
+        from ortprep.build.doit_tasks import DoitEngine
+
+        chosen = DoitEngine()
+    else:
+        _refuse(["--jobs"] if jobs > 1 else [], EngineName.DOIT)
+        from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
+
+        chosen = RayEngine(
+            store=_find_store(store),
+            registry=registry,
+            address=address,
+            fleet=fleet,
+            node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
+            collect=collect is not False,
+        )
+    order = BuildRequest(
+        configs=configs,
+        artifacts=artifacts,
+        names=names_of_specs(names or (), configs),
+        only=target,
+        skip_unavailable=skip_unavailable,
+        jobs=jobs,
+    )
+    outcome = chosen.prepare(order, BuildObserver())
+    if not outcome.done:
+        raise typer.Exit(exit_code_of(outcome.errors))
+
+
+def _refuse(stray: Sequence[str], engine: EngineName) -> None:
+    if stray:
+        raise SpecError(
+            f"option of another engine: {', '.join(stray)}\n  expected it only with --engine {engine}",
+            hint="ortprep prepare --help",
+        )
+
+
+def _find_store(store: str | None) -> str:
+    url = store or os.environ.get(STORE_VARIABLE)
+    if not url:
+        raise SpecError(
+            f"no store named\n  expected --store or ${STORE_VARIABLE}, got neither",
+            hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
+        )
+    return url
+
+
+@command
+def node_labels(json: AsJson = False) -> None:
+    """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
+    from ortprep.cluster.nodes import describe_hardware
+    from ortprep.runtime.machine.hardware import read_hardware
+
+    labels = describe_hardware(read_hardware())
+    if json:
+        write_json(labels)
+    else:
+        write_line(",".join(f"{key}={value}" for key, value in labels.items()))
+
+
+@command
+def explain(
+    names: Names = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    skip_unavailable: SkipUnavailable = False,
+    json: AsJson = False,
+) -> None:
+    """Say what `prepare` would do, and why."""
+    from ortprep.build.build_plan import plan_builds
+    from ortprep.build.explanation import explain_tasks, format_explanations
+    from ortprep.bundle.digest import DigestCache
+
+    builds = plan_builds(
+        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
+    )
+    explanations = [item for tasks in builds for item in explain_tasks(tasks, cache=DigestCache())]
+    if json:
+        write_json(
+            [{"model": e.model, "task": str(e.task), "reasons": list(e.reasons)} for e in explanations]
+        )
+    else:
+        for line in format_explanations(explanations):
+            write_line(line)
+
+
+@command
+def tune(
+    names: Names = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    skip_unavailable: SkipUnavailable = False,
+    json: AsJson = False,
+) -> None:
+    """Search for the best way to store, load and run models, and show every trial."""
+    from ortprep.build.build_plan import plan_builds
+    from ortprep.build.doit_tasks import run_doit
+    from ortprep.build.search_results import read_searches, tune_tasks
+    from ortprep.cli.tables import build_trials_table, describe_search
+
+    builds = plan_builds(
+        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
+    )
+    tasks = tune_tasks(builds, named=bool(names))
+    code, errors = run_doit(builds, BuildObserver(), tasks=[task.name for task in tasks])
+    if code:
+        raise typer.Exit(exit_code_of(errors))
+    searches = read_searches(tasks)
+    if json:
+        write_json({name: encode(record) for name, record in searches.items()})
+        return
+    for name, record in searches.items():
+        write_table(build_trials_table(record, title=name))
+        for line in describe_search(record):
+            write_text(line)
+
+
+@command
+def trial(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="Number of the trial in `ortprep tune`.")],
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Target = None,
+    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, such as cpu-int8.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=99, help="Fresh processes per plan.")] = 3,
+    json: AsJson = False,
+) -> None:
+    """Measure one trial of a model's search again, beside default ONNX Runtime."""
+    from ortprep.build.build_plan import plan_builds
+    from ortprep.build.search_results import find_search, measure_trial_again, read_search, tune_tasks
+    from ortprep.cli.tables import LEGEND, build_again_table
+
+    task = find_search(tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target)), variant)
+    again = measure_trial_again(task, number, rounds=rounds, say=echo)
+    if json:
+        write_json(encode(again))
+        return
+    record = read_search(task)
+    write_table(build_again_table(record.trials[number], again, title=f"{name}/{task.id.variant}"))
+    write_line(LEGEND)
+
+
+@command
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors."""
+    from ortprep.spec.schema import spec_schema
+
+    write_json(spec_schema())

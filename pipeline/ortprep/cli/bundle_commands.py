@@ -1,0 +1,142 @@
+"""The commands that show and check bundles: `show`, `check`, `report`, and the options ONNX Runtime knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.verification import check_bundle
+from ortprep.children.variant_check import check_variants
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
+from ortprep.cli.console import echo, write_json, write_line, write_table, write_text
+from ortprep.cli.manifest_sources import read_compared
+from ortprep.cli.options_table import (
+    OptionOwner,
+    build_options_table,
+    describe_version,
+    encode_groups,
+    list_options,
+)
+from ortprep.cli.registry_commands import Registry
+from ortprep.cli.tables import (
+    build_accuracy_table,
+    build_figures_table,
+    build_variants_table,
+    describe_bundle,
+    describe_figures,
+    describe_interface,
+)
+from ortprep.options import NEWEST
+from ortprep.versions import installed_onnxruntime
+
+
+@command
+def show(
+    name: Bundle,
+    artifacts: Artifacts = ARTIFACTS,
+    json: AsJson = False,
+) -> None:
+    """Show a bundle: its variants, accuracy, tuning and figures."""
+    folder = find_bundle(name, artifacts)
+    manifest = read_manifest(folder)
+    if json:
+        write_json(encode(manifest))
+        return
+    for line in (*describe_bundle(manifest), *describe_interface(read_loader_config(folder))):
+        write_text(line)
+    write_table(build_variants_table(manifest))
+    accuracy = build_accuracy_table(manifest)
+    if accuracy is not None:
+        write_table(accuracy)
+    for variant in manifest.variants:
+        for measurement in variant.measurements:
+            write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
+    for line in describe_figures(manifest):
+        write_text(line)
+
+
+@command
+def check(
+    bundle: Bundle,
+    artifacts: Artifacts = ARTIFACTS,
+    golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
+) -> None:
+    """Verify every byte of a bundle, and run the golden sample on every variant."""
+    folder = find_bundle(bundle, artifacts)
+    check_bundle(folder)
+    echo(f"{folder}: every file is as it was written")
+    if golden:
+        for checked in check_variants(folder):
+            echo(f"{folder}: {checked}")
+
+
+@command
+def options(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
+    provider: Annotated[OptionOwner | None, typer.Option(help="List only these.")] = None,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the options of ONNX Runtime: values, default, effect and first version."""
+    version = onnxruntime or installed_onnxruntime() or NEWEST
+    groups = list_options(version, provider, part=name)
+    for remark in describe_version(version):
+        echo(remark)
+    if not groups:
+        echo(f"no option has {name!r} in its name")
+    if json:
+        write_json(encode_groups(version, groups))
+        return
+    for group in groups:
+        write_table(build_options_table(group, version))
+
+
+@command
+def report(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Models, bundles, manifests, NAME@VERSION; several of one model are its versions.",
+        ),
+    ] = None,
+    artifacts: Artifacts = ARTIFACTS,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write; by default report.html beside the bundles."),
+    ] = None,
+    registry: Registry = None,
+) -> None:
+    """Write one HTML file about bundles: charts, every trial, and the reasons."""
+    from ortprep.build.receipts import REPORT_FILE
+    from ortprep.build.report_file import write_report
+    from ortprep.report.report_subjects import ReportSubject, find_manifests
+
+    place = out or artifacts / REPORT_FILE
+    here = [name for name in names or () if not _is_published(name, artifacts)]
+    manifests = find_manifests(here, artifacts) if here or not names else ()
+    published = [name for name in names or () if name not in here]
+    others = [
+        ReportSubject(manifest)
+        for name in published
+        for manifest in read_compared(name, artifacts=artifacts, registry=registry)
+    ]
+    size_bytes = write_report(manifests, place, others=others)
+    write_line(str(place))
+    count = len(manifests) + len(others)
+    echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
+
+
+def _is_published(name: str, artifacts: Path) -> bool:
+    """Says whether a name is of a version in a registry; what lies on this machine goes first."""
+    if "://" in name:
+        return True
+    return "@" in name and "/" not in name and not Path(name).exists() and not (artifacts / name).exists()

@@ -1,0 +1,263 @@
+"""`ortprep doctor`: where the time goes on this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.children.scratch_folder import scratch_folder
+from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
+from ortprep.cli.console import echo, write_json, write_line, write_table
+from ortprep.cli.doctor_tables import build_diagnosis_table, describe_findings
+from ortprep.cli.model_resolution import Locations, examine_all
+from ortprep.doctor.conclusion import conclude
+from ortprep.doctor.diagnosis import Diagnosis, Finding, exit_code_of
+from ortprep.doctor.doctor_model import DoctorModel, plan_of
+from ortprep.doctor.sampling import parse_shapes
+from ortprep.errors import PipelineError, PoolError, SpecError
+
+
+class Check(StrEnum):
+    """What the doctor examines."""
+
+    ENV = "env"
+    GIL = "gil"
+    INIT = "init"
+    OPTIONS = "options"
+    PARALLEL = "parallel"
+    CONCURRENT = "concurrent"
+    PROFILE = "profile"
+    ALL = "all"
+
+
+_WITHOUT_MODEL = (Check.ENV, Check.GIL)
+_USERS: dict[str, tuple[Check, ...]] = {
+    "--rounds": (Check.INIT, Check.OPTIONS),
+    "--trace": (Check.PROFILE,),
+    "--expect": (Check.ENV,),
+    "--shape": tuple(check for check in Check if check not in (*_WITHOUT_MODEL, Check.ALL)),
+}
+"""Options, and the checks that use them."""
+
+_SUITE_ROUNDS = 3
+
+Shape = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
+]
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """What to examine, and how; `rounds` of None are each check's own number of fresh processes."""
+
+    subjects: tuple[DoctorModel, ...]
+    devices: tuple[str, ...]
+    rounds: int | None
+    artifacts: Path
+    trace: Path | None
+    expect: tuple[str, ...]
+    is_suite: bool
+
+    def choose_rounds(self, usual: int) -> int:
+        """Returns the number of rounds of a check that usually makes so many."""
+        return self.rounds or (_SUITE_ROUNDS if self.is_suite else usual)
+
+
+@command
+def doctor(
+    check: Annotated[
+        Check | None,
+        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env and gil."),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Names of specs, paths of bundles, or ONNX files."),
+    ] = None,
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    shape: Shape = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=99, help="Fresh processes per figure of init and options; 5 by default."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File for the trace of `profile`; by default MODEL.trace.json, or none for `all`.",
+        ),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Find out where the time of loading and running a model goes, and what would help."""
+    checks = _choose_checks(check, models or [])
+    _refuse_unused(checks, {"--rounds": rounds, "--trace": trace, "--expect": expect, "--shape": shape})
+    _check_trace(trace)
+    shapes = parse_shapes(shape or ())
+    with _ended_properly(), scratch_folder("ortprep-doctor-") as folder:
+        locations = Locations(folder, configs, artifacts)
+        subjects = examine_all(models or (), locations, shapes=shapes)
+        request = DoctorRequest(
+            subjects=subjects,
+            devices=_resolve(devices),
+            rounds=rounds,
+            artifacts=artifacts,
+            trace=trace,
+            expect=tuple(expect or ()),
+            is_suite=check is Check.ALL,
+        )
+        diagnoses = list(_run(checks, request, show=not json))
+    if check is Check.ALL:
+        diagnoses.append(conclude(diagnoses, subject=subjects[0].name))
+        if not json:
+            _show(diagnoses[-1])
+    if json:
+        write_json(encode(diagnoses))
+    code = exit_code_of(diagnoses)
+    if code:
+        raise typer.Exit(code)
+
+
+@contextmanager
+def _ended_properly() -> Iterator[None]:
+    """Cleans up before the process ends on SIGTERM."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo("interrupted; the findings so far are lost")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _choose_checks(check: Check | None, models: Sequence[str]) -> tuple[Check, ...]:
+    """Returns the checks to be made, in order."""
+    if check is None:
+        return _WITHOUT_MODEL
+    if models and check is Check.ENV:
+        raise typer.BadParameter(
+            f"env examines the machine and takes no model, got {models[0]}", param_hint="MODEL"
+        )
+    if not models and check not in _WITHOUT_MODEL:
+        raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
+    if len(models) > 1 and check is not Check.CONCURRENT:
+        raise typer.BadParameter(f"{check} takes one model, got {len(models)}", param_hint="MODEL")
+    return tuple(one for one in Check if one is not Check.ALL) if check is Check.ALL else (check,)
+
+
+def _refuse_unused(checks: Sequence[Check], values: Mapping[str, object]) -> None:
+    """Refuses options that none of the checks uses."""
+    for option, value in values.items():
+        users = _USERS[option]
+        if value and not set(users) & set(checks):
+            problem = f"only for {', '.join(users)} and all, got {' and '.join(checks)}"
+            raise typer.BadParameter(problem, param_hint=option)
+
+
+def _check_trace(trace: Path | None) -> None:
+    """Finds out now what would otherwise fail when the model was profiled."""
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
+        problem = f"expected a file in a folder that exists, got {trace}"
+        raise typer.BadParameter(problem, param_hint="--trace")
+
+
+def _run(checks: Sequence[Check], request: DoctorRequest, *, show: bool) -> Iterator[Diagnosis]:
+    for check in checks:
+        echo(f"{check}: …")
+        try:
+            diagnosis = _diagnose(check, request)
+        except (PipelineError, OSError) as error:
+            if len(checks) == 1:
+                raise
+            # One check that cannot be made is no reason to keep the others' answers back.
+            diagnosis = _failed(check, error)
+        if show:
+            _show(diagnosis)
+        yield diagnosis
+
+
+def _failed(check: str, error: PipelineError | OSError) -> Diagnosis:
+    hint = error.hint if isinstance(error, PipelineError) else None
+    message = error.message if isinstance(error, PipelineError) else str(error)
+    return Diagnosis(check, "", (Finding("check-failed", "problem", message, hint),))
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    for table in diagnosis.tables:
+        write_table(build_diagnosis_table(table))
+    for line in describe_findings(diagnosis):
+        write_line(line)
+    write_line("")
+
+
+def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
+    from ortprep.runtime.machine.hardware import read_hardware
+    from ortprep.runtime.placement.devices import resolve_devices
+
+    try:
+        return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
+    except PoolError as error:
+        raise typer.BadParameter(error.message, param_hint="--devices") from None
+
+
+def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
+    device = request.devices[0]
+    match check:
+        case Check.ENV:
+            from ortprep.doctor.environment.check import diagnose_environment
+
+            return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
+        case Check.GIL:
+            from ortprep.doctor.gil.check import diagnose_gil
+
+            # Among other checks it watches a model of its own, which is large enough for a clear answer.
+            if not request.subjects or request.is_suite:
+                return diagnose_gil(device=device)
+            subject = request.subjects[0]
+            return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
+        case Check.INIT:
+            from ortprep.doctor.initialisation.check import ROUNDS, diagnose_initialisation
+
+            return diagnose_initialisation(
+                request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS)
+            )
+        case Check.OPTIONS:
+            from ortprep.doctor.variations.check import ROUNDS, diagnose_options
+
+            return diagnose_options(request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS))
+        case Check.PARALLEL:
+            from ortprep.doctor.parallel.check import diagnose_parallel
+
+            return diagnose_parallel(request.subjects[0], devices=request.devices)
+        case Check.CONCURRENT:
+            from ortprep.doctor.concurrent_models.check import diagnose_concurrent
+
+            return diagnose_concurrent(request.subjects, devices=request.devices)
+    from ortprep.doctor.profiling.check import diagnose_profile
+
+    return diagnose_profile(request.subjects[0], device=device, trace=_choose_trace(request))
+
+
+def _choose_trace(request: DoctorRequest) -> Path | None:
+    subject, trace = request.subjects[0], request.trace
+    if trace is None and not request.is_suite:
+        trace = Path(f"{Path(subject.name).name}.trace.json")
+    if trace is not None and subject.source is not None and trace.exists() and trace.samefile(subject.source):
+        raise SpecError(f"--trace would replace the model\n  expected another file, got {trace}")
+    return trace

@@ -1,0 +1,135 @@
+"""What a user names a model by, as something the doctor can examine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.manifest import MANIFEST_FILE, SourceRecord, read_manifest
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import WireError
+from ortprep.bundle.verification import compare_files
+from ortprep.cli.command import find_bundle, locate_bundle
+from ortprep.cli.console import BuildObserver, echo
+from ortprep.doctor.doctor_model import DoctorModel
+from ortprep.doctor.sampling import examine_bundle, examine_source
+from ortprep.errors import SpecError
+from ortprep.measuring.device_lock import working
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where models are looked for; `folder` takes inputs that are made, and is gone afterwards."""
+
+    folder: Path
+    configs: Path
+    artifacts: Path
+
+
+def examine_all(
+    names: Sequence[str], locations: Locations, *, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[DoctorModel, ...]:
+    """Returns the models that a user names: by an ONNX file, a bundle's folder, or a spec.
+
+    Raises:
+        SpecError: There is no such model, or shapes are given for what has its own.
+        PipelineError: It cannot be read.
+    """
+    subjects = []
+    inputs_of_models = {name: _inputs_of(Path(name)) for name in names}
+    for input_name in shapes:
+        if not any(inputs is None or input_name in inputs for inputs in inputs_of_models.values()):
+            listed = ", ".join(
+                sorted({input_name for inputs in inputs_of_models.values() for input_name in inputs or ()})
+            )
+            raise SpecError(f"no such input: {input_name!r}\n  expected one of {listed or 'an ONNX file'}")
+    for number, name in enumerate(names):
+        folder = locations.folder / str(number)
+        folder.mkdir()
+        inputs = inputs_of_models[name]
+        fitting = {
+            input_name: shape
+            for input_name, shape in shapes.items()
+            if inputs is None or input_name in inputs
+        }
+        subject = _examine(name, Locations(folder, locations.configs, locations.artifacts), fitting)
+        for remark in subject.remarks:
+            echo(f"{subject.name}: {remark}")
+        subjects.append(subject)
+    return tuple(subjects)
+
+
+def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ...]]) -> DoctorModel:
+    path, bundle = Path(name), locations.artifacts / name
+    if path.is_file() and path.name != MANIFEST_FILE:
+        with working():
+            return examine_source(path, locations.folder, shapes=shapes)
+    located = locate_bundle(name, locations.artifacts)
+    if located is not None and not (located == bundle and _is_spec(name, locations.configs)):
+        with working():
+            return examine_bundle(located, locations.folder)
+    spec = locations.configs / f"{name}.yaml"
+    if not _is_spec(name, locations.configs):
+        raise SpecError(
+            f"no such model: {name}\n  expected an ONNX file, a bundle's folder, or a spec {spec}, got none",
+            hint="ortprep doctor --help",
+        )
+    return _examine_spec(name, locations)
+
+
+def examine_prepared(name: str, locations: Locations) -> DoctorModel:
+    """Returns a bundle with its golden sample as input, and its source if there is a spec of that name.
+
+    The source is fetched if needed, and left out if it is no longer what the bundle was prepared from.
+
+    Raises:
+        BundleError: There is no such bundle, or it cannot be read.
+        PipelineError: The source cannot be fetched.
+    """
+    bundle = find_bundle(name, locations.artifacts)
+    with working():
+        prepared = examine_bundle(bundle, locations.folder)
+    if not _is_spec(prepared.name, locations.configs):
+        remark = f"its source is not compared: there is no spec {locations.configs / prepared.name}.yaml"
+        return replace(prepared, remarks=(remark,))
+    source = _examine_spec(prepared.name, locations).require_source()
+    if not _is_source(Path(source), read_manifest(bundle).source):
+        remark = "its source is not compared: it is not the one that the bundle was prepared from"
+        return replace(prepared, remarks=(remark,))
+    return replace(prepared, source=source)
+
+
+def _is_source(model: Path, recorded: SourceRecord) -> bool:
+    """Says whether a model and its external data are what a bundle was prepared from."""
+    digest = DigestCache().digest
+    # The first file is the model itself, which may have another name by now.
+    return digest(model) == recorded.sha256 and not compare_files(model.parent, recorded.files[1:], digest)
+
+
+def _examine_spec(name: str, locations: Locations) -> DoctorModel:
+    # Imported here: who examines a file or a bundle need not have what builds need.
+    from ortprep.build.doctor_subject import examine_spec
+
+    return examine_spec(
+        name,
+        locations.folder,
+        configs=locations.configs,
+        artifacts=locations.artifacts,
+        observer=BuildObserver(),
+    )
+
+
+def _inputs_of(path: Path) -> frozenset[str] | None:
+    """Returns the names of an ONNX file's inputs, none for no file, None if only a session can tell."""
+    if not path.is_file() or path.name == MANIFEST_FILE:
+        return frozenset()
+    try:
+        return frozenset(tensor.name for tensor in read_inputs(path))
+    except (WireError, OSError):
+        return None
+
+
+def _is_spec(name: str, configs: Path) -> bool:
+    return any((configs / f"{name}{suffix}").is_file() for suffix in (".yaml", ".yml"))

@@ -1,0 +1,102 @@
+"""`ortprep upgrade-check`: the gate between two versions of ONNX Runtime, for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.children.scratch_folder import scratch_folder
+from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, command
+from ortprep.cli.console import build_table, echo, write_json, write_table
+from ortprep.cli.model_resolution import Locations, examine_prepared
+from ortprep.cli.tables import format_summary
+from ortprep.doctor.upgrade.check import ROUNDS, check_upgrade
+from ortprep.doctor.upgrade.environments import parse_versions
+from ortprep.doctor.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun, describe_verdict
+from ortprep.errors import PipelineError
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.regression.limits import FIGURES as UNITS
+from ortprep.measuring.regression.limits import parse_limits
+from ortprep.quoting import printable
+
+_DASH = "–"
+
+
+@command
+def upgrade_check(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models, or paths of bundles.")],
+    onnxruntime: Annotated[
+        str,
+        typer.Option(metavar="V,V", help="Versions of ONNX Runtime; the others are compared with the first."),
+    ],
+    configs: Configs = CONFIGS,
+    artifacts: Artifacts = ARTIFACTS,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="cpu or cuda; by default what a job on this machine takes."),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=MIN_ROUNDS, max=99, help="Fresh processes per version, for the bundle and for its source."
+        ),
+    ] = ROUNDS,
+    fail_over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="How much worse a figure may become: 10% (the default), or ready=20% for one figure; "
+            "may be repeated.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Try bundles on other versions of ONNX Runtime, and fail if anything becomes worse or wrong."""
+    versions, limits = parse_versions(onnxruntime), parse_limits(fail_over or ())
+    checks = []
+    for name in names:
+        with scratch_folder("ortprep-upgrade-") as folder:
+            subject = examine_prepared(name, Locations(folder, configs, artifacts))
+            echo(f"{subject.name}: ONNX Runtime {', '.join(versions)}")
+            checks.append(check_upgrade(subject, versions, target=target, rounds=rounds, limits=limits))
+        if not json:
+            _write_check(checks[-1])
+    if json:
+        write_json([encode(check) | {"outcome": check.outcome} for check in checks])
+    _judge(checks)
+
+
+def _write_check(check: UpgradeCheck) -> None:
+    figures = [name for name in FIGURES if any(name in run.figures for run in check.runs)]
+    columns = (f">{name} {UNITS[name]}" for name in figures)
+    headings = ("version", "loads", "answers", *columns, "verdict")
+    rows = [_row(check, run, figures) for run in check.runs]
+    write_table(build_table(f"{check.name} on {check.device}", headings, rows))
+    for remark in check.remarks:
+        echo(printable(f"{check.name}: {remark}", lines=False))
+
+
+def _row(check: UpgradeCheck, run: UpgradeRun, figures: Sequence[str]) -> tuple[str, ...]:
+    ratios = {change.figure: change.ratio for change in run.changes}
+    cells = []
+    for name in figures:
+        ratio = ratios.get(name)
+        compared = "" if ratio is None else f" ({ratio:.2f}×)"
+        cells.append(f"{format_summary(run.figures.get(name))}{compared}")
+    loaded = run.case.way if run.variant is None else f"{run.case.way}: {run.variant}"
+    answers = "as recorded" if run.failure is None else _DASH
+    return (run.case.version, loaded, answers, *cells, describe_verdict(run, check.versions[0]))
+
+
+def _judge(checks: Sequence[UpgradeCheck]) -> None:
+    """Raises `PipelineError` if anything became worse or is wrong."""
+    lines = [
+        printable(f"\n  {check.name}, {' '.join(failure.split())}")
+        for check in checks
+        for failure in check.failures
+    ]
+    if lines:
+        raise PipelineError(f"worse or wrong on another ONNX Runtime:{''.join(lines)}")

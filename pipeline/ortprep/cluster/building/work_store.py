@@ -1,0 +1,145 @@
+"""Where the nodes of a build meet: receipts and files of every stage, in a folder or an object store.
+
+STORE/NAME/receipts/KIND/TASK.json     what was done, written last
+STORE/NAME/sources/HEX.json            what was fetched: builds of two sources do not meet
+STORE/NAME/files/HE/HEX                files by digest: what stages and kinds share is there once
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
+from ortprep.bundle.atomic import new_folder
+from ortprep.bundle.codec import canonical_json, decode, encode
+from ortprep.bundle.digest import PREFIX
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import is_safe_name, resolve_inside
+from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
+from ortprep.registry.fsspec_folder import FsspecFolder
+from ortprep.registry.progress import ignore
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import copy_blocks, run_parallel
+from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.stages.core.contract import TaskId
+
+MAX_RECEIPT_BYTES = 32 * 2**20
+"""Largest receipt that is read; those of long searches take a few hundred KB."""
+
+
+class WorkStore:
+    """Receipts and files of one model's build. Every method raises a `RegistryError` where the store fails.
+
+    Args:
+        url: An absolute path that all nodes see, or the URL of an object store.
+        model: Name of the model.
+
+    Raises:
+        RegistryError: The URL carries credentials, or `check_url` refuses it.
+        MissingExtraError: The filesystem's package is not installed.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        if has_credentials(url):
+            raise RegistryError(
+                f"credentials in a store's URL: {redact_url(url)}\n"
+                "  expected none: they would end up in logs and process lists",
+                hint="each filesystem takes them from its usual environment variables and files",
+            )
+        self._folder = FsspecFolder(url, called="work store")
+        self._model = model
+
+    def read_receipt(self, kind: str, task: TaskId) -> TaskReceipt | None:
+        """Returns what is known of a task, None if it was never done, or by another version of receipts."""
+        return self._read(self._receipt_path(kind, task))
+
+    def write_receipt(self, kind: str, task: TaskId, receipt: TaskReceipt) -> None:
+        """Writes what is known of a task; its files have to be there before."""
+        self._folder.write(self._receipt_path(kind, task), canonical_json(encode(receipt)))
+
+    def delete_receipt(self, kind: str, task: TaskId) -> None:
+        """Forgets a task."""
+        self._folder.delete(self._receipt_path(kind, task))
+
+    def read_source(self, digest: str) -> TaskReceipt | None:
+        """Returns the receipt of a source by the digest of its outcome, None if it is not there."""
+        return self._read(self._source_path(digest))
+
+    def write_source(self, digest: str, receipt: TaskReceipt) -> None:
+        """Writes what was fetched; its files have to be there before."""
+        self._folder.write(self._source_path(digest), canonical_json(encode(receipt)))
+
+    def check_writable(self) -> None:
+        """Writes something and removes it."""
+        path = self._path("receipts", f"probe-{os.urandom(8).hex()}")
+        self._folder.write(path, b"")
+        self._folder.delete(path)
+
+    def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
+        """Uploads those files of a folder that are not there yet; returns and raises as `upload`."""
+        return self.upload([(entry, resolve_inside(folder, entry.path)) for entry in entries])
+
+    def upload(self, files: Sequence[tuple[FileEntry, Path]]) -> int:
+        """Uploads those files that are not there yet, each with its place, and returns the bytes sent.
+
+        Raises:
+            IntegrityError: A file is not as its entry says.
+            RegistryError: The store failed.
+        """
+        sent: list[int] = []
+
+        def send(file: tuple[FileEntry, Path]) -> None:
+            entry, source = file
+            path = self._file_path(entry)
+            if self._folder.size_of(path) != entry.size_bytes:
+                self._folder.upload(path, entry, source, ignore)
+                sent.append(entry.size_bytes)
+
+        run_parallel(send, list({entry.sha256: (entry, source) for entry, source in files}.values()))
+        return sum(sent)
+
+    def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> None:
+        """Makes a folder of exactly these files, whole or not at all."""
+        with new_folder(folder, durable=False) as written:
+            run_parallel(lambda entry: with_retries(lambda: self._fetch(entry, written)), entries)
+
+    def _fetch(self, entry: FileEntry, folder: Path) -> None:
+        path = resolve_inside(folder, entry.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("wb") as file, self._folder.open(self._file_path(entry), entry, 0) as blocks:
+                copy_blocks(blocks, file, entry, ignore)
+        except IntegrityError:
+            # A file of the right size would count as uploaded.
+            self._folder.delete(self._file_path(entry))
+            raise
+
+    def _read(self, path: str) -> TaskReceipt | None:
+        try:
+            data = self._folder.read(path, limit_bytes=MAX_RECEIPT_BYTES)
+        except NotPublishedError:
+            return None
+        try:
+            receipt = decode(TaskReceipt, json.loads(data[:MAX_RECEIPT_BYTES]))
+        except (BundleError, ValueError, RecursionError):
+            return None
+        return receipt if receipt.schema_version == RECEIPT_VERSION else None
+
+    def _source_path(self, digest: str) -> str:
+        return self._path("sources", f"{digest.removeprefix(PREFIX)}.json")
+
+    def _receipt_path(self, kind: str, task: TaskId) -> str:
+        return self._path("receipts", kind, f"{str(task).replace('/', '-')}.json")
+
+    def _file_path(self, entry: FileEntry) -> str:
+        text = entry.sha256.removeprefix(PREFIX)
+        return self._path("files", text[:2], text)
+
+    def _path(self, *parts: str) -> str:
+        unsafe = [part for part in (self._model, *parts) if not is_safe_name(part)]
+        if unsafe:
+            raise RegistryError(f"bad name in a store: {unsafe[0][:80]!r}")
+        return "/".join((self._model, *parts))

@@ -1,0 +1,180 @@
+"""A made-up input for a model file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.onnx_wire import WireError
+from ortprep.children.child import run_child
+from ortprep.doctor.doctor_model import DoctorModel
+from ortprep.errors import LoadError, SpecError
+from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.quoting import quoted
+
+_SEED = 0
+_TIMEOUT_S = 6 * 3600.0
+_UNKNOWN = 1
+_MAX_ELEMENTS = 2**30
+_SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
+_NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> DoctorModel:
+    """Returns a model file as a subject, with an input made for it.
+
+    Args:
+        source: The ONNX file.
+        folder: Where the input is written.
+        shapes: Shapes by input, for those that the model leaves open; sizes still open are 1.
+
+    Raises:
+        LoadError: It is no model, or an input cannot be made up.
+        SpecError: A shape does not fit it, or an input holds strings.
+        OSError: The input cannot be written.
+    """
+    path = source.absolute()
+    sample = folder / "sample.npz"
+    request = {"source": str(path), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
+    answer = run_child(write_sample, request, timeout_s=_TIMEOUT_S).value
+    return DoctorModel(source.stem, str(sample), str(path), remarks=tuple(answer["remarks"]))
+
+
+def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
+    """Returns a bundle as a subject, with its golden sample as input.
+
+    Raises:
+        BundleError: It cannot be read.
+        OSError: The input cannot be written.
+    """
+    sample = folder / "sample.npz"
+    request = {"bundle": str(bundle.absolute()), "sample": str(sample)}
+    name = run_child(write_golden, request, timeout_s=_TIMEOUT_S).value["name"]
+    return DoctorModel(name, str(sample), None, str(bundle.absolute()))
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """Returns shapes by input, from `NAME=1,3,224,224`.
+
+    Raises:
+        SpecError: One is not written so.
+    """
+    shapes = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        if not name or not _SIZES.fullmatch(sizes):
+            raise SpecError(f"bad shape: {text!r}\n  expected NAME=1,3,224,224, got another text")
+        shapes[name] = tuple(int(size) for size in sizes.split(",") if size)
+    return shapes
+
+
+def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes an input for a model; runs in a child.
+
+    Args:
+        request: `source`, the model; `sample`, the file to write; `shapes` by input.
+
+    Returns:
+        `remarks`: what was assumed.
+
+    Raises:
+        LoadError: It is no model, or an input cannot be made up.
+        SpecError: A shape does not fit it, or an input holds strings.
+    """
+    from ortprep.runtime.tensors.arrays import write_tensors
+
+    inputs = _inputs_of(Path(request["source"]))
+    shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
+    feeds = {
+        tensor.name: draw_feed(tensor, shapes[tensor.name], generator(_SEED, tensor.name))
+        for tensor in inputs
+    }
+    write_tensors(Path(request["sample"]), feeds)
+    return {"remarks": list(remarks)}
+
+
+def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
+    try:
+        inputs = read_inputs(source)
+    except (WireError, OSError) as error:
+        raise LoadError(f"not an ONNX model: {source}\n  {error}") from error
+    for tensor in inputs:
+        if tensor.dtype in _NO_TENSORS:
+            raise LoadError(
+                f"cannot make up input {tensor.name!r} of {source}\n  expected a tensor, got {tensor.dtype}"
+            )
+    return inputs
+
+
+def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the inputs of a bundle's golden sample; runs in a child.
+
+    Returns:
+        `name` of the model.
+    """
+    from ortprep.bundle.loader_config import read_loader_config
+    from ortprep.runtime.tensors.arrays import write_tensors
+    from ortprep.runtime.verification.golden import read_golden
+
+    root = Path(request["bundle"])
+    config = read_loader_config(root)
+    write_tensors(Path(request["sample"]), read_golden(config.golden, root)[0])
+    return {"name": config.name}
+
+
+def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes, tuple[str, ...]]:
+    """Returns a shape for every input, and what was assumed to get there. Pure.
+
+    Raises:
+        SpecError: One is for no input, contradicts the model, or asks for more than 2**30 elements.
+    """
+    names = [tensor.name for tensor in inputs]
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        raise SpecError(f"no such input: {unknown[0]!r}\n  expected one of {', '.join(names)}")
+    sizes: dict[str, int] = {}
+    for tensor in inputs:
+        sizes |= _sizes_of(tensor, chosen.get(tensor.name))
+    shapes = {tensor.name: chosen.get(tensor.name, _settled(tensor, sizes)) for tensor in inputs}
+    for name, shape in shapes.items():
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
+    assumed = [tensor.name for tensor in inputs if tensor.name not in chosen and _is_open(tensor, sizes)]
+    return shapes, tuple(_remark(name, shapes[name]) for name in assumed)
+
+
+def _remark(name: str, shape: tuple[int, ...]) -> str:
+    written = quoted(f"{name}={','.join(map(str, shape))}")
+    return f"{name}: shape {list(shape)} is assumed; --shape {written} sets another"
+
+
+def _settled(tensor: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    axes = tensor.shape or ()
+    return tuple(axis if isinstance(axis, int) else sizes.get(axis or "", _UNKNOWN) for axis in axes)
+
+
+def _is_open(tensor: TensorSpec, sizes: Mapping[str, int]) -> bool:
+    return tensor.shape is None or any(
+        not isinstance(axis, int) and axis not in sizes for axis in tensor.shape
+    )
+
+
+def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, int]:
+    """Returns what a shape says of an input's symbolic sizes."""
+    axes = declared.shape
+    if shape is None or axes is None:
+        return {}
+    fits = len(axes) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in zip(axes, shape, strict=False)
+    )
+    if not fits:
+        raise SpecError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
+    return {axis: size for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str)}

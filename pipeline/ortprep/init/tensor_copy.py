@@ -1,0 +1,84 @@
+"""A copy of a classifier whose output is a matrix in place of the list of maps that a `ZipMap` makes of it.
+
+Converters of scikit-learn and LightGBM end a classifier with one by default; bundles hold tensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.children.child import run_child
+
+if TYPE_CHECKING:
+    import onnx
+
+COPIES_FOLDER = "models"
+_ML_DOMAIN = "ai.onnx.ml"
+_IDENTITY_OPSET = 8
+_MAX_CLASSES = 8
+
+
+def copy_path(model: Path, folder: Path) -> Path:
+    """Returns where the copy of a model belongs, given the folder of its spec; models of one name differ."""
+    place = os.path.relpath(model.absolute(), folder.absolute())
+    digest = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
+    return folder / COPIES_FOLDER / f"{model.stem}-{digest[:8]}.onnx"
+
+
+def write_tensor_copy(model: Path, folder: Path) -> tuple[str, ...]:
+    """Writes the copy of a model in a child process, if it has a `ZipMap`.
+
+    Returns:
+        What became of each output, in a line; none if there was nothing to change, and no copy.
+    """
+    request = {"model": str(model.absolute()), "copy": str(copy_path(model, folder).absolute())}
+    return tuple(run_child(copy_as_tensors, request).value["changes"])
+
+
+def refresh_tensor_copy(model: Path, folder: Path) -> None:
+    """Writes the copy of a model again if the model is newer; removes it if it would be no different."""
+    copy = copy_path(model, folder)
+    is_old = copy.is_file() and model.is_file() and copy.stat().st_mtime_ns < model.stat().st_mtime_ns
+    if is_old and not write_tensor_copy(model, folder):
+        copy.unlink()
+
+
+def copy_as_tensors(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function of `write_tensor_copy`."""
+    import onnx
+
+    model = onnx.load(request["model"])
+    changes = [
+        change for node in model.graph.node if (change := _replace_zip_map(model.graph, node)) is not None
+    ]
+    if changes:
+        if all(one.domain not in ("", "ai.onnx") for one in model.opset_import):
+            model.opset_import.append(onnx.helper.make_opsetid("", _IDENTITY_OPSET))
+        write_bytes_atomic(Path(request["copy"]), model.SerializeToString(deterministic=True))
+    return {"changes": changes}
+
+
+def _replace_zip_map(graph: onnx.GraphProto, node: onnx.NodeProto) -> str | None:
+    """Lets a `ZipMap` that makes an output pass its matrix on; returns what it changed, None for others."""
+    import onnx
+
+    output = next((one for one in graph.output if one.name == node.output[0]), None)
+    if node.op_type != "ZipMap" or node.domain != _ML_DOMAIN or output is None:
+        return None
+    labels = [str(label) for one in node.attribute for label in (*one.ints, *_texts(one))]
+    del node.attribute[:]
+    node.op_type, node.domain = "Identity", ""
+    output.CopyFrom(
+        onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, [None, len(labels)])
+    )
+    shown = ", ".join([*labels[:_MAX_CLASSES], *(["…"] if len(labels) > _MAX_CLASSES else [])])
+    return f"output {output.name!r} is a matrix with a column per class ({shown}), not a list of maps"
+
+
+def _texts(attribute: onnx.AttributeProto) -> list[str]:
+    return [one.decode("utf-8", "replace") for one in attribute.strings]

@@ -1,0 +1,200 @@
+"""How far a converted model's outputs are from its source's.
+
+Arrays may be memory maps of any size: they are read in blocks, and computed in float64. Floats of any width
+are compared with each other, since a conversion may narrow an output; other types must be equal.
+
+- Signal-to-noise ratio: `10 · log10(Σ expected² / Σ (expected − got)²)` in dB, between −200 and 200.
+- Cosine of the angle between the arrays as vectors; 1 for two zero vectors, 0 if one of them is zero.
+- Both are those of the worst sample: no average hides it.
+- Top-1, of floats: the share of rows along the last axis whose largest element in the candidate (the first
+  of equal ones) is a largest of the reference; NaN counts as the smallest. Of integers, booleans and
+  strings: the share of equal elements. Over all samples; None where no row has two elements.
+- A NaN or an infinity that only one side has is counted, and has no difference.
+- A boolean counts as 0 or 1, a complex number as two elements without a rank; a string as 1, and a different
+  string as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.children.answers import Answer, read_answer
+from ortprep.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
+from ortprep.runtime.verification.compare import BLOCK_ELEMENTS, read_block
+
+SNR_CAP_DB = 200.0
+"""Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""
+
+_Floats: TypeAlias = NDArray[np.float64]
+
+
+class AccuracyMeter:
+    """Compares one output, sample by sample."""
+
+    def __init__(self, output: str, *, block_elements: int = BLOCK_ELEMENTS) -> None:
+        self._output, self._block_elements = output, block_elements
+        self._reason = ""
+        self._samples: list[_Tally] = []
+
+    def add(self, expected: Array, got: Array) -> None:
+        """Compares one sample's arrays; arrays that cannot be compared set the `reason`."""
+        mismatch = _compare_form(expected, got)
+        if mismatch:
+            self.refuse(mismatch)
+        else:
+            self._samples.append(_compare(expected, got, self._block_elements))
+
+    def refuse(self, reason: str) -> None:
+        """Records why a sample cannot be compared; the first reason is reported."""
+        self._reason = self._reason or reason
+
+    def result(self) -> OutputAccuracy:
+        """Returns the figures of what was added so far."""
+        samples = [sample for sample in self._samples if sample.elements]
+        elements = sum(sample.elements for sample in samples)
+        judged = sum(sample.judged for sample in samples)
+        total = sum(sample.sum_abs for sample in samples)
+        return OutputAccuracy(
+            self._output,
+            elements=elements,
+            max_abs=max((sample.max_abs for sample in samples), default=0.0),
+            mean_abs=float(np.nan_to_num(total / max(elements, 1))),  # at most what JSON can hold
+            cosine=min((sample.cosine() for sample in samples), default=1.0),
+            snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
+            top1=sum(sample.agreed for sample in samples) / judged if judged else None,
+            nonfinite=sum(sample.nonfinite for sample in samples),
+            reason=self._reason,
+        )
+
+
+def compare_answers(
+    expected: Sequence[Sequence[Answer]], got: Sequence[Sequence[Answer]]
+) -> tuple[OutputAccuracy, ...]:
+    """Returns the accuracy of every output, in the source's order; samples in the same order on both sides.
+
+    Raises:
+        StageError: An answer's file is missing or damaged.
+    """
+    meters: dict[str, AccuracyMeter] = {}
+    for left, right in zip(expected, got, strict=True):
+        candidates = {answer.output: answer for answer in right}
+        for reference in left:
+            meter = meters.setdefault(reference.output, AccuracyMeter(reference.output))
+            candidate = candidates.pop(reference.output, None)
+            if candidate is None:
+                meter.refuse("the converted model did not return it")
+            else:
+                meter.add(read_answer(reference), read_answer(candidate))
+        for name in candidates:
+            meters.setdefault(name, AccuracyMeter(name)).refuse("the source did not return it")
+    return tuple(meter.result() for meter in meters.values())
+
+
+def _compare_form(expected: Array, got: Array) -> str:
+    types = dtype_name(expected.dtype), dtype_name(got.dtype)
+    if types[0] != types[1] and not (_is_float(expected) and _is_float(got)):
+        return f"element type: expected {types[0]}, got {types[1]}"
+    if expected.shape != got.shape:
+        return f"shape: expected {list(expected.shape)}, got {list(got.shape)}"
+    return ""
+
+
+def _is_float(array: Array) -> bool:
+    kind = element_type_of(array.dtype)
+    return array.dtype.kind == "f" if kind is None else not kind.is_integer
+
+
+def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:
+    row = expected.shape[-1] if _is_float(expected) and expected.ndim else 0
+    tally = _Tally()
+    step = max(block_elements // max(row, 1), 1) * max(row, 1)  # whole rows, at least one
+    for start in range(0, expected.size, step):
+        stop = min(start + step, expected.size)
+        left, right = widen(read_block(expected, start, stop)), widen(read_block(got, start, stop))
+        if row > 1:
+            tally.agreed += _count_agreeing(left.reshape(-1, row), right.reshape(-1, row))
+            tally.judged += len(left) // row
+        elif left.dtype.kind not in "fc":
+            tally.agreed += int(np.count_nonzero(left == right))
+            tally.judged += len(left)
+        _add_block(tally, left, right)
+    return tally
+
+
+class _Tally:
+    """The sums over one sample."""
+
+    def __init__(self) -> None:
+        self.elements = self.nonfinite = self.agreed = self.judged = 0
+        self.max_abs = self.sum_abs = self.energy = self.got_energy = self.product = self.noise = 0.0
+
+    def cosine(self) -> float:
+        if self.noise == 0:
+            return 1.0
+        if self.energy == 0 or self.got_energy == 0 or self._overflows():
+            return 0.0
+        cosine = self.product / (np.sqrt(self.energy) * np.sqrt(self.got_energy))
+        return float(np.clip(cosine, -1, 1))
+
+    def snr_db(self) -> float:
+        if self.noise == 0:
+            return SNR_CAP_DB
+        if self.energy == 0 or self._overflows():
+            return -SNR_CAP_DB
+        ratio = 10 * (np.log10(self.energy) - np.log10(self.noise))
+        return float(np.clip(ratio, -SNR_CAP_DB, SNR_CAP_DB))
+
+    def _overflows(self) -> bool:
+        """Returns whether a sum of squares is beyond float64, as of numbers above 1e154."""
+        return not np.isfinite([self.energy, self.got_energy, self.product, self.noise]).all()
+
+
+def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
+    """Adds widened elements, at least one, to a sample's sums."""
+    left, right, distance = _to_floats(expected, got)
+    is_finite = np.isfinite(left) & np.isfinite(right)
+    if not is_finite.all():
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        tally.nonfinite += int(np.count_nonzero(~is_finite & ~same))
+        left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
+    tally.elements += len(left)
+    tally.max_abs = max(tally.max_abs, float(np.nan_to_num(distance.max())))
+    with np.errstate(over="ignore", invalid="ignore"):
+        tally.sum_abs += distance.sum()
+        tally.energy += np.dot(left, left)
+        tally.got_energy += np.dot(right, right)
+        tally.product += np.dot(left, right)
+        tally.noise += np.dot(distance, distance)
+
+
+def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:
+    """Returns both as float64, and their absolute difference."""
+    kind = expected.dtype.kind
+    if kind in "iu":
+        # In integers, where neighbours above 2 to the 53rd still differ; uint64 holds every difference.
+        apart = np.where(got > expected, got - expected, expected - got).view(np.uint64)
+        return expected.astype(np.float64), got.astype(np.float64), apart.astype(np.float64)
+    if kind == "c":
+        left, right = expected.view(np.float64), got.view(np.float64)
+    elif kind in "US":
+        left, right = np.ones(len(expected)), (expected == got).astype(np.float64)
+    else:
+        left, right = expected.astype(np.float64, copy=False), got.astype(np.float64, copy=False)
+    # Infinity minus infinity is not read, and a difference beyond float64 is infinite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return left, right, np.abs(right - left)
+
+
+def _count_agreeing(expected: _Floats, got: _Floats) -> int:
+    """Returns how many rows have a largest element of the reference where the candidate has its first one.
+
+    NaN counts as the smallest.
+    """
+    left, right = (np.where(np.isnan(values), -np.inf, values) for values in (expected, got))
+    chosen = np.take_along_axis(left, right.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return int(np.count_nonzero(chosen == left.max(axis=1)))

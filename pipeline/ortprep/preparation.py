@@ -1,0 +1,294 @@
+"""The build as a function: `from ortprep import prepare, Spec`, in the calling process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+
+from ortprep.build.build_plan import check_buildable, plan_specs
+from ortprep.build.sequential_run import run_in_order
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
+from ortprep.errors import MissingExtraError, SourceError, SpecError
+from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
+from ortprep.quoting import quoted
+from ortprep.spec.models import ModelSpec
+from ortprep.spec.python_spec import Spec, SpecSections, check_keywords, override, write_spec
+from ortprep.spec.reading import read_spec, read_specs
+from ortprep.stages.fetch.stage import local_source
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+BuildEvent: TypeAlias = Literal["started", "said", "progressed", "finished", "current", "failed"]
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """One event of a build.
+
+    Attributes:
+        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`.
+        event: The task `started`, `said` something, `progressed`, `finished`, was `current` (up to date), or
+            `failed`.
+        text: What the task said, or why it failed; else empty.
+        done: Number of tasks that are up to date.
+        total: Number of tasks; 0 for `init:MODEL`, which comes before them.
+        fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
+    """
+
+    task: str
+    event: BuildEvent
+    text: str
+    done: int
+    total: int
+    fraction: float = 0.0
+
+    def __str__(self) -> str:
+        what = {
+            "said": self.text,
+            "progressed": f"{self.fraction:.0%}",
+            "failed": f"failed: {self.text}",
+            "current": "up to date",
+        }
+        return f"[{self.done}/{self.total}] {self.task}: {what.get(self.event, self.event)}"
+
+
+@dataclass(frozen=True)
+class PreparedBundle:
+    """A bundle that is up to date.
+
+    It can be used wherever a path is accepted, as in `SessionPool(bundle)`.
+
+    Attributes:
+        folder: The bundle's folder.
+        spec: What it was prepared from.
+    """
+
+    folder: Path
+    spec: ModelSpec = field(repr=False)
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.spec.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's record: source, environment, files, and per variant all figures and trials.
+
+        Raises `BundleError` if the bundle was removed or changed.
+        """
+        return read_manifest(self.folder)
+
+    def load(self, **options: Any) -> onnxruntime.InferenceSession:
+        """Returns a session of the bundle; options and errors are those of `ortprep.runtime.load`."""
+        from ortprep.runtime import load
+
+        return load(self.folder, **options)
+
+    def report(self, out: str | os.PathLike[str] | None = None) -> Path:
+        """Writes the HTML report of this bundle, unless it is up to date, and returns its path.
+
+        Args:
+            out: The file; by default `report-NAME.html` beside the bundle.
+
+        Raises:
+            MissingExtraError: The packages of the extra `report` are not installed.
+            BundleError: The bundle was removed or changed.
+        """
+        from ortprep.build.report_file import is_report_current, write_report
+
+        path = self.folder.parent / f"report-{self.name}.html" if out is None else Path(out)
+        manifests = (self.folder / MANIFEST_FILE,)
+        if not is_report_current(manifests, path):
+            write_report(manifests, path)
+        return path
+
+    def write_spec(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the spec as YAML, so that the command line finds this bundle up to date; returns the path.
+
+        Args:
+            path: The file, such as `configs/net.yaml`; an existing one is replaced.
+        """
+        place = Path(path)
+        write_spec(self.spec, place)
+        return place
+
+    def _repr_html_(self) -> str | None:
+        """Shows the bundle in a notebook: its figures as a table and a picture."""
+        from ortprep.report.notebook_view import render_summary
+
+        try:
+            return render_summary(self.manifest)
+        except MissingExtraError:
+            return None  # the notebook shows the text form
+
+
+_KEYWORDS = ("name", "artifacts", "configs", "target", "skip_unavailable", "on_progress")
+
+ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
+
+
+def prepare(
+    model: str | os.PathLike[str] | ModelSpec,
+    *,
+    name: str | None = None,
+    artifacts: str | os.PathLike[str] = "artifacts",
+    configs: str | os.PathLike[str] = "configs",
+    target: str | None = None,
+    skip_unavailable: bool = False,
+    on_progress: ProgressCallback | None = None,
+    **sections: Unpack[SpecSections],
+) -> PreparedBundle:
+    """Prepares a model, as `ortprep prepare` does, and returns its bundle.
+
+    It only runs tasks that are not up to date: the command line, doit and this function share receipts. It
+    blocks the calling thread until the bundle is ready, and writes nothing to stdout or stderr. In asyncio
+    code, use `await asyncio.to_thread(prepare, …)`.
+
+    Args:
+        model: A spec's file (`configs/net.yaml`, over the `defaults.yaml` beside it), a model's path or URL,
+            or a `Spec`.
+        name: Name of the bundle; by default the spec's, else that of the model's file.
+        artifacts: Folder of bundles.
+        configs: Folder of specs. For a model's path without `inputs` and `samples`, the spec is looked up
+            there; if there is none, it is drafted and written, as `ortprep init` does.
+        target: Build only this target: `cpu` or `cuda`.
+        skip_unavailable: Build the rest when a named target is not available on this machine.
+        on_progress: Called with every event; an exception that it raises ends the build.
+        sections: Sections of a spec (`inputs`, `tune`, `convert`, …), merged over those of the spec's file,
+            which is not changed.
+
+    Raises:
+        SourceError: There is no such model; nothing was started.
+        SpecError: The spec is wrong, a target is not available, or no inputs were found that the model runs
+            on; nothing was started.
+        PipelineError: A task failed; an old bundle, if any, is untouched.
+    """
+    _check_arguments(model, artifacts, configs, skip_unavailable, on_progress)
+    check_keywords(sections, function="prepare", others=_KEYWORDS)
+    report = on_progress or _ignore
+    spec = _find_spec(model, name, Path(configs), report, sections)
+    folder = Path(artifacts).absolute()
+    check_buildable((spec,), folder)
+    (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
+    run_in_order(tasks, _Observer(report, len(tasks)))
+    return PreparedBundle(tasks[-1].folder, spec)
+
+
+def _check_arguments(
+    model: object,
+    artifacts: str | os.PathLike[str],
+    configs: str | os.PathLike[str],
+    skip_unavailable: object,
+    on_progress: object,
+) -> None:
+    """Checks what no spec does; raises `SpecError`."""
+    path = (str, os.PathLike)
+    problems = (
+        ("model", model, isinstance(model, (*path, ModelSpec)), "a path, a URL or a Spec"),
+        ("artifacts", artifacts, isinstance(artifacts, path), "a folder"),
+        ("configs", configs, isinstance(configs, path), "a folder"),
+        ("skip_unavailable", skip_unavailable, isinstance(skip_unavailable, bool), "True or False"),
+        ("on_progress", on_progress, on_progress is None or callable(on_progress), "a function, or None"),
+    )
+    for argument, value, fits, expected in problems:
+        if not fits:
+            raise SpecError(
+                f"bad argument of prepare: {argument}\n  expected {expected}, got {value!r:.100}",
+                hint='prepare("model.onnx", inputs={…}, artifacts="artifacts", on_progress=print)',
+            )
+    for argument, folder in (("artifacts", artifacts), ("configs", configs)):
+        if "://" in os.fspath(folder):
+            raise SpecError(
+                f"bad argument of prepare: {argument}\n  expected a folder on this machine, got a URL",
+                hint=f'prepare("model.onnx", {quoted(argument)}={argument!r})',
+            )
+
+
+def _ignore(progress: BuildProgress) -> None:
+    del progress
+
+
+def _find_spec(
+    model: str | os.PathLike[str] | ModelSpec,
+    name: str | None,
+    configs: Path,
+    report: ProgressCallback,
+    sections: SpecSections,
+) -> ModelSpec:
+    own = {**({} if name is None else {"name": name}), **sections}
+    if isinstance(model, ModelSpec):
+        return override(model, own)
+    text = os.fspath(model)
+    if text.lower().endswith((".yaml", ".yml")) and "://" not in text:
+        return override(read_spec(Path(text).absolute()), own)
+    spec = Spec(text, name=name, **sections)
+    path = local_source(spec)
+    if path is not None and not path.is_file():
+        got = "a folder" if path.is_dir() else "none"
+        raise SourceError(
+            f"no such model: {text}\n  expected a URL or an ONNX file, got {got} at {path.absolute()}",
+            hint='prepare("path/of/model.onnx")',
+        )
+    if path is None or sections.keys() & {"inputs", "samples"}:
+        return spec
+    return override(_find_drafted(path, name, configs, report), own)
+
+
+def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
+    """Returns the spec that a folder has for a model, or writes one."""
+    existing_name = find_spec_name(model, configs, or_copy=True)
+    if existing_name is not None and name in (None, existing_name):
+        refresh_tensor_copy(model, configs)
+        return read_specs(configs, names=(existing_name,))[0]
+
+    def say(line: str) -> None:
+        report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
+
+    drafted = init_spec(model, folder=configs, name=name, say=say, may_copy=True)
+    return read_spec(drafted.write().absolute())
+
+
+class _Observer:
+    """Turns the events of a build into `BuildProgress`."""
+
+    def __init__(self, report: ProgressCallback, total: int) -> None:
+        self._report = report
+        self._done = 0
+        self._total = total
+
+    def _emit(self, task: str, event: BuildEvent, text: str = "", *, fraction: float = 0.0) -> None:
+        self._report(BuildProgress(task, event, text, self._done, self._total, fraction))
+
+    def started(self, task: str) -> None:
+        self._emit(task, "started")
+
+    def said(self, task: str, line: str) -> None:
+        self._emit(task, "said", line)
+
+    def progressed(self, task: str, fraction: float) -> None:
+        self._emit(task, "progressed", fraction=fraction)
+
+    def finished(self, task: str) -> None:
+        self._done += 1
+        self._emit(task, "finished", fraction=1.0)
+
+    def current(self, task: str) -> None:
+        self._done += 1
+        self._emit(task, "current", fraction=1.0)
+
+    def failed(self, task: str, message: str) -> None:
+        self._emit(task, "failed", message)
+
+    def skipped(self, task: str, message: str) -> None:
+        """Reports nothing: the error that is raised names the task that failed."""
+
+    def ended(self) -> None:
+        """Reports nothing: the call returns."""

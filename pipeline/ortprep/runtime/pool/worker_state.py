@@ -1,0 +1,192 @@
+"""A worker across restarts of its process: its state, its figures, and why it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ortprep.errors import PipelineError, PoolError, WorkerDiedError, describe_exit
+from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
+from ortprep.runtime.pool.stats import WorkerStats, WorkerStatus
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 10.0
+_STEADY_S = 30.0
+_LATENCIES = 2048
+_LINES, _LINE_CHARACTERS = 20, 2000
+
+
+@dataclass(eq=False)
+class WorkerState:
+    """A worker across restarts of its process.
+
+    Attributes:
+        is_stop_sent: Whether its process was told to end.
+        is_blamed: Whether, if it ends, the request is to blame that it was at.
+        start_error: What it said when it could not start.
+        short_since: Since when the system has had no room for its process; None while it has.
+        phases_done: Phases of its start that are over.
+        served_now: Requests it answered with the process that it has.
+        checks: When a check of its golden samples is overdue, and what was wrong; the oldest first.
+    """
+
+    variables: Mapping[str, str]
+    job: WorkerJob
+    figures: WorkerStats
+    process: WorkerProcess | None = None
+    is_stop_sent: bool = False
+    is_killed: bool = False
+    is_blamed: bool = True
+    reason: PipelineError | None = None
+    start_error: PipelineError | None = None
+    error: PipelineError | None = None
+    started_at: float = 0.0
+    ready_at: float | None = None
+    start_again_at: float = 0.0
+    short_since: float | None = None
+    served: int = 0
+    served_now: int = 0
+    phases_done: int = 0
+    refusals: int = 0
+    starts: int = 0
+    deaths_in_a_row: int = 0
+    output: OutputTail = field(default_factory=lambda: OutputTail())
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    checks: deque[tuple[float, Future[str | None]]] = field(default_factory=deque)
+
+    @property
+    def number(self) -> int:
+        """Its number, from 0."""
+        return self.figures.number
+
+    @property
+    def name(self) -> str:
+        """Its device and which of the workers there it is."""
+        return self.figures.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What it serves."""
+        return self.figures.models
+
+    @property
+    def state(self) -> WorkerStatus:
+        """What it is doing."""
+        return self.figures.state
+
+    def change(self, state: WorkerStatus, **figures: Any) -> None:
+        """Notes a new state, and figures that come with it."""
+        self.figures = replace(self.figures, state=state, **figures)
+
+    def begin(self, now: float, process: WorkerProcess) -> None:
+        """Notes that it has a process, whose start began at `now`."""
+        self.process, self.started_at, self.ready_at = process, now, None
+        self.output, self.served_now, self.phases_done = OutputTail(), 0, 0
+        self.is_stop_sent, self.is_killed, self.is_blamed = False, False, True
+        self.reason = self.start_error = self.short_since = None
+        self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
+        self.starts += 1
+
+    def end_phase(self, phase: str) -> None:
+        """Notes that a phase of its start is over; raises PoolError if that was not its next one."""
+        phases = ("import", *(model.name for model in self.job.models))
+        if self.phases_done >= len(phases) or phase != phases[self.phases_done]:
+            raise PoolError(f"unexpected phase of the start of {self.name}\n  got {phase[:80]!r}")
+        self.phases_done += 1
+
+    def become_ready(self, now: float, **figures: Any) -> None:
+        """Notes that it takes requests, and what it said of itself."""
+        self.ready_at, self.error = now, None
+        self.change("ready", start_s=now - self.started_at, **figures)
+
+    def die(self, now: float, error: PipelineError, *, max_restarts: int) -> None:
+        """Notes that its process has ended, and decides whether and when there will be another.
+
+        It is given up after more than `max_restarts` deaths in a row; an answer, or 30 s of uptime, resets
+        the count.
+        """
+        was_steady = self.ready_at is not None and now - self.ready_at >= _STEADY_S
+        self.deaths_in_a_row = 1 if was_steady or self.served_now else self.deaths_in_a_row + 1
+        self.ready_at, self.error = None, error
+        is_hopeless = self.start_error is not None and self.figures.start_s is None
+        is_given_up = is_hopeless or self.deaths_in_a_row > max_restarts
+        self.start_again_at = now + pause_before(self.deaths_in_a_row)
+        self.change("failed" if is_given_up else "waiting", pid=None)
+
+    def lack_room(self, now: float, error: PipelineError, *, timeout_s: float) -> None:
+        """Notes that the system has no room for its process, which is tried again for some time."""
+        self.short_since = now if self.short_since is None else self.short_since
+        self.error, short_s = error, now - self.short_since
+        self.start_again_at = now + min(max(short_s, _FIRST_PAUSE_S), _MAX_PAUSE_S)
+        self.change("failed" if short_s >= timeout_s else "waiting", pid=None)
+
+    def describe_end(self, pid: int, exit_code: int) -> PipelineError:
+        """Returns why its process ended, as requests and observers get it."""
+        if self.start_error is not None:
+            return self.start_error
+        lines = self.output.lines
+        output = "".join(f"\n    {line}" for line in lines)
+        reason = "" if self.reason is None else f": {self.reason.message}"
+        error = WorkerDiedError(
+            f"{self.name} died{reason}\n  pid {pid}, {describe_exit(exit_code)}{output}",
+            hint=None if self.reason is None else self.reason.hint,
+        )
+        error.pid, error.returncode, error.stderr = pid, exit_code, lines
+        return error
+
+    def note_answers(self, waited_s: Sequence[float]) -> None:
+        """Notes how long the requests took that it answered, in seconds."""
+        self.served += len(waited_s)
+        self.served_now += len(waited_s)
+        self.refusals = 0
+        self.latencies_s.extend(waited_s)
+
+    def note_refusal(self) -> None:
+        """Notes that it refused a request."""
+        self.served += 1
+        self.served_now += 1
+        self.refusals += 1
+
+    def answer_check(self, problem: str | None) -> None:
+        """Ends the oldest check of its golden samples with what was wrong; None if nothing was."""
+        _, check = self.checks.popleft()
+        check.set_result(problem)
+
+    def stats(self, in_flight: int) -> WorkerStats:
+        """Returns what it is now."""
+        error = None if self.error is None else str(self.error)
+        now = replace(self.figures, served=self.served, in_flight=in_flight, error=error)
+        if not self.latencies_s:
+            return now
+        p50_s, p99_s = np.percentile(self.latencies_s, (50, 99))
+        return replace(now, p50_ms=float(p50_s) * 1e3, p99_ms=float(p99_s) * 1e3)
+
+
+class OutputTail:
+    """The last lines of what a worker wrote to its standard output and error."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._rest = ""
+
+    def add(self, data: bytes) -> list[str]:
+        """Takes what came and returns the lines that it completed."""
+        *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
+        self._rest = rest[-_LINE_CHARACTERS:]
+        completed = [line[:_LINE_CHARACTERS] for line in lines if line.strip()]
+        self._lines.extend(completed)
+        return completed
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, the oldest first."""
+        return (*self._lines, self._rest) if self._rest.strip() else tuple(self._lines)
+
+
+def pause_before(deaths_in_a_row: int) -> float:
+    """Returns the seconds to wait before a worker is started again: 0.05, then twice as long each time."""
+    return min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (deaths_in_a_row - 1))

@@ -1,0 +1,130 @@
+"""Is a converted model accurate enough? The gate of the spec, and the answers of a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.children.answers import Answers
+from ortprep.errors import SpecError, StageError
+from ortprep.measuring.accuracy import compare_answers
+from ortprep.measuring.gate import Gate, Thresholds, find_gate_failures
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.convert.user_metric import metric_digest, run_user_metric
+from ortprep.stages.core.inputs.samples import Sample
+
+_OVER_ALL = ("mean_abs", "top1")
+
+
+@dataclass(frozen=True)
+class AccuracyResult:
+    """Accuracy of every output, and the gate's failures, a line each."""
+
+    outputs: tuple[OutputAccuracy, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the gate is passed."""
+        return not self.failures
+
+
+def gate_of(spec: ModelSpec) -> Gate:
+    """Returns the thresholds of a spec that converts; an output's own ones change the common ones."""
+    section = convert_section(spec).gate
+    figures = {field.name for field in dataclasses.fields(Thresholds)}
+    common = Thresholds(**section.model_dump(include=figures))
+    own = {
+        name: thresholds.model_dump(include=figures, exclude_unset=True)
+        for name, thresholds in section.outputs.items()
+    }
+    return Gate(common, {name: dataclasses.replace(common, **values) for name, values in own.items()})
+
+
+def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
+    """Returns what decides whether answers are accurate enough, for keys."""
+    gate = convert_section(spec).gate
+    digest = None if gate.metric is None else metric_digest(gate.metric, spec.folder)
+    return {"gate": gate.model_dump(mode="json"), "metric": digest}
+
+
+def thresholds_of(gate: Gate) -> dict[str, dict[str, float]]:
+    """Returns the thresholds that are set, by output, "" for the common ones."""
+    return {
+        name: {key: value for key, value in encode(own).items() if value is not None}
+        for name, own in {"": gate.default, **gate.outputs}.items()
+    }
+
+
+def per_sample(gate: Gate) -> Gate:
+    """Returns a gate's thresholds for a single sample.
+
+    Shares and means are over all samples; of a few samples they mean something else.
+    """
+    without = dict.fromkeys(_OVER_ALL)
+    return Gate(
+        dataclasses.replace(gate.default, **without),
+        {name: dataclasses.replace(own, **without) for name, own in gate.outputs.items()},
+    )
+
+
+def judge_accuracy(
+    spec: ModelSpec,
+    samples: Sequence[Sample],
+    *,
+    expected: Answers,
+    got: Answers,
+    of_all: bool = True,
+) -> AccuracyResult:
+    """Compares all answers of a converted model with the source's, by the gate and by the user's own metric.
+
+    Without `of_all`, the samples are a part, and thresholds over all of them are not applied.
+
+    Raises:
+        SpecError: The user's metric does not work.
+        StageError: An answer's file is missing.
+    """
+    outputs = compare_answers(expected.samples, got.samples)
+    gate = convert_section(spec).gate
+    thresholds = gate_of(spec) if of_all else per_sample(gate_of(spec))
+    failures = list(find_gate_failures(thresholds, outputs))
+    if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
+        value = _run_metric(spec, gate.metric, samples, expected=expected, got=got)
+        if not value >= gate.metric_at_least:
+            failures.append(
+                f"metric {gate.metric}: {value:.6g}, expected at least {gate.metric_at_least:.6g}"
+            )
+    return AccuracyResult(outputs, tuple(failures))
+
+
+def _run_metric(
+    spec: ModelSpec, metric: str, samples: Sequence[Sample], *, expected: Answers, got: Answers
+) -> float:
+    try:
+        return run_user_metric(
+            metric,
+            folder=spec.folder,
+            samples=[sample.path for sample in samples],
+            expected=expected.samples,
+            got=got.samples,
+            timeout_s=convert_section(spec).timeout_s,
+        )
+    except StageError as error:
+        # It is the user's to mend: no precision would do better, and no ladder may hide it.
+        raise SpecError(error.message, hint=error.hint) from error
+
+
+def convert_section(spec: ModelSpec) -> ConvertSpec:
+    """Returns the section of a spec that converts.
+
+    Raises:
+        SpecError: It has none.
+    """
+    if spec.convert is None:
+        raise SpecError(f"spec of {spec.name} converts nothing\n  expected a convert section, got none")
+    return spec.convert

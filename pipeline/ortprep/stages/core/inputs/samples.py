@@ -1,0 +1,156 @@
+"""The inputs a model is verified and measured with, as files: the user's samples, and seeded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.children.answers import describe_shapes
+from ortprep.children.child import run_child
+from ortprep.errors import StageError
+from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.inputs.agreement import shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files
+from ortprep.stages.core.inputs.spec_fit import require_fit
+from ortprep.stages.core.results import ModelInterface
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input of a model, on disk.
+
+    Attributes:
+        file: An `.npz` of arrays by input name.
+        shapes: Their shapes, as `name=[…]` joined by spaces.
+    """
+
+    file: str
+    shapes: str
+    elements: int
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file)
+
+
+def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tuple[Sample, ...]:
+    """Writes the samples as `write_samples` does, but in a child process: one batch can be gigabytes.
+
+    Raises:
+        SpecError: The spec, or a sample of it, does not fit the model.
+        BundleError: A sample cannot be read.
+        StageError: They cannot be written.
+    """
+    request = {
+        "spec": spec.model_dump(mode="json"),
+        "location": str(spec.folder.resolve()),
+        "interface": encode(interface),
+        "folder": str(folder.resolve()),
+    }
+    reply = run_child(write_requested, request)
+    return decode(tuple[Sample, ...], reply.value["samples"])
+
+
+def write_requested(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function of `make_samples`.
+
+    Raises:
+        SpecError: The spec, or a sample of it, does not fit the model.
+        BundleError: A sample cannot be read.
+        StageError: They cannot be written.
+    """
+    spec = ModelSpec.model_validate(request["spec"]).located_in(Path(request["location"]))
+    folder = Path(request["folder"])
+    try:
+        files = write_samples(spec, decode(ModelInterface, request["interface"]), folder)
+    except OSError as error:
+        raise StageError(f"cannot write samples to {folder}\n  {error.strerror or error}") from error
+    return {"samples": [encode(_describe_sample(file)) for file in files]}
+
+
+def _describe_sample(file: Path) -> Sample:
+    feeds = read_tensors(file)
+    return Sample(str(file), describe_shapes(feeds), sum(array.size for array in feeds.values()))
+
+
+def write_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tuple[Path, ...]:
+    """Writes the inputs a model is verified with: `0.npz`, `1.npz`, …, arrays by input name.
+
+    They are the spec's samples, and a seeded one for every declared shape that no sample has. The first is of
+    the primary shapes.
+
+    Raises:
+        SpecError: The spec, or a sample of it, does not fit the model.
+        BundleError: A sample cannot be read.
+    """
+    require_fit(spec, interface)
+    folder.mkdir(parents=True, exist_ok=True)
+    declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
+    real = [(file, shapes_of(read_sample(file, interface))) for file in find_sample_files(spec)]
+    missing = [shapes for shapes in declared if shapes not in (known for _, known in real)]
+    real.sort(key=lambda sample: sample[1] != declared[0])
+    primary, others = (missing[:1], missing[1:]) if declared[0] in missing else ([], missing)
+    sources: list[Path | Shapes] = [*primary, *(file for file, _ in real), *others]
+    return tuple(
+        _write_sample(source, spec, interface, folder / f"{position}.npz")
+        for position, source in enumerate(sources)
+    )
+
+
+def _write_sample(source: Path | Shapes, spec: ModelSpec, interface: ModelInterface, path: Path) -> Path:
+    if isinstance(source, Path):
+        feeds = read_sample(source, interface)
+    else:
+        feeds = build_feeds(interface, source, spec, seed=spec.verify.seed)
+    write_tensors(path, feeds)
+    return path
+
+
+def shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every array."""
+    return {name: array.shape for name, array in feeds.items()}
+
+
+def read_sample(path: Path, interface: ModelInterface) -> dict[str, Array]:
+    """Reads a user's sample in the order of the model's inputs; arrays that are no inputs are left out.
+
+    Raises:
+        BundleError: The file cannot be read.
+    """
+    arrays = read_tensors(path)
+    return {tensor.name: arrays[tensor.name] for tensor in interface.inputs}
+
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""One shape per input, by name."""
+
+
+def build_feeds(interface: ModelInterface, shapes: Shapes, spec: ModelSpec, *, seed: int) -> dict[str, Array]:
+    """Makes one input for a model: arrays by input name, in the model's order.
+
+    Each array depends on the seed and its own name, shape and declaration only, so that adding an input
+    changes no other. `ortprep.measuring.feeds` says what is drawn where nothing is declared.
+
+    Raises:
+        SpecError: A string input has no `values`.
+    """
+    nothing = InputSpec()
+    feeds = {}
+    for tensor in interface.inputs:
+        declared = spec.inputs.get(tensor.name, nothing)
+        feeds[tensor.name] = draw_feed(
+            tensor,
+            shapes[tensor.name],
+            generator(seed, tensor.name),
+            span=declared.range,
+            values=declared.values,
+            bound=interface.index_bounds.get(tensor.name),
+        )
+    return feeds

@@ -1,0 +1,213 @@
+"""Which plan is shipped, decided from measured figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ortprep.bundle.manifest import Decision, PlanFigures
+from ortprep.bundle.tuning_record import Summary
+from ortprep.children.probe import ProbeResult
+from ortprep.measuring.comparison import (
+    paired_ratio,
+    ratio_interval,
+    ratio_of_medians,
+    separated,
+    summarise,
+)
+from ortprep.report.formatting import format_ratio
+from ortprep.tuning.objective import Figures, Objective, describe_memory
+
+DEFAULT = "default"
+"""The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
+
+FIRST = "first phase"
+"""The plan that serves until the prepared one is ready, where the search found one worth it."""
+
+_PREPARED = "prepared"
+_PORTABLE = "portable"
+
+STEADY_ALLOWANCE = 1.03
+"""How much slower a run may be, relative to the default, before a faster load is not worth it."""
+
+Samples = Mapping[str, Sequence[Figures]]
+"""Figures by plan, the k-th of every plan from the same round."""
+
+
+def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective) -> Decision:
+    """Chooses the plan to ship.
+
+    The first candidate is shipped that keeps the limits and is better than the default beyond the noise:
+    cheaper over all runs of a session, or ready sooner and not slower in steady state. Slower means by more
+    than 3 %, one standard error allowed: a graph that was optimised beforehand runs the same kernels, so it
+    has to be shown to be slower. Where single figures scatter by 15 %, as on a shared machine, 4 % of equal
+    plans are refused after ten rounds, 50 % of those that take 1.1 times as long and 95 % of 1.3 times (two
+    models, 50 rounds of each, drawn anew 600 times). Otherwise the default is shipped, unless it exceeds a
+    limit: then the first candidate that keeps them. The prepared plan is judged together with its first
+    phase, if it has one.
+
+    Args:
+        samples: Figures of at least three rounds; plans that failed are absent. Without a `default` the first
+            candidate is shipped.
+        candidates: Plans that can be shipped, best first; at least one is in `samples`.
+        objective: Runs of a session, and limits.
+    """
+    remaining = [plan for plan in candidates if plan in samples]
+    default = samples.get(DEFAULT)
+    if default is None:
+        return Decision(remaining[0], faster=False, reason=_without_default(remaining[0], samples))
+    firsts = {_PREPARED: samples.get(FIRST)}
+    objections = {plan: _objection(samples[plan], default, objective, firsts.get(plan)) for plan in remaining}
+    shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
+    refused = [
+        f"{plan} {objection} ({_figures(samples[plan])})"
+        for plan, objection in objections.items()
+        if objection is not None
+    ]
+    if shipped == DEFAULT and (limits := objective.violations(default, default)):
+        keeping = [plan for plan in remaining if not objective.violations(samples[plan], default)]
+        shipped = (keeping or remaining)[0]
+        refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
+        if not keeping:
+            refused.append("no plan stays within the limits")
+    reason = _reason(shipped, samples, refused, objective)
+    return Decision(shipped, faster=_is_faster(shipped, samples), reason=reason)
+
+
+def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | None:
+    """Chooses the graph of the portable variant: its own where that is better, else the source's.
+
+    Every load optimises either in full, so that the source costs what plain ONNX Runtime costs, on any
+    machine.
+
+    Returns:
+        None where the portable variant's own graph was not measured.
+    """
+    portable, default = samples.get(_PORTABLE), samples.get(DEFAULT)
+    if portable is None:
+        return None
+    unlimited = Objective(objective.runs_per_load)
+    objection = None if default is None else _objection(portable, default, unlimited)
+    if default is None or objection is None:
+        return decide(samples, candidates=(_PORTABLE,), objective=unlimited)
+    reason = (
+        f"the source's graph, optimised at every load, as in plain ONNX Runtime ({_figures(default)}): "
+        f"portable {objection} ({_figures(portable)})"
+    )
+    return Decision(DEFAULT, faster=False, reason=reason)
+
+
+def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
+    """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
+    prepared = samples[_PREPARED]
+    phrases = [
+        f"costs {ratio_of_medians(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
+        f"{'default ONNX Runtime' if name == DEFAULT else name} ({_figures(figures)})"
+        for name, figures in samples.items()
+        if name != _PREPARED
+    ]
+    reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
+    default = samples.get(DEFAULT)
+    faster = default is not None and separated(_readies(prepared), _readies(default))
+    return Decision(_PREPARED, faster=faster, reason=reason)
+
+
+def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
+    return [objective.cost_ms(run) for run in figures]
+
+
+def _readies(figures: Sequence[Figures]) -> list[float]:
+    return [run.ready_ms for run in figures]
+
+
+def _steadies(figures: Sequence[Figures]) -> list[float]:
+    return [run.steady_ms for run in figures]
+
+
+def _is_faster(shipped: str, samples: Samples) -> bool:
+    first = samples.get(FIRST) if shipped == _PREPARED else None
+    return shipped != DEFAULT and separated(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
+
+
+def _objection(
+    candidate: Sequence[Figures],
+    default: Sequence[Figures],
+    objective: Objective,
+    first: Sequence[Figures] | None = None,
+) -> str | None:
+    if limits := objective.violations(candidate, default):
+        return f"exceeds its limits: {'; '.join(limits)}"
+    if first is not None and separated(_costs(default, objective), _costs(candidate, objective)):
+        return "costs more for a job that does not load it in two phases"
+    costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
+    if separated(costs, _costs(default, objective)):
+        return None
+    if not separated(_readies(first or candidate), _readies(default)):
+        return "is not ready sooner beyond the noise"
+    steady = _steadies(candidate), _steadies(default)
+    if ratio_interval(*steady, errors=1)[0] > STEADY_ALLOWANCE:
+        return f"takes {paired_ratio(*steady):.2f}× the time per run in steady state"
+    return None
+
+
+def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: Objective) -> str:
+    default = samples[DEFAULT]
+    if shipped == DEFAULT:
+        runs = "1 run" if objective.runs_per_load == 1 else f"{objective.runs_per_load} runs"
+        why = "; ".join(refused) or "no other plan could be measured"
+        return (
+            f"nothing prepared beats plain ONNX Runtime for {runs} per load: "
+            f"the bundle ships the source's graph ({_figures(default)}); {why}"
+        )
+    chosen = samples[shipped]
+    first = samples.get(FIRST, chosen) if shipped == _PREPARED else chosen
+    sooner = ratio_of_medians(_readies(default), _readies(first))
+    steady = ratio_of_medians(_steadies(chosen), _steadies(default))
+    with_first = (
+        "" if first is chosen else f" with its first phase, ready {_spread(summarise(_readies(first)))} ms,"
+    )
+    sentence = (
+        f"{shipped}{with_first} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, "
+        f"at {steady:.2f}× its time per run "
+        f"({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
+    )
+    return f"{sentence}; {'; '.join(refused)}" if refused else sentence
+
+
+def _without_default(shipped: str, samples: Samples) -> str:
+    figures = _figures(samples[shipped])
+    return (
+        f"{shipped} is shipped without a comparison ({figures}): default ONNX Runtime could not be measured"
+    )
+
+
+def _figures(figures: Sequence[Figures]) -> str:
+    ready, steady = summarise(_readies(figures)), summarise(_steadies(figures))
+    return f"ready {_spread(ready)} ms, steady {_spread(steady)} ms"
+
+
+def _spread(summary: Summary) -> str:
+    return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
+
+
+def with_common_start(samples: Samples) -> Samples:
+    """Returns figures with one start for all, the median of what came before the session in each process."""
+    start_ms = median([run.start_ms for figures in samples.values() for run in figures])
+    return {plan: tuple(run.with_start(start_ms) for run in figures) for plan, figures in samples.items()}
+
+
+def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
+    """Returns the order statistics of one plan's results; GPU memory only if every process reported it."""
+    gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
+    return PlanFigures(
+        plan=plan,
+        ready_ms=summarise([result.ready_ms for result in results]),
+        import_ms=summarise([result.import_ms for result in results]),
+        init_ms=summarise([result.init_ms for result in results]),
+        first_ms=summarise([result.first_ms for result in results]),
+        first_result_ms=summarise([result.init_ms + result.first_ms for result in results]),
+        steady_ms=summarise([result.steady_ms for result in results]),
+        private_mb=summarise([result.private_mb for result in results]),
+        peak_mb=summarise([result.peak_mb for result in results]),
+        gpu_mb=summarise(gpu_mb) if len(gpu_mb) == len(results) else None,
+    )

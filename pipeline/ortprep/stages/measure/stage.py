@@ -1,0 +1,269 @@
+"""`measure`: default ONNX Runtime against what was prepared, in fresh processes, and what is shipped."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.errors import StageError
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.measuring.staged_bundles import StagedBundles
+from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, Progress, TaskId, target_of
+from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import MeasureResult
+from ortprep.stages.core.sources import FETCH, prepared_task, read_source, source_task
+from ortprep.stages.measure.contenders import (
+    PREPARED,
+    Contender,
+    build_contenders,
+    compared_variants,
+    device_of,
+    is_shipped_as_asked,
+    written_recipe,
+)
+from ortprep.stages.measure.decision import (
+    Samples,
+    decide,
+    decide_converted,
+    decide_fallback,
+    figures_of,
+    with_common_start,
+)
+from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
+from ortprep.tuning.objective import Figures, objective_of
+
+Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
+
+
+class MeasureStage:
+    """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
+
+    name = "measure"
+    version = 6
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns all variants but the portable one, which is measured along with those of its precision."""
+        return plan.tuned_variants
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the source, every variant that is compared once it is verified, and the sample."""
+        assert variant is not None
+        compared = tuple(compared_variants(plan, variant).values())
+        verified = dict.fromkeys((*compared, reference_variant(plan)))
+        return (
+            *dict.fromkeys((FETCH, source_task(plan, variant))),
+            *(prepared_task(plan, name) for name in compared),
+            *(TaskId("verify", name) for name in verified),
+        )
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns what is measured and on what: another machine's figures say nothing of this one."""
+        target = target_of(plan, variant)
+        return {
+            "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
+            "objective": encode(objective_of(plan.spec.tune)),
+            "runtime": runtime_key(plan.spec.runtime, target),
+            "tools": runtime_versions(target, "numpy"),
+            "python": platform.python_version(),
+            "cpu_model": read_hardware(gpus=False).cpu_model,
+            "hardware": hardware_fingerprint(target),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Measures every plan, page cache warm and cold, and chooses.
+
+        Raises:
+            StageError: The prepared plan itself did not answer in every round.
+        """
+        contenders = build_contenders(context)
+        device = device_of(contenders)
+        with (
+            measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
+            _recipe(context) as (recipe, skipped),
+            TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
+        ):
+            result = _compare(_set_up(context, Path(folder)), (*contenders, *recipe), skipped)
+        if result.decision.shipped != PREPARED:
+            context.say(result.decision.reason)
+        return dict(encode(result))
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Checks that what is shipped was measured.
+
+        Raises:
+            StageError: It was not.
+        """
+        outcome = decode(MeasureResult, result)
+        measured = {figures.plan for figures in outcome.measurements[0].plans}
+        if outcome.decision.shipped not in measured:
+            raise StageError(f"chosen without being measured: {outcome.decision.shipped}")
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What every round is measured with."""
+
+    context: Context
+    sample: Sample
+    staged: StagedBundles
+    steps: _Steps
+
+
+@dataclass
+class _Steps:
+    """Processes of a measurement: how many there will be, and how many are done."""
+
+    planned: int
+    progress: Progress
+    done: int = 0
+
+    def count(self) -> None:
+        """Reports one more that is done."""
+        self.done += 1
+        self.progress(self.done / max(self.planned, self.done))
+
+
+def _set_up(context: Context, folder: Path) -> _Setup:
+    verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
+    interface = read_source(context).description.interface
+    subject = f"{context.spec.name}/{context.variant}"
+    sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
+    staged = StagedBundles(folder, interface.inputs, interface.outputs)
+    return _Setup(context, sample, staged, _Steps(0, context.progress))
+
+
+def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
+    spec = setup.context.spec.measure
+    setup.steps.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
+    # Fills the page cache and is not counted. What fails in it is not tried again.
+    first = _measure_rounds(setup, contenders, rounds=1)
+    skipped = {**skipped, **first.failures}
+    contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
+    warm, decision = _measure_until_sure(setup, contenders)
+    outcomes = {"warm": warm}
+    if rounds := spec.cold_rounds:
+        outcomes["cold"] = _measure_rounds(setup, contenders, rounds=rounds, cold=True)
+    records = tuple(
+        _record(cache, setup.sample.shapes, outcome=outcome, skipped=skipped)
+        for cache, outcome in outcomes.items()
+    )
+    return MeasureResult(records, decision, _choose_fallback(setup.context, warm, decision))
+
+
+def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decision | None:
+    if decision.shipped == PORTABLE:
+        return decision
+    if context.target != "cpu":
+        return None
+    return decide_fallback(_samples(warm), objective=objective_of(context.spec.tune))
+
+
+def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
+    """Measures once more as long when the prepared plan loses.
+
+    Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
+    about 1 % more often.
+    """
+    context = setup.context
+    rounds = context.spec.measure.rounds
+    # Only the primary shape is measured here; the limit on runs is of all of them.
+    objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
+    outcome = _measure_rounds(setup, contenders, rounds=rounds)
+    if is_shipped_as_asked(context.variant_plan):
+        # It was asked for, and which of several a job is given is decided by what they cost.
+        return outcome, decide_converted(_samples(outcome), objective=objective)
+    candidates = _candidates(context.target)
+    decision = decide(_samples(outcome), candidates=candidates, objective=objective)
+    if decision.shipped == PREPARED:
+        return outcome, decision
+    context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
+    setup.steps.planned += len(contenders) * rounds
+    more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
+    outcome = outcome.followed_by(more)
+    return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
+
+
+@contextmanager
+def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
+    """Yields the plain recipe of the source, which says nothing of what was converted."""
+    if is_shipped_as_asked(context.variant_plan):
+        yield (), {}
+        return
+    with written_recipe(context) as written:
+        yield written
+
+
+def _samples(outcome: Runs) -> Samples:
+    return with_common_start(
+        {plan: tuple(map(Figures.of, results)) for plan, results in outcome.rounds.items()}
+    )
+
+
+def _candidates(target: str) -> tuple[str, ...]:
+    # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
+    return (PREPARED, PORTABLE) if target == "cpu" else (PREPARED,)
+
+
+def _measure_rounds(
+    setup: _Setup, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
+) -> Runs:
+    context, spec = setup.context, setup.context.spec.measure
+    by_name = {contender.name: contender for contender in contenders}
+
+    def measure(name: str) -> ProbeResult:
+        contender, bundle = by_name[name], None
+        if contender.requirements is not None:
+            bundle = setup.staged.stage(
+                contender.plan,
+                contender.requirements,
+                io_binding=contender.io_binding,
+                timeout_s=spec.timeout_s,
+            )
+        request = ProbeRequest(
+            contender.plan,
+            setup.sample.file,
+            steady_s=spec.steady_s,
+            drop_cache=_files_below(bundle or contender.folder) if cold else (),
+            bundle=None if bundle is None else str(bundle),
+            io_binding=contender.io_binding,
+        )
+        try:
+            return measure_plan(request, timeout_s=spec.timeout_s)
+        finally:
+            setup.steps.count()
+
+    outcome = run_interleaved(tuple(by_name), measure, max_rounds=rounds, first=first)
+    for name, reason in outcome.failures.items():
+        context.say(f"{name} failed: {reason}")
+    if PREPARED in outcome.failures:
+        raise StageError(
+            f"the prepared model failed while it was measured\n  {outcome.failures[PREPARED]}",
+            hint="raise measure.timeout_s in the spec, if it ran out",
+        )
+    return outcome
+
+
+def _record(cache: str, shapes: str, *, outcome: Runs, skipped: Mapping[str, str]) -> MeasurementRecord:
+    return MeasurementRecord(
+        cache=cache,
+        rounds=len(outcome.rounds[PREPARED]),
+        shapes=shapes,
+        plans=tuple(figures_of(plan, results) for plan, results in outcome.rounds.items()),
+        skipped={**skipped, **outcome.failures},
+    )
+
+
+def _files_below(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(str(path) for path in folder.rglob("*") if path.is_file()))

@@ -1,0 +1,168 @@
+"""The last stage: manifest, loader config, golden sample, in one folder that appears in one rename."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import ortprep
+from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, Golden, LoaderConfig, write_loader_config
+from ortprep.bundle.manifest import (
+    MANIFEST_SCHEMA_VERSION,
+    Manifest,
+    MissingTarget,
+    VariantRecord,
+    write_manifest,
+)
+from ortprep.bundle.requirements_file import REQUIREMENTS_FILE, format_requirements, pin_onnxruntime
+from ortprep.bundle.verification import check_bundle, describe_files
+from ortprep.children.child import run_child
+from ortprep.children.variant_check import check_variants
+from ortprep.errors import BundleError, ChildError, LoadError, StageError
+from ortprep.spec.models import resolved_spec
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
+from ortprep.stages.core.provenance import describe_environment, read_spec_commit
+from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sources import (
+    CONFIG_FILE,
+    FETCH,
+    prepared_task,
+    read_fetched,
+    read_location,
+    source_task,
+)
+from ortprep.stages.measure.contenders import PREPARED
+from ortprep.stages.package.prepared_variants import (
+    PreparedVariant,
+    collect_left_out,
+    collect_variants,
+    place_golden,
+    place_variant,
+)
+
+
+class PackageStage:
+    """Puts a bundle together."""
+
+    name = "package"
+    version = 5
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
+        """Returns `(None,)`: once per model."""
+        return (None,)
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:  # noqa: ARG002
+        """Returns every other task of the model."""
+        return (
+            *dict.fromkeys((FETCH, *(source_task(plan, v) for v in plan.variants))),
+            *(prepared_task(plan, v) for v in plan.variants),
+            *(TaskId("verify", v) for v in plan.variants),
+            *(TaskId("measure", v) for v in plan.tuned_variants),
+        )
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
+        """Returns the spec's digest and the targets left out."""
+        return {
+            "spec": digest_json(resolved_spec(plan.spec)),
+            "missing": dict(plan.missing),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Writes the bundle.
+
+        Raises:
+            StageError: The disk is full or read-only.
+        """
+        fetched = read_fetched(context).description
+        prepared = collect_variants(context)
+        variants = tuple(
+            place_variant(context, fetched, variant)
+            for variant in prepared
+            if variant.name == PORTABLE or variant.shipped != PORTABLE
+        )
+        if fetched.config is not None:
+            (context.folder / CONFIG_FILE).write_text(fetched.config, encoding="utf-8")
+        golden, tolerances = place_golden(context), context.spec.verify.tolerances()
+        config = LoaderConfig(
+            schema_version=LOADER_SCHEMA_VERSION,
+            name=context.spec.name,
+            inputs=fetched.interface.inputs,
+            outputs=fetched.interface.outputs,
+            golden=Golden(golden, tolerances.pop(""), tolerances),
+            variants=variants,
+            source=fetched.source.files,
+        )
+        write_loader_config(context.folder, config)
+        environment = run_child(describe_environment, {}, timeout_s=120).value
+        requirements = context.folder / REQUIREMENTS_FILE
+        requirements.write_text(format_requirements(config.name, environment), encoding="utf-8")
+        write_manifest(context.folder, _manifest(context, fetched, prepared, environment))
+        context.say(f"jobs need {pin_onnxruntime(environment)}, as in its {REQUIREMENTS_FILE}")
+        return {"variants": [variant.name for variant in variants]}
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks the bundle as a reader would, and loads every variant that this machine can run.
+
+        Raises:
+            StageError: What was written cannot be read back, byte for byte, or a variant cannot be used.
+        """
+        try:
+            check_bundle(context.folder, DigestCache().digest)
+        except BundleError as error:
+            raise StageError(f"the bundle cannot be read back\n  {error.message}") from error
+        if PORTABLE not in result["variants"]:
+            raise StageError("the bundle has no portable variant")
+        _require_answers(context)
+
+
+def _require_answers(context: Context) -> None:
+    """Loads from where the files lie now: what was verified lay elsewhere, which may make a difference."""
+    try:
+        for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
+            if checked.reasons:
+                context.say(str(checked))
+    except (LoadError, ChildError) as error:
+        raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
+
+
+def _manifest(
+    context: Context,
+    fetched: FetchResult,
+    prepared: tuple[PreparedVariant, ...],
+    environment: Mapping[str, Any],
+) -> Manifest:
+    return Manifest(
+        schema_version=MANIFEST_SCHEMA_VERSION,
+        name=context.spec.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        pipeline_version=ortprep.__version__,
+        spec_digest=digest_json(resolved_spec(context.spec)),
+        source=replace(fetched.source, location=read_location(context)),
+        environment=environment,
+        variants=tuple(_record(variant) for variant in prepared),
+        files=describe_files(context.folder, DigestCache().digest),
+        missing_targets=tuple(
+            MissingTarget(target, reason) for target, reason in context.plan.missing.items()
+        ),
+        spec_commit=read_spec_commit(context.spec.folder),
+        left_out=collect_left_out(context),
+    )
+
+
+def _record(prepared: PreparedVariant) -> VariantRecord:
+    return VariantRecord(
+        name=prepared.name,
+        target=prepared.plan.target,
+        level=prepared.optimized.step,
+        ladder=prepared.optimized.ladder,
+        verification=prepared.verified.record,
+        measurements=prepared.measured.measurements if prepared.measured else (),
+        decision=prepared.measured.decision if prepared.measured else None,
+        tuning=prepared.tuned.record if prepared.tuned else None,
+        # What was fused and is not shipped, since it was not faster, is no part of the variant.
+        conversion=prepared.conversion if prepared.shipped == PREPARED else None,
+        accuracy=prepared.verified.accuracy,
+    )

@@ -1,0 +1,174 @@
+"""Files of a plan: the verified graph, other levels, and other forms of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortprep.bundle.atomic import new_folder, write_json_atomic
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.loader_config import VersionRange
+from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.children.child import run_child
+from ortprep.errors import PipelineError, StageError
+from ortprep.options import with_external_data
+from ortprep.runtime.loading.session import build_session
+from ortprep.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
+from ortprep.stages.optimize.graph_writer import SaveResult
+from ortprep.stages.optimize.ladder import plan_ladder
+from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.session_plans import loading_providers
+from ortprep.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
+
+_DESCRIPTION = ".described"
+_PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """Files that a session is made from, alone in their folder."""
+
+    folder: Path
+    model: str
+    saved: SaveResult
+    form: str
+
+    @property
+    def path(self) -> Path:
+        """The model file."""
+        return self.folder / self.model
+
+
+class Artefacts:
+    """Makes each artefact once, and reuses those of an interrupted run."""
+
+    def __init__(
+        self, job: OptimizeJob, prepared: Path, level: str, kept: Path, say: Callable[[str], None]
+    ) -> None:
+        self._job, self._prepared, self._level, self._kept, self._say = job, prepared, level, kept, say
+        self._made: dict[tuple[str, str], Artefact] = {}
+        self._failed: dict[tuple[str, str], PipelineError] = {}
+
+    def get(self, form: str, level: str) -> Artefact:
+        """Returns the files of a form and level.
+
+        Raises:
+            StageError: They cannot be made, or what was made is not safe to use.
+            PipelineError: Anything else that keeps ONNX Runtime from writing them.
+        """
+        key = (form, level)
+        if key in self._failed:
+            raise self._failed[key]
+        if key not in self._made:
+            try:
+                self._made[key] = self._find(form, level)
+            except PipelineError as error:
+                self._failed[key] = error
+                raise
+        return self._made[key]
+
+    def _find(self, form: str, level: str) -> Artefact:
+        if form == MAPPED and level == self._level:
+            saved, _ = save_and_describe(self._job, self._prepared, None)
+            return Artefact(self._prepared, self._job.model, saved, form)
+        folder = self._kept / "artefacts" / f"{form}-{level}"
+        description = folder.with_name(folder.name + _DESCRIPTION)
+        if not description.is_file():
+            self._say(f"writing {form}, {level}")
+            saved = self._make(form, level, folder)
+            write_json_atomic(description, encode(saved))
+        name = Path(self._job.model).with_suffix(".ort").name if form == ORT else self._job.model
+        return Artefact(folder, name, decode(SaveResult, read_json(description)), form)
+
+    def _make(self, form: str, level: str, folder: Path) -> SaveResult:
+        shutil.rmtree(folder, ignore_errors=True)
+        with new_folder(folder) as temporary:
+            job = dataclasses.replace(self._job, folder=temporary.resolve())
+            if form == MAPPED:
+                return _write_level(job, level)
+            return _write_form(job, form, self.get(MAPPED, level), temporary.resolve())
+
+
+def _write_level(job: OptimizeJob, level: str) -> SaveResult:
+    optimize = job.spec.optimize
+    ladder = plan_ladder(job.role, level="all", disabled_optimizers=optimize.disabled_optimizers)
+    step = next((step for step in ladder if step.name == level), None)
+    if step is None:
+        raise StageError(f"no such level: {level!r}")
+    attempt, saved = try_step(job, step)
+    if saved is None:
+        raise StageError(f"level {level!r} failed: {attempt.outcome}")
+    return saved
+
+
+def _write_form(job: OptimizeJob, form: str, mapped: Artefact, folder: Path) -> SaveResult:
+    if form == PREPACKED:
+        saved, _ = save_and_describe(job, folder, _prepacking_plan(job, mapped.path, folder / job.model))
+        _require_safe(saved)
+        return saved
+    request = {"form": form, "source": str(mapped.path), "folder": str(folder), "model": job.model}
+    run_child(write_form, request, timeout_s=job.spec.optimize.timeout_s)
+    if form == ORT:
+        # Nothing but ONNX Runtime reads the format, and only the version that wrote it is known to.
+        return mapped.saved
+    saved, _ = save_and_describe(job, folder, None)
+    _require_safe(saved)
+    return saved
+
+
+def _require_safe(saved: SaveResult) -> None:
+    if errors := errors_of(saved.findings):
+        raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
+
+
+def _prepacking_plan(job: OptimizeJob, source: Path, model: Path) -> SessionPlan:
+    """Returns the session that writes a prepared graph with prepacked copies of its weights."""
+    options = SessionOptionsRecord(
+        "ORT_DISABLE_ALL",
+        attributes={"optimized_model_filepath": str(model)},
+        config_entries={_PREPACKED_ENTRY: "1", **with_external_data(model)},
+    )
+    return SessionPlan(str(source), options, loading_providers(job.spec.runtime, job.role))
+
+
+def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function: writes a prepared graph with its weights in one file.
+
+    Args:
+        request: `form`, `inline` or `ort`; `source`, the mapped model; `folder` and `model`, what is written.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model.
+    """
+    source, written = Path(request["source"]), Path(request["folder"]) / request["model"]
+    if request["form"] == INLINE:
+        from ortprep.stages.core.graphs.inlining import write_inline
+
+        write_inline(source, written, data_folder=source.parent)
+    else:
+        build_session(_ort_plan(source, written.with_suffix(".ort")))
+    return {}
+
+
+def _ort_plan(source: Path, model: Path) -> SessionPlan:
+    from ortprep.runtime.loading.session import CPU, default_plan
+
+    return default_plan(
+        str(source),
+        CPU,
+        level="ORT_DISABLE_ALL",
+        attributes={"optimized_model_filepath": str(model)},
+        config_entries={"session.save_model_format": "ORT", "session.disable_prepacking": "1"},
+    )
+
+
+def readable_by(artefact: Artefact, versions: VersionRange) -> VersionRange:
+    """Returns the ONNX Runtime versions that read an artefact, given those that read its graph."""
+    if artefact.form != ORT:
+        return versions
+    major, minor, *_ = artefact.saved.onnxruntime.split(".")
+    return VersionRange(f"{major}.{minor}", f"{major}.{int(minor) + 1}")

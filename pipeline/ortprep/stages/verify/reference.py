@@ -1,0 +1,150 @@
+"""The source's answers, and how far they are from its own optimised self: computed once for all variants.
+
+A session on a large source takes minutes and twice the memory of its weights. So one variant's task runs it
+and keeps the answers and samples for the tasks of the other variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ortprep.bundle.atomic import write_json_atomic
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.manifest import OutputError
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.answers import Answers
+from ortprep.errors import PipelineError, StageError
+from ortprep.runtime.loading.session import CPU, default_plan
+from ortprep.stages.core.contract import PORTABLE, Context, Plan
+from ortprep.stages.core.inputs.sample_files import fits_interface
+from ortprep.stages.core.inputs.samples import Sample, make_samples
+from ortprep.stages.core.results import ModelInterface
+from ortprep.stages.core.sources import read_fetched
+from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
+
+SAMPLES_FOLDER = "samples"
+ANSWERS_FOLDER = "reference"
+_RECORD = "reference.json"
+
+
+@dataclass(frozen=True)
+class ReferenceAnswers:
+    """Answers that every variant is compared with.
+
+    Attributes:
+        samples: The inputs; the first is of the primary shapes.
+        noise: Distance of the fully optimised source on the CPU, per output; empty where it does not run.
+    """
+
+    samples: tuple[Sample, ...]
+    answers: Answers
+    noise: tuple[OutputError, ...]
+
+
+def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str) -> ReferenceAnswers:
+    """Returns the part of a reference whose inputs a model takes: one that is bound takes no other shapes.
+
+    Raises:
+        StageError: There is no such sample.
+    """
+    fits = [fits_interface(sample.path, interface) for sample in reference.samples]
+    if all(fits):
+        return reference
+    if not any(fits):
+        shapes = "; ".join(dict.fromkeys(sample.shapes for sample in reference.samples))
+        expected = ", ".join(f"{item.name} {list(item.shape or ())}" for item in interface.inputs)
+        raise StageError(
+            f"no sample to run it with: {subject}\n  expected a sample with {expected}, got {shapes}",
+            hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
+        )
+    samples, answers = reference.samples, reference.answers.samples
+    return replace(
+        reference,
+        samples=tuple(sample for sample, fit in zip(samples, fits, strict=True) if fit),
+        answers=replace(
+            reference.answers,
+            samples=tuple(answer for answer, fit in zip(answers, fits, strict=True) if fit),
+        ),
+    )
+
+
+def reference_variant(plan: Plan) -> str:
+    """Returns the variant whose `verify` runs the source: one on the CPU, as the reference is."""
+    return "cpu" if "cpu" in plan.targets else PORTABLE
+
+
+def source_plan(context: Context) -> SessionPlan:
+    """Returns the session that gives the reference."""
+    return default_plan(str(read_fetched(context).path), CPU, level="ORT_DISABLE_ALL")
+
+
+def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
+    """Writes samples and the source's answers to them into the stage's folder.
+
+    Raises:
+        SpecError: The spec, or a sample of it, does not fit the model.
+        StageError: The source does not run on the CPU.
+        OSError: The disk is full.
+    """
+    fetched = read_fetched(context).description
+    samples = make_samples(context.spec, fetched.interface, context.folder / SAMPLES_FOLDER)
+    context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
+    plan = source_plan(context)
+    try:
+        answers = run_samples(context, plan, samples, context.folder / ANSWERS_FOLDER)
+    except PipelineError as error:
+        raise StageError(
+            f"the source does not run on CPU: {describe(context)}\n  {error.message}",
+            hint=error.hint or "check it, or its samples, with plain ONNX Runtime on CPU",
+        ) from error
+    noise = _measure_noise(context, plan.model, samples, answers, scratch)
+    reference = ReferenceAnswers(samples, answers, noise)
+    write_reference(context.folder, reference)
+    return reference
+
+
+def _measure_noise(
+    context: Context, model: str, samples: tuple[Sample, ...], answers: Answers, scratch: Path
+) -> tuple[OutputError, ...]:
+    context.say("noise floor")
+    try:
+        optimised = run_samples(context, default_plan(model, CPU), samples, scratch / "noise")
+        return build_errors(tuple(judge(context.spec, samples, expected=answers, got=optimised)))
+    except PipelineError as error:
+        context.say(f"no noise floor: {error.message}")
+        return ()
+
+
+def write_reference(folder: Path, reference: ReferenceAnswers) -> None:
+    """Writes a record of a reference whose files are below `folder`.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    root = folder.resolve()
+    relative = _moved(reference, lambda file: Path(file).relative_to(root).as_posix())
+    write_json_atomic(folder / _RECORD, encode(relative))
+
+
+def read_reference(folder: Path) -> ReferenceAnswers:
+    """Reads what `write_reference` wrote into a task's folder, wherever that is now.
+
+    Raises:
+        BundleError: It is not there, or damaged.
+    """
+    return _moved(decode(ReferenceAnswers, read_json(folder / _RECORD)), lambda file: str(folder / file))
+
+
+def _moved(reference: ReferenceAnswers, move: Callable[[str], str]) -> ReferenceAnswers:
+    """Returns the reference with other paths: a stage's folder gets its name when the stage is done."""
+    answers = tuple(
+        tuple(replace(answer, file=move(answer.file)) for answer in sample)
+        for sample in reference.answers.samples
+    )
+    return replace(
+        reference,
+        samples=tuple(replace(sample, file=move(sample.file)) for sample in reference.samples),
+        answers=replace(reference.answers, samples=answers),
+    )

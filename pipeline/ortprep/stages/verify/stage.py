@@ -1,0 +1,267 @@
+"""`verify`: does the prepared model answer as its source does?
+
+The reference is the source as it stands, unoptimised, on the CPU; the candidate is the written file as jobs
+will load it, on its target. A third session, the source as plain ONNX Runtime optimises it on the CPU, gives
+the noise floor: what tolerance is honest for this model. They run one after another, each in a process of its
+own, and leave their outputs in files, so that no two of them ever stand in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.bundle.manifest import VerificationRecord
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.answers import Answers, TensorDeclaration
+from ortprep.errors import PipelineError, StageError, VerificationError
+from ortprep.runtime.loading.session import CUDA
+from ortprep.runtime.machine.hardware import hardware_fingerprint
+from ortprep.stages.core.accuracy import gate_key, judge_accuracy
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
+from ortprep.stages.core.provenance import runtime_versions
+from ortprep.stages.core.results import OptimizeResult, VerifyResult
+from ortprep.stages.core.sources import FETCH, read_source, source_task
+from ortprep.stages.verify.comparison import (
+    Judged,
+    build_errors,
+    describe,
+    describe_failure,
+    judge,
+    run_samples,
+    suggest,
+    worst_failure,
+)
+from ortprep.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
+from ortprep.stages.verify.reference import (
+    ReferenceAnswers,
+    fitting,
+    make_reference,
+    read_reference,
+    reference_variant,
+    source_plan,
+)
+
+
+class VerifyStage:
+    """Compares every output of every sample, and fails the build if one is outside its tolerance."""
+
+    name = "verify"
+    version = 2
+
+    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+        """Returns every variant that is built, the one whose task runs the source first."""
+        return tuple(dict.fromkeys((reference_variant(plan), *plan.variants)))
+
+    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+        """Returns the source, the written model, and, for all variants but one, the reference."""
+        owner = reference_variant(plan)
+        reference = () if variant == owner else (TaskId("verify", owner),)
+        graphs = dict.fromkeys((FETCH, source_task(plan, variant)))
+        return (*graphs, TaskId("optimize", variant), *reference)
+
+    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        """Returns tolerances, inputs, every byte of the samples, and what computes the answers."""
+        spec, target = plan.spec, target_of(plan, variant)
+        gated = variant is not None and plan.variant_plans[variant].has_own_precision
+        return {
+            **(gate_key(spec) if gated else {}),
+            "verify": spec.verify.model_dump(mode="json"),
+            "inputs": inputs_key(spec),
+            "samples": samples_key(spec),
+            # numpy draws the seeded inputs.
+            "tools": runtime_versions(target, "numpy"),
+            "hardware": hardware_fingerprint(target),
+        }
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Runs source and candidate and compares them; one variant's task keeps the reference for the others.
+
+        Raises:
+            VerificationError: The candidate does not run, or does not answer as the source does.
+            SpecError: The spec, or a sample of it, does not fit the model.
+            StageError: The source does not run on the CPU.
+            OSError: The disk is full.
+        """
+        with _scratch(context.folder / "answers") as scratch:
+            every = _reference(context, scratch)
+            reference = fitting(every, read_source(context).description.interface, describe(context))
+            candidate = _run_candidate(context, reference, scratch)
+            judged = tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
+            accuracy: tuple[OutputAccuracy, ...] = ()
+            if context.variant_plan.has_own_precision:
+                accuracy = _require_gate(context, reference, candidate)
+            else:
+                _require_equal(context, reference, judged, scratch)
+            if context.variant_plan.is_converted:
+                # Answers in another precision are further from the source's than a tolerance allows.
+                answers = candidate if context.variant_plan.has_own_precision else reference.answers
+                _keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
+            if _makes_reference(context):
+                _keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
+        return dict(encode(VerifyResult(_record(context, reference, judged), accuracy)))
+
+    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
+        """Checks that outputs were compared and, where the source was run, that there is a golden sample.
+
+        Raises:
+            StageError: None was, or there is none.
+        """
+        outcome = decode(VerifyResult, result)
+        if not outcome.record.errors and not outcome.accuracy:
+            raise StageError(f"verified without an output: {describe(context)}")
+        own = (OWN_GOLDEN_FILE,) if context.variant_plan.is_converted else ()
+        for name in (*own, *((GOLDEN_FILE,) if _makes_reference(context) else ())):
+            if not (context.folder / name).is_file():
+                raise StageError(f"no {name} was written: {describe(context)}")
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    # Below the stage's own folder, since /tmp may be memory and outputs may be large.
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _makes_reference(context: Context) -> bool:
+    return context.variant == reference_variant(context.plan)
+
+
+def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
+    if _makes_reference(context):
+        return make_reference(context, scratch)
+    owner = TaskId("verify", reference_variant(context.plan))
+    context.say(f"source on CPU: reusing the answers for {owner}")
+    return read_reference(context.upstream[owner].folder)
+
+
+def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
+    upstream = context.upstream[TaskId("optimize", context.variant)]
+    optimized = decode(OptimizeResult, upstream.result)
+    model = str((upstream.folder / optimized.model).resolve())
+    context.say(f"prepared model ({optimized.step})")
+    plan = SessionPlan(model, optimized.session_options, optimized.providers)
+    try:
+        candidate = run_samples(context, plan, reference.samples, scratch / "candidate")
+    except PipelineError as error:
+        raise VerificationError(
+            f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
+        ) from error
+    _require_signature(context, reference.answers, candidate)
+    return candidate
+
+
+def _require_gate(
+    context: Context, reference: ReferenceAnswers, candidate: Answers
+) -> tuple[OutputAccuracy, ...]:
+    judgement = judge_accuracy(
+        context.spec,
+        reference.samples,
+        expected=reference.answers,
+        got=candidate,
+        # A bucket computes what its parent does, which was judged on all samples.
+        of_all=not context.variant_plan.is_bucket,
+    )
+    if not judgement.ok:
+        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
+        raise VerificationError(
+            f"the prepared model misses its accuracy gate: {describe(context)}\n{lines}",
+            hint="optimize less: optimize: {level: extended} in the spec; what convert wrote passed the gate",
+        )
+    return judgement.outputs
+
+
+def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
+    """Compares what the sessions declare; an output's declared shape may have become more exact."""
+    plan, convert = context.variant_plan, context.spec.convert
+    halved = plan.has_own_precision and convert is not None and not convert.half.keep_io
+
+    def kind(value: TensorDeclaration) -> str:
+        return value.type.replace("(float16)", "(float)") if halved else value.type
+
+    inputs = [
+        [(value.name, kind(value), () if plan.binding else value.shape) for value in side.inputs]
+        for side in (expected, got)
+    ]
+    outputs = [[(value.name, kind(value)) for value in side.outputs] for side in (expected, got)]
+    for what, left, right in (("inputs", *inputs), ("outputs", *outputs)):
+        if left != right:
+            raise VerificationError(
+                f"the prepared model's {what} differ from its source's: {describe(context)}\n"
+                f"  expected {_list(left)}, got {_list(right)}"
+            )
+
+
+def _list(signatures: Sequence[Any]) -> str:
+    return ", ".join(
+        f"{name} {kind}{list(shape[0]) if shape and shape[0] else ''}" for name, kind, *shape in signatures
+    )
+
+
+def _require_equal(
+    context: Context, reference: ReferenceAnswers, judged: Sequence[Judged], scratch: Path
+) -> None:
+    if all(item.comparison.ok for item in judged):
+        return
+    subject = describe(context)
+    floor = {error.output: error for error in reference.noise}
+    worst = worst_failure(judged)
+    again = run_samples(context, source_plan(context), reference.samples, scratch / "again")
+    repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
+    if not all(item.comparison.ok for item in repeated):
+        raise VerificationError(
+            f"the source gives different answers each time it runs: {subject}\n"
+            f"{describe_failure(judged, floor)}",
+            hint="give its random operators a seed attribute; random answers cannot be verified",
+        )
+    optimized = decode(OptimizeResult, context.upstream[TaskId("optimize", context.variant)].result)
+    raise VerificationError(
+        f"the prepared model's answers differ from its source's: {subject}\n"
+        f"{describe_failure(judged, floor)}",
+        hint=suggest(
+            worst,
+            floor.get(worst.comparison.name),
+            # Loads of the portable variant optimise it up to the user's level.
+            step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
+            in_tf32=any(
+                provider.name == CUDA and provider.options.get("use_tf32") != "0"
+                for provider in optimized.providers
+            ),
+        ),
+    )
+
+
+def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
+    sizes = [sample.elements for sample in samples]
+    smallest = sizes.index(min(sizes))
+    sample = samples[smallest].path
+    write_golden(context.folder / name, sample=sample, answers=answers.samples[smallest])
+    size_bytes = sample.stat().st_size
+    if size_bytes > MAX_GOLDEN_BYTES:
+        context.say(
+            f"golden sample with inputs of {size_bytes // 2**20} MB, since no declared shape is smaller; "
+            "every load that checks answers reads it"
+        )
+
+
+def _record(context: Context, reference: ReferenceAnswers, judged: Sequence[Judged]) -> VerificationRecord:
+    verify = context.spec.verify
+    return VerificationRecord(
+        rtol=verify.rtol,
+        atol=verify.atol,
+        samples=len(reference.samples),
+        inputs="seeded" if context.spec.samples is None else "samples",
+        # What a gate judges has its figures in `accuracy`; no tolerance applies to it.
+        errors=() if context.variant_plan.has_own_precision else build_errors(judged),
+        noise_floor=reference.noise,
+    )

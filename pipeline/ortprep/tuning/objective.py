@@ -1,0 +1,192 @@
+"""Cost and limits of a plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ortprep.children.probe import ProbeResult
+from ortprep.tuning.space import PlanChoice
+
+if TYPE_CHECKING:
+    from ortprep.spec.models import TuneSpec
+
+
+_SLACK = 1.03
+"""Factor by which a trial may exceed a limit and be measured again; the chosen plan keeps it."""
+
+MORE_MEMORY = 1.02
+"""Private memory is the same figure within this factor."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Measurements of one process.
+
+    Attributes:
+        ready_ms: From the start of the process to its first result, primary shape.
+        init_ms: Creating the session.
+        first_ms: First run, primary shape.
+        steady_ms: A later run, weighted over the declared shapes.
+        private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
+        peak_mb: Largest resident set, in MB of 2**20 bytes.
+        gpu_mb: GPU memory, None without GPU.
+    """
+
+    ready_ms: float
+    init_ms: float
+    first_ms: float
+    steady_ms: float
+    private_mb: float
+    peak_mb: float
+    gpu_mb: float | None = None
+
+    @classmethod
+    def of(cls, result: ProbeResult) -> Figures:
+        """Returns what a probe measured on one sample."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
+
+    @property
+    def first_result_ms(self) -> float:
+        """Session and first run together."""
+        return self.init_ms + self.first_ms
+
+    @property
+    def start_ms(self) -> float:
+        """Time before the session: interpreter and imports."""
+        return self.ready_ms - self.first_result_ms
+
+    def with_start(self, start_ms: float) -> Figures:
+        """Returns the figures with `start_ms` for interpreter and imports.
+
+        These do not depend on the plan. On a busy machine they vary by more than a small model's whole
+        session takes.
+        """
+        return replace(self, ready_ms=start_ms + self.first_result_ms)
+
+
+Finals = Mapping[PlanChoice, Sequence[Figures]]
+"""Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One plan that was tried.
+
+    Attributes:
+        kind: Why: `default`, `recipe`, `base`, `screening`, `combination`, `sampler` or `final`.
+        anchors: Figures of the plan it is compared with, each from the same round as its own.
+        failure: Why it gave no figures, None if it did.
+        elapsed_s: Time of the trial, its share of the anchor's processes included.
+    """
+
+    number: int
+    kind: str
+    choice: PlanChoice
+    figures: tuple[Figures, ...]
+    anchors: tuple[Figures, ...]
+    failure: str | None = None
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cost of a job per session, and its limits.
+
+    Attributes:
+        runs_per_load: Runs of a session before it is closed.
+        max_private_mb: Maximum private memory after the runs, in MB of 2**20 bytes.
+        max_gpu_mb: Maximum GPU memory, in MB of 2**20 bytes.
+        max_steady_ratio: Maximum time of a later run, relative to default ONNX Runtime.
+        two_phases: Whether one plan may serve until the session of another is ready.
+    """
+
+    runs_per_load: int
+    max_private_mb: float | None = None
+    max_gpu_mb: float | None = None
+    max_steady_ratio: float | None = None
+    two_phases: bool = True
+
+    def cost_ms(self, figures: Figures) -> float:
+        """Returns the cost of a job from the start of its process to its last run."""
+        return self.pair_cost_ms(figures, figures)
+
+    def pair_cost_ms(self, first: Figures, second: Figures) -> float:
+        """Returns the cost of a job that starts on one plan and continues on another.
+
+        The first plan serves while the second session is created; the later runs are the second plan's.
+        """
+        later = self.runs_per_load - 1
+        meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
+        return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
+
+    def violations(
+        self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
+    ) -> tuple[str, ...]:
+        """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
+        anchors = anchors[: len(figures)]
+        gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
+        steady = median([one.steady_ms for one in figures]) / median([one.steady_ms for one in anchors])
+        pairs = (
+            ("private memory", median([one.private_mb for one in figures]), self.max_private_mb, "MB"),
+            ("GPU memory", median(gpu) if gpu else 0.0, self.max_gpu_mb, "MB"),
+            ("steady run", steady, self.max_steady_ratio, "× default"),
+        )
+        return tuple(
+            f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
+            for what, value, limit, unit in pairs
+            if limit is not None and value > slack * limit
+        )
+
+    def ratios(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> tuple[float, ...]:
+        """Returns a plan's costs relative to the anchor's, round by round."""
+        return tuple(
+            self.cost_ms(one) / self.cost_ms(anchor)
+            for one, anchor in zip(figures, anchors, strict=True)
+            if self.cost_ms(anchor) > 0
+        )
+
+    def score(self, trial: Trial) -> float:
+        """Returns a trial's median cost relative to the anchor's; infinite where it failed."""
+        ratios = self.ratios(trial.figures, trial.anchors)
+        return median(ratios) if ratios and trial.failure is None else float("inf")
+
+    def keeps_limits(self, trial: Trial, *, slack: float = 1.0) -> bool:
+        """Says whether a trial gave figures, and they keep every limit."""
+        works = bool(trial.figures) and trial.failure is None
+        return works and not self.violations(trial.figures, trial.anchors, slack=slack)
+
+    def is_allowed(self, trial: Trial) -> bool:
+        """Says whether a trial keeps every limit, or nearly: one process is not exact."""
+        return self.keeps_limits(trial, slack=_SLACK)
+
+
+def describe_memory(figures: Sequence[Figures], anchors: Sequence[Figures]) -> str:
+    """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
+    own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, anchors))
+    if own_mb <= MORE_MEMORY * other_mb:
+        return ""
+    return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"
+
+
+def objective_of(tune: TuneSpec) -> Objective:
+    """Returns what a spec asks for."""
+    return Objective(
+        runs_per_load=tune.runs_per_load,
+        max_private_mb=tune.max_private_mb,
+        max_gpu_mb=tune.max_gpu_mb,
+        max_steady_ratio=tune.max_steady_ratio,
+        two_phases=tune.first_phase,
+    )
+
+
+def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:
+    """Returns the values of every figure, cost included, by its name."""
+    names = [field.name for field in fields(Figures)]
+    return {
+        **{name: [value for one in figures if (value := getattr(one, name)) is not None] for name in names},
+        "first_result_ms": [one.first_result_ms for one in figures],
+        "cost_ms": [objective.cost_ms(one) for one in figures],
+    }

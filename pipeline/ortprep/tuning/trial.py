@@ -1,0 +1,153 @@
+"""One trial: a plan in a fresh process, through the runtime probe, and its answers compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.answers import Answer, read_answer
+from ortprep.children.probe import ProbeFunction, ProbeRequest, measure_plan
+from ortprep.errors import VerificationError
+from ortprep.measuring.accuracy import AccuracyMeter
+from ortprep.measuring.gate import Gate, find_gate_failures
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.tuning.objective import Figures
+
+
+@dataclass(frozen=True)
+class CheckedSample:
+    """An input, and the source's answers to it.
+
+    Attributes:
+        file: `.npz` of arrays by input name.
+        weight: Weight of this input's runs in the steady figure.
+    """
+
+    file: str
+    answers: tuple[Answer, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A plan to measure, and the answers to compare with.
+
+    Attributes:
+        samples: One per declared shape, the primary shapes first. At least one.
+        tolerances: By output name; "" for those it does not name.
+        steady_s: Seconds of repeated runs per sample.
+        bundle: Folder of a bundle that records the plan; None for plain ONNX Runtime.
+        gate: Judges the answers of a converted model, in place of tolerances.
+    """
+
+    plan: SessionPlan
+    samples: tuple[CheckedSample, ...]
+    tolerances: Mapping[str, Tolerance]
+    steady_s: float
+    io_binding: bool = False
+    bundle: str | None = None
+    gate: Gate | None = None
+
+
+def measure_trial(
+    request: TrialRequest,
+    *,
+    timeout_s: float,
+    memory_bytes: int | None,
+    function: ProbeFunction | None = None,
+) -> Figures:
+    """Measures a plan once, in a process of its own, with at most `memory_bytes` of private memory.
+
+    Raises:
+        VerificationError: An answer is outside its tolerance.
+        LoadError: The session could not be created.
+        ChildError: The process died, hung, or ran out of memory.
+    """
+    probe = ProbeRequest(
+        plan=request.plan,
+        bundle=request.bundle,
+        sample=request.samples[0].file,
+        steady_s=request.steady_s,
+        more_samples=tuple(sample.file for sample in request.samples[1:]),
+        io_binding=request.io_binding,
+    )
+    more = {
+        "samples": encode(request.samples),
+        "tolerances": encode(request.tolerances),
+        "gate": encode(request.gate),
+    }
+    result = measure_plan(
+        probe,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        function=function or measure_and_check,
+        more=more,
+    )
+    steady_ms = weighted_mean(
+        (result.steady_ms, *result.more_steady_ms), [sample.weight for sample in request.samples]
+    )
+    return replace(Figures.of(result), steady_ms=steady_ms)
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Returns the mean of values by weights, at least one of them above zero."""
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Child function of `measure_trial`: measures, then runs every sample once more and compares the answers.
+
+    Args:
+        request: The fields of a `ProbeRequest`, `gpu`, `samples`, `tolerances` and `gate`.
+
+    Raises:
+        VerificationError: An answer is outside its tolerance.
+        PipelineError: The session could not answer.
+    """
+    from ortprep.children.probe_process import measure_runs
+
+    figures, runs = measure_runs(request)
+    samples = decode(tuple[CheckedSample, ...], request["samples"])
+    tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
+    answers = [run.answer() for run in runs]
+    if request["gate"] is not None:
+        _check_gate(answers, samples, decode(Gate, request["gate"]))
+        return figures
+    for sample, outputs in zip(samples, answers, strict=True):
+        _check_answers(outputs, sample, tolerances)
+    return figures
+
+
+def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[CheckedSample], gate: Gate) -> None:
+    meters: dict[str, AccuracyMeter] = {}
+    for sample, outputs in zip(samples, answers, strict=True):
+        for answer in sample.answers:
+            meter = meters.setdefault(answer.output, AccuracyMeter(answer.output))
+            if answer.output in outputs:
+                meter.add(read_answer(answer), outputs[answer.output])
+            else:
+                meter.refuse("the session did not return it")
+    if failures := find_gate_failures(gate, [meter.result() for meter in meters.values()]):
+        lines = "\n  ".join(failures)
+        raise VerificationError(f"misses its accuracy gate\n  {lines}")
+
+
+def _check_answers(
+    outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
+) -> None:
+    from ortprep.runtime.verification.compare import compare_output
+
+    for answer in sample.answers:
+        if answer.output not in outputs:
+            raise VerificationError(f"does not return output {answer.output!r}")
+        tolerance = tolerances.get(answer.output, tolerances[""])
+        found = compare_output(read_answer(answer), outputs[answer.output], tolerance, name=answer.output)
+        if not found.ok:
+            raise VerificationError(
+                f"wrong answer: output {answer.output!r}, {found.reason}\n"
+                f"  expected {found.expected} at {list(found.worst_index)}, got {found.got}"
+            )

@@ -1,0 +1,266 @@
+"""Laws of running tasks: a second run does nothing, a change is found and named, nothing half-done counts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
+from ortprep.build.explanation import explain_tasks, format_explanations
+from ortprep.bundle.digest import DigestCache
+from ortprep.errors import StageError
+from ortprep.stages.core.contract import Plan
+from tests.build.fakes import Count, Shout, tasks
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
+
+
+def run_all(builds: tuple[Task, ...], cache: DigestCache) -> list[bool]:
+    return [run_task(task, cache=cache, say=lambda _: None) for task in builds]
+
+
+def test_a_second_run_does_nothing(artifacts: Path, cache: DigestCache) -> None:
+    shout, count = Shout(), Count()
+    assert run_all(tasks(artifacts, shout, count), cache) == [True, True]
+    assert run_all(tasks(artifacts, shout, count), cache) == [False, False]
+    assert (shout.runs, count.runs) == (["hello"], [5])
+
+
+def test_a_changed_key_runs_the_task_and_those_after_it(artifacts: Path, cache: DigestCache) -> None:
+    run_all(tasks(artifacts, Shout(), Count()), cache)
+    changed = tasks(artifacts, Shout(word="goodbye"), Count())
+    assert why_stale(changed[0], cache) == ("word: was hello, is goodbye",)
+    assert run_all(changed, cache) == [True, True]
+
+
+def test_an_equal_outcome_stops_the_wave(artifacts: Path, cache: DigestCache) -> None:
+    run_all(tasks(artifacts, Shout(), Count()), cache)
+    again = Shout()
+    again.version = 2
+    assert run_all(tasks(artifacts, again, Count()), cache) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "sub/word").write_text("OTHER"), "sub/word: content"),
+        (lambda folder: (folder / "sub/word").write_text("LONGER ONE"), "sub/word: size"),
+        (lambda folder: (folder / "sub/word").unlink(), "sub/word: missing"),
+        (lambda folder: (folder / "extra").write_text(""), "extra: added"),
+        (shutil.rmtree, "its files are gone"),
+    ],
+)
+def test_files_that_are_not_as_they_were_left_are_made_again(
+    artifacts: Path, cache: DigestCache, damage: object, reason: str
+) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    run_all(builds, cache)
+    assert callable(damage)
+    damage(builds[0].folder)
+    assert why_stale(builds[0], cache)[0].startswith(reason)
+    assert run_all(builds, cache) == [True, False]
+    assert (builds[0].folder / "sub/word").read_text() == "HELLO"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": "99.0"}', "\x00"])
+def test_a_damaged_receipt_means_do_it_again(artifacts: Path, cache: DigestCache, content: str) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    run_all(builds, cache)
+    builds[0].receipt.write_text(content)
+    assert why_stale(builds[0], cache) == ("never done",)
+    assert run_all(builds, cache) == [True, False]
+
+
+def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(
+    artifacts: Path, cache: DigestCache
+) -> None:
+    run_all(tasks(artifacts, Shout(), Count()), cache)
+    broken = tasks(artifacts, Shout(word="goodbye", fails=True), Count())
+    with pytest.raises(StageError, match="shout of m: lost its voice") as caught:
+        run_task(broken[0], cache=cache, say=lambda _: None)
+    assert caught.value.hint == "drink tea"
+    assert (broken[0].folder / "sub/word").read_text() == "HELLO"
+    assert run_all(tasks(artifacts, Shout(), Count()), cache) == [False, False]
+
+
+def test_a_full_disk_is_told_with_a_command_that_shows_which(artifacts: Path, cache: DigestCache) -> None:
+    class Full(Shout):
+        def run(self, context: object) -> dict[str, object]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(StageError, match="shout of m: No space left on device") as caught:
+        run_task(tasks(artifacts, Full(), Count())[0], cache=cache, say=lambda _: None)
+    assert (caught.value.hint or "").startswith(f"df -h {artifacts} ")
+
+
+def test_an_unexpected_error_is_named_with_its_task(artifacts: Path, cache: DigestCache) -> None:
+    class Broken(Shout):
+        def run(self, context: object) -> dict[str, object]:
+            raise ZeroDivisionError("by zero")
+
+    with pytest.raises(StageError, match="shout of m: ZeroDivisionError: by zero"):
+        run_task(tasks(artifacts, Broken(), Count())[0], cache=cache, say=lambda _: None)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OSError(errno.EIO, "Input/output error")])
+def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(
+    artifacts: Path, cache: DigestCache, error: Exception
+) -> None:
+    class Keyless(Shout):
+        def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+            raise error
+
+    run_all(tasks(artifacts, Shout(), Count()), cache)
+    shout, count = explain_tasks(tasks(artifacts, Keyless(), Count()), cache=cache)
+    (reason,) = shout.reasons
+    assert reason.startswith("it would fail: ")
+    assert count.reasons == ("shout runs before it",)
+    with pytest.raises(StageError) as caught:
+        run_task(tasks(artifacts, Keyless(), Count())[0], cache=cache, say=lambda _: None)
+    assert caught.value.message == f"shout of m: {reason.removeprefix('it would fail: ')}"
+
+
+def test_a_promise_not_kept_is_a_failure(artifacts: Path, cache: DigestCache) -> None:
+    class Liar(Shout):
+        def run(self, context: object) -> dict[str, object]:
+            return {"length": 0}
+
+    with pytest.raises(StageError, match="no word was written"):
+        run_task(tasks(artifacts, Liar(), Count())[0], cache=cache, say=lambda _: None)
+
+
+def test_a_task_before_its_requirements_says_so(artifacts: Path, cache: DigestCache) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    with pytest.raises(StageError, match="shout of m has to run first"):
+        run_task(builds[1], cache=cache, say=lambda _: None)
+
+
+def test_explain_says_what_runs_and_what_follows_from_it(artifacts: Path, cache: DigestCache) -> None:
+    run_all(tasks(artifacts, Shout(), Count()), cache)
+    explained = explain_tasks(tasks(artifacts, Shout(word="goodbye"), Count()), cache=cache)
+    assert list(format_explanations(explained)) == [
+        "m: shout: runs, because",
+        "    word: was hello, is goodbye",
+        "m: count/cpu: runs, because",
+        "    shout runs before it",
+    ]
+    unborn = explain_tasks(tasks(artifacts, Shout(), Count(), name="new"), cache=cache)
+    assert [item.reasons for item in unborn] == [("never done",), ("shout runs before it",)]
+    current = explain_tasks(tasks(artifacts, Shout(), Count()), cache=cache)
+    assert list(format_explanations((*current, *unborn))) == [
+        "m: up to date, shout, count",
+        "new: never done; runs shout, count",
+    ]
+
+
+def test_removing_an_outcome_makes_the_task_new(artifacts: Path, cache: DigestCache) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    run_all(builds, cache)
+    remove_outcome(builds[0])
+    assert not builds[0].folder.exists()
+    assert why_stale(builds[0], cache) == ("never done",)
+
+
+def test_a_receipt_is_json_that_names_every_file(artifacts: Path, cache: DigestCache) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    run_all(builds, cache)
+    receipt = json.loads(builds[0].receipt.read_text())
+    assert [entry["path"] for entry in receipt["files"]] == ["sub/word"]
+    assert receipt["result"] == {"length": 5}
+
+
+RACER = """
+import sys
+from pathlib import Path
+from ortprep.bundle.digest import DigestCache
+from ortprep.build.execution import run_task
+from tests.build.fakes import Count, Shout, tasks
+shout = Shout()
+task = tasks(Path(sys.argv[1]), shout, Count())[0]
+print("ready", flush=True)
+sys.stdin.readline()
+print(run_task(task, cache=DigestCache(Path(sys.argv[2])), say=lambda line: None))
+"""
+
+
+def test_of_two_builds_at_once_one_works_and_the_other_finds_it_done(artifacts: Path, tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(artifacts), str(tmp_path / "cache")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    outcomes = [racer.communicate("go\n")[0].strip() for racer in racers]
+    assert sorted(outcomes) == ["False", "True"]
+
+
+SLEEPER = """
+import sys, time
+from pathlib import Path
+from ortprep.bundle.digest import DigestCache
+from ortprep.build.execution import run_task
+from tests.build.fakes import Count, Shout, tasks
+class Slow(Shout):
+    def run(self, context):
+        result = super().run(context)
+        print("working", flush=True)
+        time.sleep(3600)
+        return result
+run_task(tasks(Path(sys.argv[1]), Slow(), Count())[0], cache=DigestCache(), say=lambda line: None)
+"""
+
+
+def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(
+    artifacts: Path, cache: DigestCache
+) -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(artifacts)], stdout=subprocess.PIPE)
+    assert sleeper.stdout is not None
+    with sleeper:
+        assert sleeper.stdout.readline() == b"working\n"
+        os.kill(sleeper.pid, signal.SIGKILL)
+    builds = tasks(artifacts, Shout(), Count())
+    assert why_stale(builds[0], cache) == ("never done",)
+    assert run_all(builds, cache) == [True, True]
+    assert not list(builds[0].folder.parent.glob(".tmp-*"))
+
+
+def test_what_a_kill_leaves_of_a_receipt_is_removed_by_the_next_run(
+    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (build, _) = tasks(artifacts, Shout(), Count())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # SIGKILL lets nobody clean up
+        with pytest.raises(KeyboardInterrupt):
+            run_all((build,), cache)
+    assert list(build.receipt.parent.glob(".tmp-*"))
+    assert run_all((build,), cache) == [True]
+    assert not list(build.receipt.parent.glob(".tmp-*"))

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ortprep.children.child import run_child
+from ortprep.errors import (
+    ChildError,
+    ChildKilledError,
+    ChildTimeoutError,
+    IntegrityError,
+    PipelineError,
+    WorkerDiedError,
+)
+from tests.fakes import wait_for
+
+pytestmark = pytest.mark.runtime
+
+BAD = "tests.children.fakes"
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 300.0
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def assert_gone(pid: int) -> None:
+    wait_for(lambda: not is_alive(pid), what=f"process {pid} ends")
+
+
+def wait_for_pid(file: Path) -> int:
+    return int(wait_for(lambda: file.exists() and file.read_text(), what=f"{file} is written"))
+
+
+def test_an_answer_arrives_whole_from_another_process() -> None:
+    request = {"text": "ü\n\0", "list": [1, 2.5, None, True], "nested": {"a": {}}}
+    reply = run_child(f"{BAD}:echo", request)
+    assert reply.value["request"] == request
+    assert reply.value["pid"] != os.getpid()
+    assert reply.elapsed_s > 0
+
+
+def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('a file of the working folder was imported')")
+    (tmp_path / "ortprep").mkdir()
+    (tmp_path / "ortprep" / "__init__.py").write_text("raise RuntimeError('so was a folder')")
+    monkeypatch.chdir(tmp_path)
+    value = run_child(f"{BAD}:echo", {}).value
+    assert value["path"] == [entry or str(tmp_path) for entry in sys.path]
+    assert value["folder"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda s: s.name)
+def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number: signal.Signals) -> None:
+    with pytest.raises(
+        ChildError, match=rf"kill_itself \(pid \d+\)\n  expected an answer, got {number.name}"
+    ) as caught:
+        run_child(f"{BAD}:kill_itself", {"signal": int(number)})
+    # Only SIGKILL never comes from the program itself.
+    assert isinstance(caught.value, ChildKilledError) == (number == signal.SIGKILL)
+
+
+def test_a_child_that_ends_without_an_answer_is_an_error_even_with_code_0() -> None:
+    with pytest.raises(ChildError, match="got exit code 0"):
+        run_child(f"{BAD}:vanish", {})
+
+
+def test_a_child_that_exits_is_an_error_with_its_code() -> None:
+    with pytest.raises(ChildError, match="got exit code 3"):
+        run_child(f"{BAD}:exit_loudly", {})
+
+
+def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+
+    class LateTimer(threading.Timer):
+        """Starts to count once the child hangs: how long it takes to get there is up to the machine."""
+
+        def run(self) -> None:
+            wait_for_pid(pid_file)
+            super().run()
+
+    monkeypatch.setattr(threading, "Timer", LateTimer)
+    with pytest.raises(ChildTimeoutError, match="within 2 s\n    about to hang"):
+        run_child(f"{BAD}:hang", {"pid_file": str(pid_file)}, timeout_s=2)
+    assert not is_alive(int(pid_file.read_text()))
+
+
+def test_a_deadline_of_nothing_is_a_deadline(tmp_path: Path) -> None:
+    with pytest.raises(ChildTimeoutError):
+        run_child(f"{BAD}:hang", {"pid_file": str(tmp_path / "pid")}, timeout_s=0)
+
+
+def test_an_endless_deadline_is_none() -> None:
+    assert run_child(f"{BAD}:echo", {}, timeout_s=float("inf")).value["request"] == {}
+
+
+def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run_child(f"{BAD}:echo", {}).value["request"] == {}
+        with pytest.raises(ChildError, match="expected an answer"):
+            run_child(f"{BAD}:kill_itself", {"signal": int(signal.SIGKILL)})
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_an_error_of_the_package_arrives_with_class_message_and_hint() -> None:
+    with pytest.raises(IntegrityError) as caught:
+        run_child(f"{BAD}:raise_known", {})
+    assert type(caught.value) is IntegrityError
+    assert caught.value.message == "bytes differ: weights\n  expected a, got ü"
+    assert caught.value.hint == "ortprep check here"
+
+
+def test_an_error_arrives_with_its_details() -> None:
+    with pytest.raises(WorkerDiedError, match="cpu/0 died") as caught:
+        run_child(f"{BAD}:raise_with_details", {})
+    assert (caught.value.pid, caught.value.returncode, caught.value.stderr) == (17, 3, ("out of luck",))
+
+
+def test_an_error_class_the_parent_does_not_know_arrives_as_the_root() -> None:
+    with pytest.raises(PipelineError, match="something of its own") as caught:
+        run_child(f"{BAD}:raise_private", {})
+    assert type(caught.value) is PipelineError
+
+
+def test_an_unforeseen_exception_arrives_with_its_traceback() -> None:
+    with pytest.raises(ChildError, match=r"(?s)exit code 1.*raise_value_error.*nobody foresaw this"):
+        run_child(f"{BAD}:raise_value_error", {})
+
+
+def test_running_out_of_memory_is_said_so() -> None:
+    with pytest.raises(ChildError, match="out of memory"):
+        run_child(f"{BAD}:raise_memory_error", {})
+
+
+@pytest.mark.parametrize("function", ["write_to_full_disk", "answer_on_full_disk"])
+def test_a_full_disk_is_said_so_and_never_a_failure_of_what_was_tried(function: str) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        run_child(f"{BAD}:{function}", {})
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_an_answer_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(ChildError, match="unreadable answer"):
+        run_child(f"{BAD}:return_unserialisable", {})
+
+
+def test_a_function_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ChildError, match="no_such_function"):
+        run_child(f"{BAD}:no_such_function", {})
+
+
+def test_what_a_child_prints_is_no_part_of_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_child(f"{BAD}:print_a_lot", {}).value == {"ok": True}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_child_leaves_running_ends_with_it() -> None:
+    pid = run_child(f"{BAD}:leave_grandchild", {}).value["pid"]
+    assert_gone(pid)
+
+
+def test_what_a_crashed_child_forked_ends_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with pytest.raises(ChildError, match="SIGSEGV"):
+        run_child(f"{BAD}:fork_then_die", {"pid_file": str(pid_file)})
+    assert_gone(int(pid_file.read_text()))
+
+
+def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTPREP_TEST_A", "parent")
+    monkeypatch.setenv("ORTPREP_TEST_B", "parent")
+    names = ["ORTPREP_TEST_A", "ORTPREP_TEST_B"]
+    reply = run_child(f"{BAD}:change_environment", {"names": names}, environment={"ORTPREP_TEST_B": "child"})
+    assert reply.value == {"ORTPREP_TEST_A": "parent", "ORTPREP_TEST_B": "child"}
+
+
+def test_the_peak_is_the_childs_own() -> None:
+    ballast = bytearray(os.urandom(1)) * (200 * 2**20)
+    small = run_child(f"{BAD}:allocate", {"size_bytes": 1}).peak_rss_bytes
+    large = run_child(f"{BAD}:allocate", {"size_bytes": 64 * 2**20}).peak_rss_bytes
+    assert small < len(ballast) // 2
+    assert large - small > 60 * 2**20
+
+
+def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_child(f"{BAD}:echo", {})
+    with pytest.raises(ChildError):
+        run_child(f"{BAD}:vanish", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+PARENT = f"""
+import os, signal, sys
+from ortprep.children.child import run_child
+signal.signal(signal.SIGINT, signal.default_int_handler)
+wait = os.waitid
+def say_and_wait(*arguments):
+    print("waiting", flush=True)
+    return wait(*arguments)
+os.waitid = say_and_wait
+run_child("{BAD}:hang", {{"pid_file": sys.argv[1]}})
+"""
+
+
+@contextmanager
+def parent_of_hanging_child(pid_file: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Yields a process that waits for its child, and that child's number once it hangs."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(pid_file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert parent.stdout is not None
+    with parent:
+        try:
+            assert parent.stdout.readline() == b"waiting\n"
+            yield parent, wait_for_pid(pid_file)
+        finally:
+            parent.kill()
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    with parent_of_hanging_child(tmp_path / "pid") as (parent, pid):
+        assert is_alive(pid)
+        parent.kill()
+        parent.wait()
+    assert_gone(pid)
+
+
+def test_an_interrupted_wait_ends_the_child(tmp_path: Path) -> None:
+    with parent_of_hanging_child(tmp_path / "pid") as (parent, pid):
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(PATIENCE_S) != 0
+    assert not is_alive(pid)

@@ -1,0 +1,86 @@
+"""What a start shows, and which measure would remove which part of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortprep.doctor.initialisation.phases import Initialisation, Phase, PhaseName
+from ortprep.doctor.initialisation.verdict import ACCOUNTED, Start, find_in_start, saved_by
+
+
+def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:
+    initialisation = Initialisation(tuple(Phase(name, ms) for name, ms in phases), ())
+    start = Start(
+        numpy_ms=0.0,
+        onnxruntime_ms=0.0,
+        initialisation=initialisation,
+        first_extra_ms=0.0,
+        steady_ms=1.0,
+        measured_init_ms=initialisation.total_ms,
+        on_gpu=False,
+    )
+    return replace(start, **changes)  # type: ignore[arg-type]
+
+
+def codes(start: Start) -> dict[str, str]:
+    return {finding.code: finding.text for finding in find_in_start(start)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "on_gpu"),
+    [
+        ("optimise", "optimised-at-every-load", False),
+        ("inline", "optimised-at-every-load", False),
+        ("parse", "weights-inside-the-model-file", False),
+        ("weights_out", "weights-inside-the-model-file", False),
+        ("prepack", "prepacked-at-every-load", False),
+        ("provider", "device-made-ready-at-every-load", True),
+        ("weights_in", "weights-copied-to-the-device", True),
+    ],
+)
+def test_a_phase_that_takes_long_is_found_with_what_removes_it(
+    phase: PhaseName, code: str, on_gpu: bool
+) -> None:
+    found = find_in_start(start_of((phase, 500.0), ("finish", 1.0), on_gpu=on_gpu))
+    advice = next(one for one in found if one.code == code)
+    assert "500 ms of 502 ms" in advice.text
+    assert advice.hint
+    assert advice.saves_ms == 500
+    assert code not in codes(start_of((phase, 5.0), ("finish", 500.0), on_gpu=on_gpu))
+
+
+def test_what_cannot_apply_is_not_advised() -> None:
+    phases: list[tuple[PhaseName, float]] = [("optimise", 50.0), ("parse", 50.0), ("weights_in", 50.0)]
+    advised = {one.code for one in find_in_start(start_of(*phases)) if one.severity == "advice"}
+    assert advised == {"optimised-at-every-load", "weights-inside-the-model-file"}
+    assert "weights-inside-the-model-file" not in codes(start_of(*phases, weights_outside=True))
+    assert not saved_by(start_of(*phases, is_prepared=True)).keys() & advised
+
+
+def test_a_first_run_that_takes_long_is_explained_by_the_device() -> None:
+    on_cpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0))["first-run-takes-long"]
+    on_gpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0, on_gpu=True))["first-run-takes-long"]
+    assert "90 ms longer" in on_cpu
+    assert "touched for the first time" in on_cpu
+    assert "convolutions planned" in on_gpu
+
+
+@given(st.floats(1, 1e6), st.floats(0.5, 2))
+def test_whether_the_phases_add_up_is_said(measured_ms: float, share: float) -> None:
+    found = codes(start_of(("finish", measured_ms * share), measured_init_ms=measured_ms))
+    assert ("phases-add-up" in found) == (abs(measured_ms * share / measured_ms - 1) <= ACCOUNTED)
+    assert ("phases-add-up" in found) != ("phases-do-not-add-up" in found)
+    roughly = codes(start_of(("finish", measured_ms * share), measured_init_ms=measured_ms, is_apart=False))
+    assert "phases-do-not-add-up" not in roughly
+    assert "phases-add-up" in roughly
+
+
+def test_what_measures_save_is_what_their_phases_take() -> None:
+    saved = saved_by(start_of(("inline", 2.0), ("optimise", 30.0), ("parse", 7.0)))
+    assert saved["optimised-at-every-load"] == 32
+    assert saved["weights-inside-the-model-file"] == 7
+    assert saved["prepacked-at-every-load"] == 0

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ortprep.bundle.digest import digest_json
+from ortprep.bundle.manifest import Manifest, SourceRecord
+from ortprep.doctor.upgrade.environments import list_requirements, open_environment, parse_versions
+from ortprep.errors import CacheError, SpecError
+
+NUMPY = f"numpy=={metadata.version('numpy')}"
+SOURCE = SourceRecord("path", "m.onnx", "sha256:0", (), {}, 8, {}, 0)
+
+
+def record(*packages: str) -> Manifest:
+    environment = {"packages": dict.fromkeys(packages, "1.0")}
+    return Manifest("1.4", "m", "2026-01-01T00:00:00+00:00", "0.1.0", "sha256:0", SOURCE, environment, (), ())
+
+
+def test_versions_are_separated_by_commas_and_count_once() -> None:
+    assert parse_versions("1.31.1, 1.32.0,1.31.1") == ("1.31.1", "1.32.0")
+    assert parse_versions("1.33.0rc1,1.33.0.dev20261101") == ("1.33.0rc1", "1.33.0.dev20261101")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1.31.1,", "newest", "../1.31", "1.31.1 --index-url=x", "-r x", "1.31*", "1", "1.2@url"]
+)
+def test_what_is_no_version_never_gets_to_pip(text: str) -> None:
+    with pytest.raises(SpecError, match="not a version of ONNX Runtime"):
+        parse_versions(text)
+
+
+def test_a_bundle_for_the_cpu_needs_the_cpu_wheel_whatever_it_was_made_with() -> None:
+    made = record("onnxruntime-gpu", "nvidia-cudnn")
+    assert list_requirements(made, "1.31.1", gpu=False) == ("onnxruntime==1.31.1", NUMPY)
+
+
+def test_a_bundle_for_a_gpu_needs_its_wheel_and_the_libraries_it_was_made_with() -> None:
+    assert list_requirements(record(), "1.31.1", gpu=True) == ("onnxruntime-gpu==1.31.1", NUMPY)
+    expected = ("onnxruntime-gpu[cuda,cudnn]==1.31.1", NUMPY)
+    assert list_requirements(record("nvidia-cudnn-cu13"), "1.31.1", gpu=True) == expected
+
+
+@pytest.mark.attack
+def test_a_python_that_another_user_put_into_the_cache_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, ran = tmp_path / "cache", tmp_path / "ran"
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(cache))
+    key = digest_json([sys.version, sys.executable, "onnxruntime==1.31.1"]).rpartition(":")[2][:32]
+    python = cache / "environments" / key / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho > {ran}\necho '[]'\n")
+    python.chmod(0o755)
+    cache.chmod(0o777)
+    with pytest.raises(CacheError, match="not safe to use"):
+        open_environment(["onnxruntime==1.31.1"], tmp_path / "folder")
+    assert not ran.exists()
