@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.backend_verdict import CRASHED, EQUAL, NOT_RUN, Verdict
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 
 SUMMARY = "Checks that the optimize stage keeps every operator's answer."
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = run_suite(every=options.every, jobs=options.jobs)
     if options.out:
         result = {"machine": describe_machine(), "verdicts": [asdict(verdict) for verdict in verdicts]}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(result) + "\n", encoding="utf-8")
     surprises = find_surprises(verdicts)
     for line in surprises:
         print(line)

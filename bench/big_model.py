@@ -22,8 +22,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bench.machine import describe_machine
 from bench.models import prepare_command
+from bench.result_file import describe_machine, format_results
 
 SIDE = 4096
 LAYER_BYTES = SIDE * SIDE * 4
@@ -166,9 +166,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="big-model-") as folder:
         result = prepare_big_model(Path(folder), size_bytes=int(arguments.gib * 2**30))
-    print(
-        json.dumps({"question": "preparing a big model", **result, "machine": describe_machine()}, indent=1)
-    )
+    print(format_results({"question": "preparing a big model", **result, "machine": describe_machine()}))
 
 
 if __name__ == "__main__":

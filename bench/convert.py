@@ -10,7 +10,6 @@ their own, and step down its ladder if they must.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import run_task
 from ortprep.bundle.digest import DigestCache
@@ -156,7 +155,7 @@ def main() -> None:
             except PipelineError as error:
                 results[model] = {"failed": error.message}
     document = {"models": results, "machine": describe_machine()}
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    arguments.out.write_text(format_results(document) + "\n")
     print("\n".join(format_rows(results)))
 
 

@@ -8,7 +8,6 @@ To measure another pass, add a line to `PASSES`.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.big_model import write_big_model
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from ortprep.children.child import run_child
 
 _ROOT = Path(__file__).parent.parent
@@ -87,8 +86,8 @@ def main() -> None:
         "passes": figures,
         "machine": describe_machine(),
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    arguments.out.write_text(format_results(result) + "\n")
+    print(format_results(result))
 
 
 if __name__ == "__main__":

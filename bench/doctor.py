@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from ortprep.errors import StageError
 from ortprep.stages.fetch.demo.catalogue import write_demo_model
 
@@ -80,7 +80,7 @@ def main() -> None:
                 starts[f"{model}, ONNX Runtime {found['onnxruntime']}"] = found
         whole = time_all(folder / "resnet50.onnx", folder)
     result = {"machine": describe_machine(), "rounds": arguments.rounds, "starts": starts, "all": whole}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    arguments.out.write_text(format_results(result) + "\n", encoding="utf-8")
     print("| start | phases ms | measured ms | ratio |\n|---|---|---|---|")
     for title, one in starts.items():
         reached = abs(one["ratio"] - 1) <= GOAL_APART

@@ -25,8 +25,8 @@ from typing import Any
 
 import onnxruntime
 
-from bench.machine import describe_machine
 from bench.models import ARTIFACTS
+from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
 from ortprep.bundle.codec import encode
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "applications": found,
     }
     if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(document) + "\n", encoding="utf-8")
     return 1 if print_table(found) else 0
 
 

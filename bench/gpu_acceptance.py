@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare
-from bench.machine import describe_machine
 from bench.models import demo_specs, prepare_command, write_specs
+from bench.result_file import describe_machine, format_results
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.manifest import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
@@ -347,7 +347,7 @@ def main() -> int:
     rows.append(Row("prepare, both models, all targets", "seen", f"{elapsed_s:.0f} s"))
     if arguments.out:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        arguments.out.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        arguments.out.write_text(format_results(document), encoding="utf-8")
     if arguments.dry_run:
         print("A dry run on the CPU: nothing was seen on a GPU.")
     for row in rows:

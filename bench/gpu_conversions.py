@@ -10,7 +10,6 @@ GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.machine import describe_machine
 from bench.models import prepare_command
+from bench.result_file import describe_machine, format_results
 from ortprep.bundle.loader_config import find_variant, read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.session_record import SessionPlan
@@ -163,7 +162,7 @@ def main() -> int:
         rows = list(measure(root, plans_of(root, arguments.target), arguments.batches))
     if arguments.out:
         document = {"machine": describe_machine(), "conversions": lines, "rows": rows}
-        arguments.out.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        arguments.out.write_text(format_results(document), encoding="utf-8")
     print("\n".join(lines))
     for row in rows:
         print(" | ".join(str(value) for value in row.values()))

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.machine import describe_machine
 from bench.models import prepare_command
+from bench.result_file import describe_machine, format_results
 from ortprep.bundle.manifest import MANIFEST_FILE
 
 _DEFAULTS = """\
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "summary": summary,
             "models": [asdict(one) for one in outcomes],
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(result) + "\n", encoding="utf-8")
     return 0
 
 

@@ -22,8 +22,8 @@ from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.machine import describe_machine
 from bench.models import ARTIFACTS, PreparedModel, demo_specs, prepare_specs
+from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import (
     ROOT,
@@ -355,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.sets:
             report[kind] = measure_set(kind, options)
             if options.out:  # after each set: a long run that is cut short is not lost
-                options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                options.out.write_text(format_results(report) + "\n", encoding="utf-8")
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

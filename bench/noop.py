@@ -7,7 +7,6 @@ shipped specs instead; prepare them first.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = """\
@@ -86,7 +85,7 @@ def main() -> None:
         "max_s": round(max(seconds), 3),
         "machine": describe_machine(),
     }
-    print(json.dumps(result, indent=1))
+    print(format_results(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ small requests while workers are killed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -29,8 +28,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from bench.big_model import write_big_model
-from bench.machine import describe_machine
 from bench.models import prepare_command
+from bench.result_file import describe_machine, format_results
 from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, StageError
 from ortprep.runtime import PoolConfig, SessionPool, load
@@ -443,11 +442,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         enter_small_shm(options.shm_mb, given[:place] + given[place + 2 :])
     if options.storm_only:
         storm = weather_storm(options.artifacts.absolute() / "trivial", options.storm)
-        print(json.dumps(storm, indent=1))
+        print(format_results(storm))
         if options.out:
-            options.out.write_text(
-                json.dumps({"machine": describe_machine(), "storm": storm}, indent=1) + "\n"
-            )
+            options.out.write_text(format_results({"machine": describe_machine(), "storm": storm}) + "\n")
         return 1 if storm["failures"] or storm["left_behind"] else 0
     try:
         report = measure(options.artifacts.absolute(), rounds=options.rounds, storm=options.storm)
@@ -455,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(report) + "\n", encoding="utf-8")
     for name, value in report["figures"].items():
         verdict = "reached" if is_reached(name, value) else "MISSED"
         print(f"{name:<24} {value:>10.3g}   goal {report['goals'][name]:<8} {verdict}")

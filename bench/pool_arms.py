@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, default=Path("artifacts/bench/trivial"))
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     options = parser.parse_args()
-    from bench.machine import describe_machine
+    from bench.result_file import describe_machine, format_results
 
     report = compare(
         options.other.absolute(),
@@ -102,7 +102,7 @@ def main() -> int:
     )
     report = {"question": "is the pool as fast as before?", "machine": describe_machine(), **report}
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(report) + "\n", encoding="utf-8")
     for name, ratio in report["ratios"].items():
         print(f"{name:<22} {ratio:6.2f}   {'reached' if ratio >= GOAL else 'MISSED'}")
     return 1 if min(report["ratios"].values()) < GOAL else 0

@@ -24,8 +24,8 @@ from typing import Any
 
 import onnxruntime
 
-from bench.machine import describe_machine
 from bench.models import ARTIFACTS
+from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
 from ortprep.bundle.codec import encode
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     document = {"packages": _REQUIREMENTS, "rounds": options.rounds, "machine": describe_machine(), **found}
     if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(document) + "\n", encoding="utf-8")
     for name, figures in found["figures"].items():
         plain, bundled = (figures[arm]["median"] for arm in (PLAIN, BUNDLES))
         print(f"{name:<11} plain {plain:8.1f}  bundles {bundled:8.1f}  {figures['bundles_to_plain']:.3f}×")

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe_machine
 from bench.noop import ROOT, write_project
+from bench.result_file import describe_machine, format_results
 
 _CHILD = """
 import json, sys, time
@@ -134,7 +134,7 @@ def main() -> None:
         cluster.shutdown()
     result = {"models": arguments.models, "rounds": arguments.rounds, **summarise(rounds)}
     result["machine"] = describe_machine()
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(format_results(result) + "\n")
     for key, value in result.items():
         if key != "machine":
             print(f"{key}: {value}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import random
@@ -27,7 +26,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from ortprep.errors import PipelineError
 
 HTTP_THREADS = 4
@@ -357,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     report = {"question": __doc__, "machine": describe_machine(), "options": vars(options), **report}
-    text = json.dumps(report, indent=1)
+    text = format_results(report)
     if out:
         out.write_text(text + "\n", encoding="utf-8")
     print(text)

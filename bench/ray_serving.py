@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -25,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import describe_machine
 from bench.models import prepare_command
 from bench.pool import blocking, windowed
+from bench.result_file import describe_machine, format_results
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, StageError
@@ -391,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(format_results(report) + "\n", encoding="utf-8")
     for name, value in report["figures"].items():
         verdict = "reached" if is_reached(name, value) else "MISSED"
         print(f"{name:<32} {value:>10.3g}   goal {report['goals'][name]:<8} {verdict}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from ortprep.bundle.digest import DigestCache
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
@@ -171,7 +170,7 @@ def main() -> None:
     for line in describe(results):
         print(line)
     if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(format_results(results) + "\n", encoding="utf-8")
 
 
 def summarise(rounds: list[dict[str, float]], shares: dict[str, float], mib: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ in fresh processes, the start of Python included. A headless Chromium, if there 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe_machine
+from bench.result_file import describe_machine, format_results
 from tests.report.builders import Story, write_bundles
 
 GOAL_S, GOAL_BYTES = 5.0, 5_000_000
@@ -87,7 +86,7 @@ def main() -> None:
         "goals": {"elapsed_s": GOAL_S, "size_bytes": GOAL_BYTES},
         "machine": describe_machine(),
     }
-    print(json.dumps(result, indent=1))
+    print(format_results(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the default are measured again, in the same rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from statistics import geometric_mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.machine import describe_machine
 from bench.models import SPECS
+from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
 from ortprep.build.search_results import read_search, tune_tasks
@@ -347,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         if options.out:  # after each model: a long run that is cut short is not lost
-            text = json.dumps(build_json(reports, describe_machine()), indent=1)
+            text = format_results(build_json(reports, describe_machine()))
             options.out.write_text(text + "\n", encoding="utf-8")
     missed = missed_goals(reports)
     print(build_table(reports))
