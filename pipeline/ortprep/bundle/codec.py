@@ -36,7 +36,10 @@ _MAX_SHOWN = 100
 
 
 def encode(value: object) -> Any:
-    """Returns `value` as JSON types: records as objects, tuples as arrays, NaN and infinities by name."""
+    """Returns `value` as JSON types: records as objects, tuples as arrays, NaN and infinities by name.
+
+    Sections of a spec and paths are encoded too, as requests of the build's children have them.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if _is_named_tuple(type(value)):
@@ -47,7 +50,9 @@ def encode(value: object) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
+    if hasattr(value, "model_dump"):
+        return encode(value.model_dump(mode="json"))
+    return str(value) if isinstance(value, Path) else value
 
 
 def decode(kind: type[T], data: object, *, where: str = "") -> T:
@@ -141,6 +146,11 @@ def _expect(kind: type[T], data: object, where: str) -> T:
     if kind is float and data in _NOT_FINITE:
         return float(str(data))  # type: ignore[return-value]
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        # Here, so that a bundle, which has neither, is decoded as fast as without.
+        if kind is Path and isinstance(data, str):
+            return Path(data)  # type: ignore[return-value]
+        if hasattr(kind, "model_validate"):
+            return kind.model_validate(data)  # type: ignore[attr-defined, no-any-return]
         place = where or "the top level"
         raise BundleError(f"bad value at {place}\n  expected {kind.__name__}, got {type(data).__name__}")
     return data

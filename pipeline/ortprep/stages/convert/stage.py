@@ -21,7 +21,6 @@ from ortprep.bundle.file_links import share_model
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.conversion import ConvertSpec
-from ortprep.stages.convert.calibration import check_calibration
 from ortprep.stages.convert.pass_calls import PassCall, bind_call, choose_mode, fusion_call
 from ortprep.stages.convert.pass_requests import FusionReply
 from ortprep.stages.convert.pass_runner import PassResult, describe_converted, run_pass
@@ -37,6 +36,7 @@ from ortprep.stages.core.contract import (
     VariantPlan,
     target_of,
 )
+from ortprep.stages.core.inputs.calibration import check_calibration
 from ortprep.stages.core.inputs.sample_files import find_calibration_files
 from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
 from ortprep.stages.core.provenance import installed_versions, runtime_versions

@@ -10,13 +10,13 @@ from typing import Any
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answers
-from ortprep.errors import SpecError, StageError
+from ortprep.errors import SpecError
 from ortprep.measuring.accuracy import compare_answers
 from ortprep.measuring.gate import Gate, Thresholds, find_gate_failures
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.convert.user_metric import metric_digest, run_user_metric
 from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.user_metric import MetricRequest, metric_digest, run_user_metric
 
 _OVER_ALL = ("mean_abs", "top1")
 
@@ -94,29 +94,19 @@ def judge_accuracy(
     thresholds = gate_of(spec) if of_all else per_sample(gate_of(spec))
     failures = list(find_gate_failures(thresholds, outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
-        value = _run_metric(spec, gate.metric, samples, expected=expected, got=got)
+        request = MetricRequest(
+            gate.metric,
+            spec.folder.resolve(),
+            tuple(sample.path.resolve() for sample in samples),
+            expected=expected.samples,
+            got=got.samples,
+        )
+        value = run_user_metric(request, timeout_s=convert_section(spec).timeout_s)
         if not value >= gate.metric_at_least:
             failures.append(
                 f"metric {gate.metric}: {value:.6g}, expected at least {gate.metric_at_least:.6g}"
             )
     return AccuracyResult(outputs, tuple(failures))
-
-
-def _run_metric(
-    spec: ModelSpec, metric: str, samples: Sequence[Sample], *, expected: Answers, got: Answers
-) -> float:
-    try:
-        return run_user_metric(
-            metric,
-            folder=spec.folder,
-            samples=[sample.path for sample in samples],
-            expected=expected.samples,
-            got=got.samples,
-            timeout_s=convert_section(spec).timeout_s,
-        )
-    except StageError as error:
-        # It is the user's to mend: no precision would do better, and no ladder may hide it.
-        raise SpecError(error.message, hint=error.hint) from error
 
 
 def convert_section(spec: ModelSpec) -> ConvertSpec:

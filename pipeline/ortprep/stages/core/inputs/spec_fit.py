@@ -12,8 +12,8 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SourceError, SpecError, StageError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.convert.shapes import resolve_dimensions
 from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
+from ortprep.stages.core.inputs.dimensions import resolve_dimensions
 from ortprep.stages.core.inputs.sample_files import (
     check_sample_files,
     find_calibration_files,
@@ -48,7 +48,7 @@ def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
     if spec.convert is None or files is None:
         return
     # Imported here, since it brings in numpy, which keys do without.
-    from ortprep.stages.convert.calibration import check_calibration
+    from ortprep.stages.core.inputs.calibration import check_calibration
 
     try:
         check_calibration(files, interface)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ortprep.children.answers import Answer
-from ortprep.errors import StageError
+from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
-from ortprep.stages.convert.user_metric import metric_digest, run_user_metric
+from ortprep.stages.core.user_metric import MetricRequest, metric_digest, run_user_metric
 
 LARGE = np.arange(300_000, dtype=np.float64)
 
@@ -25,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def run(folder: Path, metric: str, source: str = "", **options: Any) -> float:
+def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0) -> float:
     """Runs a metric on two samples: `x`, and `y` and `z` that were expected and got."""
     if source:
         (folder / "metrics.py").write_text(source)
@@ -36,12 +35,12 @@ def run(folder: Path, metric: str, source: str = "", **options: Any) -> float:
     half = narrow(np.array([1.0, 2.5]), ELEMENT_TYPES["bfloat16"])
     expected = [write(folder.parent, f"expected{i}", y=LARGE + i, z=half) for i in range(2)]
     got = [write(folder.parent, f"got{i}", y=LARGE + 2 * i, z=half) for i in range(2)]
-    options = {"timeout_s": 600.0, **options}
-    return run_user_metric(metric, folder=folder, samples=samples, expected=expected, got=got, **options)
+    request = MetricRequest(metric, folder, tuple(samples), expected=tuple(expected), got=tuple(got))
+    return run_user_metric(request, timeout_s=timeout_s)
 
 
-def write(folder: Path, side: str, **outputs: Array) -> list[Answer]:
-    answers = [Answer(name, str(folder / f"{side}-{name}.npy")) for name in outputs]
+def write(folder: Path, side: str, **outputs: Array) -> tuple[Answer, ...]:
+    answers = tuple(Answer(name, str(folder / f"{side}-{name}.npy")) for name in outputs)
     for answer in answers:
         np.save(answer.file, outputs[answer.output])
     return answers
@@ -106,7 +105,7 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
 def test_what_is_wrong_with_a_metric_is_told_by_its_name(
     folder: Path, metric: str, source: str, told: list[str]
 ) -> None:
-    with pytest.raises(StageError) as caught:
+    with pytest.raises(SpecError) as caught:
         run(folder, metric, source)
     assert caught.value.message.startswith("convert.gate.metric ")
     assert all(part in caught.value.message for part in (metric, *told)), caught.value.message
@@ -115,7 +114,7 @@ def test_what_is_wrong_with_a_metric_is_told_by_its_name(
 
 def test_a_metric_that_takes_too_long_is_stopped(folder: Path) -> None:
     source = "import time\ndef score(*_): time.sleep(3600)"
-    with pytest.raises(StageError, match=r"convert\.gate\.metric gave no answer: metrics:score"):
+    with pytest.raises(SpecError, match=r"convert\.gate\.metric gave no answer: metrics:score"):
         run(folder, "metrics:score", source, timeout_s=0.5)
 
 
