@@ -63,7 +63,7 @@ def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], t
 def test_json_is_all_there_is_on_stdout(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     ended = call("triton", bundles[0], "--out", tmp_path / "repository", "--json", "--max-batch-size", "4")
     (exported,) = json.loads(ended.stdout)
-    assert exported["models"][0]["left_out"] == []
+    assert exported["models"][0]["left_out"] == {}
     assert exported["passed_over"] == []
 
 

@@ -6,16 +6,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tritonclient.grpc import model_config_pb2 as messages
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, Golden, LoaderConfig, TensorSpec, Tolerance
 from ortprep.errors import ExportError
-from ortprep.export.interface import resolve_interface
-from ortprep.export.trial import TrialRun
-from ortprep.export.triton.tensors import describe_tensor, plan_warm_up
+from ortprep.export.trial import TrialResult
+from ortprep.export.triton.model_config import add_warm_up, describe_tensor, resolve_interface
 from tests.export.builders import make_variant
 
-ABSENT = TrialRun(missing=("expected a GPU",))
+ABSENT = TrialResult(missing=("expected a GPU",))
 CONFIG = LoaderConfig(
     "1.2",
     "net",
@@ -40,11 +40,11 @@ def test_without_a_session_half_precision_is_where_the_bundle_lists_float32() ->
 
 def test_a_session_has_the_last_word() -> None:
     said = (TensorSpec("x", "float16", (1, 2)),)
-    assert resolve_interface(CONFIG, make_variant(), TrialRun((), said, said), {}) == (said, said)
+    assert resolve_interface(CONFIG, make_variant(), TrialResult((), said, said), {}) == (said, said)
 
 
 def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
-    trial = TrialRun((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
+    trial = TrialResult((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
     inputs, outputs = resolve_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
     assert (inputs[0].shape, outputs[0].shape) == ((), None)
 
@@ -60,19 +60,20 @@ def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
 )
 def test_what_triton_has_no_word_for_is_refused(spec: TensorSpec, expected: str) -> None:
     with pytest.raises(ExportError, match=expected):
-        describe_tensor(spec, batched=False)
+        describe_tensor(messages.ModelInput(), spec, batched=False)
 
 
 def test_a_scalar_per_row_is_reshaped() -> None:
-    tensor = describe_tensor(TensorSpec("x", "float32", ("batch",)), batched=True)
-    assert (tensor.dims, tensor.scalar) == ((1,), True)
+    tensor = messages.ModelInput()
+    describe_tensor(tensor, TensorSpec("x", "float32", ("batch",)), batched=True)
+    assert (list(tensor.dims), tensor.HasField("reshape")) == ([1], True)
 
 
 def test_a_sample_that_is_no_batch_makes_no_warm_up() -> None:
-    specs = [TensorSpec(name, "float32", ("b", 2)) for name in ("x", "y")]
-    tensors = [describe_tensor(one, batched=True) for one in specs]
+    config = messages.ModelConfig(max_batch_size=4)
+    for name in ("x", "y"):
+        describe_tensor(config.input.add(), TensorSpec(name, "float32", ("b", 2)), batched=True)
     feeds = {"x": np.ones((2, 2), np.float32), "y": np.ones((3, 2), np.float32)}
-    assert plan_warm_up(tensors, feeds, max_batch_size=4) == (
-        "the inputs of the golden sample are not of one batch size"
-    )
-    assert plan_warm_up(tensors, {"x": feeds["x"]}, max_batch_size=4) == "the golden sample has no y"
+    assert add_warm_up(config, feeds) == "the inputs of the golden sample are not of one batch size"
+    assert add_warm_up(config, {"x": feeds["x"]}) == "the golden sample has no y"
+    assert not config.model_warmup

@@ -14,8 +14,8 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import Requirements, VersionRange, read_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import ExportError
-from ortprep.export.ort_package.package import PackageRequest, export_package
-from ortprep.export.variant_selection import ExportOptions, Server
+from ortprep.export.ort_package import export_package
+from ortprep.export.result import ExportRequest
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of, write_bundle, write_converted
 from tests.runtime.pool.builders import write_doubling
 
@@ -137,9 +137,9 @@ def test_one_variant_per_provider_is_packed_since_onnxruntime_takes_the_first(tm
 
 def test_a_named_variant_that_is_never_reached_is_listed_as_such(tmp_path: Path) -> None:
     bundle = write_converted(tmp_path / "linear")
-    request = PackageRequest(ExportOptions(variants=("cpu", "cpu-int8")))
+    request = ExportRequest(variants=("cpu", "cpu-int8"))
     models = export_package([bundle], tmp_path / "package", request).models
-    assert [one.what for one in models[1].left_out] == ["being chosen"]
+    assert [*models[1].left_out] == ["being chosen"]
 
 
 def test_two_bundles_of_one_name_are_refused(bundle: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_is_no_package_of_ours_is_never_overwritten(bundle: Path, tmp_path:
 def test_an_earlier_package_is_replaced_whole(bundle: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     export_package([bundle], package)
-    export_package([write_doubling(tmp_path / "double")], package, PackageRequest(name="second"))
+    export_package([write_doubling(tmp_path / "double")], package, ExportRequest(name="second"))
     assert [path.name for path in (package / "components").iterdir()] == ["double"]
     assert json.loads((package / "manifest.json").read_text())["package_name"] == "second"
 
@@ -168,7 +168,7 @@ def test_a_known_version_lets_in_what_is_bound_to_it(tmp_path: Path) -> None:
     own = Requirements(VersionRange("1.31", "1.32"), ("CPUExecutionProvider",))
     bundle = write_bundle(tmp_path / "linear", requirements={"cpu": own, "portable": CPU_ONLY})
     for version, expected in ((None, "portable"), ("1.31.1", "cpu"), ("1.32.0", "portable")):
-        request = PackageRequest(server=Server(version))
+        request = ExportRequest(onnxruntime=version)
         (model,) = export_package([bundle], tmp_path / "package", request).models
         assert model.variant == expected
 
@@ -176,7 +176,7 @@ def test_a_known_version_lets_in_what_is_bound_to_it(tmp_path: Path) -> None:
 def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ortprep.export.ort_package.package.compatibility_string", lambda _: 3)
+    monkeypatch.setattr("ortprep.export.ort_package.compatibility_string", lambda _: 3)
     with pytest.raises(ExportError, match="refuses the model package"):
         export_package([bundle], tmp_path / "package")
     assert not (tmp_path / "package").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
@@ -23,10 +24,8 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError, MissingExtraError
-from ortprep.export.export_result import ExportResult
-from ortprep.export.record import read_export_record
-from ortprep.export.triton.repository import TritonRequest, export_triton
-from ortprep.export.variant_selection import ExportOptions, Server
+from ortprep.export.result import ExportedModel, ExportRequest, ExportResult
+from ortprep.export.triton.repository import export_triton
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array, find_element_type
 from ortprep.versions import install_command
@@ -52,7 +51,7 @@ TUNED = SessionOptionsRecord(
 )
 
 
-def export_one(bundle: Path, repository: Path, request: TritonRequest | None = None) -> ExportResult:
+def export_one(bundle: Path, repository: Path, request: ExportRequest | None = None) -> ExportResult:
     """Exports one bundle; all of them together are in one test."""
     (exported,) = export_triton([bundle], repository, request)
     return exported
@@ -63,8 +62,8 @@ def bundle(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "linear", options=TUNED)
 
 
-def named(*names: str) -> TritonRequest:
-    return TritonRequest(ExportOptions(variants=names))
+def named(*names: str) -> ExportRequest:
+    return ExportRequest(variants=names)
 
 
 def test_the_exported_model_answers_its_warm_up_as_the_golden_sample_says(
@@ -101,16 +100,17 @@ def test_a_model_of_one_file_is_that_file(tmp_path: Path) -> None:
 def test_what_is_carried_and_left_out_is_recorded_and_listed(bundle: Path, tmp_path: Path) -> None:
     (model,) = export_one(bundle, tmp_path / "repository").models
     folder = tmp_path / "repository" / "linear"
-    assert read_export_record(folder).models == (model,)
+    record = json.loads((folder / "ortprep-export.json").read_text())
+    assert decode(tuple[ExportedModel, ...], record["models"]) == (model,)
     listing = (folder / "ortprep-export.txt").read_text()
-    assert {one.option.name for one in model.carried} == {
-        "graph_optimization_level",
-        "intra_op_num_threads",
-        "enable_cpu_mem_arena",
-        "session.use_device_allocator_for_initializers",
-    }
+    assert [*model.carried.values()] == [
+        "optimization.graph.level=2",
+        "parameters.intra_op_thread_count=2",
+        "parameters.enable_mem_arena=0",
+        "parameters.session.use_device_allocator_for_initializers=1",
+    ]
     for name in ("enable_mem_reuse", "session.intra_op.allow_spinning"):
-        assert any(name in one.what for one in model.left_out)
+        assert any(name in what for what in model.left_out)
         assert name in listing
 
 
@@ -179,7 +179,7 @@ def test_a_variant_bound_to_a_processor_is_passed_over_for_one_that_is_not(tmp_p
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path: Path) -> None:
     gpu = dataclasses.replace(CUDA_NEEDED, compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
-    (model,) = export_one(bundle, tmp_path / "repository", TritonRequest(ExportOptions(target="cuda"))).models
+    (model,) = export_one(bundle, tmp_path / "repository", ExportRequest(target="cuda")).models
     config = read_config(tmp_path / "repository" / "linear")
     assert model.variant == "cuda"
     assert model.trial.startswith("not tried on this machine")
@@ -198,7 +198,7 @@ def test_a_bucket_has_the_sizes_it_is_for(tmp_path: Path) -> None:
 
 
 def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -> None:
-    export_one(bundle, tmp_path / "repository", TritonRequest(max_batch_size=16, instances=3))
+    export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=16, instances=3))
     config = read_config(tmp_path / "repository" / "linear")
     assert list(config.input[0].dims) == [8]
     assert config.max_batch_size == 16
@@ -212,7 +212,7 @@ def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -
 def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path: Path) -> None:
     bundle = write_doubling(tmp_path / "double", shape=(2, "n"))
     with pytest.raises(ExportError, match="first axis of any size"):
-        export_one(bundle, tmp_path / "repository", TritonRequest(max_batch_size=4))
+        export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=4))
     assert not (tmp_path / "repository" / "double").exists()
 
 
@@ -253,7 +253,7 @@ def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path: Path) -> None:
 def test_an_empty_input_makes_no_warm_up_and_is_listed(tmp_path: Path) -> None:
     bundle = write_passing_on(tmp_path / "same", "float32", np.zeros((2, 0), np.float32))
     (model,) = export_one(bundle, tmp_path / "repository").models
-    assert [one.what for one in model.left_out] == ["warm-up"]
+    assert [*model.left_out] == ["warm-up"]
     assert not read_config(tmp_path / "repository" / "same").model_warmup
 
 
@@ -272,7 +272,7 @@ def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path: Pa
 
 
 def test_a_model_can_be_given_another_name(bundle: Path, tmp_path: Path) -> None:
-    request = TritonRequest(name="other")
+    request = ExportRequest(name="other")
     assert export_one(bundle, tmp_path / "repository", request).models[0].name == "other"
     assert read_config(tmp_path / "repository" / "other").name == "other"
 
@@ -280,7 +280,7 @@ def test_a_model_can_be_given_another_name(bundle: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
 def test_a_name_that_leaves_the_repository_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="not a name"):
-        export_one(bundle, tmp_path / "repository", TritonRequest(name=name))
+        export_one(bundle, tmp_path / "repository", ExportRequest(name=name))
 
 
 def test_weights_are_shared_with_the_bundle_where_the_disk_can(bundle: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_server_of_another_version_gets_no_variant_that_needs_its_own(tmp_path
     bundle = write_bundle(tmp_path / "linear", requirements={"cpu": own})
     with pytest.raises(ExportError, match="known to fit"):
         export_one(bundle, tmp_path / "repository")
-    request = dataclasses.replace(named("cpu"), server=Server("1.28.0"))
+    request = dataclasses.replace(named("cpu"), onnxruntime="1.28.0")
     with pytest.raises(ExportError, match=r"1\.28\.0"):
         export_one(bundle, tmp_path / "repository", request)
 
@@ -345,17 +345,13 @@ def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "repository").exists()
 
 
-@pytest.mark.parametrize("change", ["labels.txt", "2/model.onnx", "config.pbtxt"])
-def test_what_a_user_added_or_changed_is_not_overwritten(tmp_path: Path, change: str) -> None:
+def test_an_export_in_another_layout_is_not_overwritten(tmp_path: Path) -> None:
     bundle, repository = write_doubling(tmp_path / "double"), tmp_path / "repository"
-    (name,) = [model.name for model in export_one(bundle, repository).models]
-    path = repository / name / change
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
-        file.write("mine")
-    with pytest.raises(ExportError, match=f"as it was written, got {re.escape(change)}"):
+    export_one(bundle, repository)
+    record = repository / "double" / "ortprep-export.json"
+    record.write_text(record.read_text().replace('"triton"', '"ort-package"'))
+    with pytest.raises(ExportError, match="got ort-package"):
         export_one(bundle, repository)
-    assert path.read_text().endswith("mine")
 
 
 def test_no_export_goes_into_a_bundle_onto_a_file_or_through_a_link(tmp_path: Path) -> None:

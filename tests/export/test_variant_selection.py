@@ -17,9 +17,8 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.errors import ExportError
+from ortprep.export.result import ExportRequest
 from ortprep.export.variant_selection import (
-    ExportOptions,
-    Server,
     choose_variants,
     contradictions,
     describe_needs,
@@ -55,69 +54,77 @@ ALL = bundle(
 
 
 @pytest.mark.parametrize(
-    ("wish", "server", "expected"),
+    ("requested", "expected"),
     [
-        (ExportOptions(), Server(), "portable"),
-        (ExportOptions(), Server("1.31.1"), "portable"),
-        (ExportOptions(), Server("1.31.1", HERE), "cuda"),
-        (ExportOptions(), Server("1.31.1", OLD), "portable"),
-        (ExportOptions(target="cpu"), Server("1.31.1", HERE), "cpu-int8"),
-        (ExportOptions(target="cpu", precision="fp32"), Server("1.31.1", HERE), "cpu"),
-        (ExportOptions(target="cpu"), Server("1.30.0", HERE), "portable"),
-        (ExportOptions(target="cpu"), Server(None, HERE), "portable"),
-        (ExportOptions(target="cuda"), Server(), "cuda"),
+        (ExportRequest(), "portable"),
+        (ExportRequest(onnxruntime="1.31.1"), "portable"),
+        (ExportRequest(onnxruntime="1.31.1", hardware=HERE), "cuda"),
+        (ExportRequest(onnxruntime="1.31.1", hardware=OLD), "portable"),
+        (ExportRequest(target="cpu", onnxruntime="1.31.1", hardware=HERE), "cpu-int8"),
+        (ExportRequest(target="cpu", precision="fp32", onnxruntime="1.31.1", hardware=HERE), "cpu"),
+        (ExportRequest(target="cpu", onnxruntime="1.30.0", hardware=HERE), "portable"),
+        (ExportRequest(target="cpu", hardware=HERE), "portable"),
+        (ExportRequest(target="cuda"), "cuda"),
     ],
 )
-def test_the_first_that_is_known_to_fit_is_taken(wish: ExportOptions, server: Server, expected: str) -> None:
-    assert [one.name for one in choose_variants(ALL, wish, server).variants] == [expected]
+def test_the_first_that_is_known_to_fit_is_taken(requested: ExportRequest, expected: str) -> None:
+    assert [one.name for one in choose_variants(ALL, requested)[0]] == [expected]
 
 
-@pytest.mark.parametrize("server", [Server(), Server("1.31.1"), Server("1.31.1", HERE), Server("1.20", OLD)])
-def test_nothing_is_taken_against_what_is_known(server: Server) -> None:
+@pytest.mark.parametrize(
+    "known",
+    [
+        ExportRequest(),
+        ExportRequest(onnxruntime="1.31.1"),
+        ExportRequest(onnxruntime="1.31.1", hardware=HERE),
+        ExportRequest(onnxruntime="1.20", hardware=OLD),
+    ],
+)
+def test_nothing_is_taken_against_what_is_known(known: ExportRequest) -> None:
     try:
-        choice = choose_variants(ALL, ExportOptions(), server)
+        variants, passed_over = choose_variants(ALL, known)
     except ExportError:
-        assert server.onnxruntime == "1.20"
+        assert known.onnxruntime == "1.20"
         return
-    assert all(contradictions(one, server) == () for one in choice.variants)
-    assert all(one.reasons for one in choice.passed_over)
+    assert all(contradictions(one, known) == () for one in variants)
+    assert all(one.reasons for one in passed_over)
 
 
 def test_a_bucket_is_taken_by_its_name_only() -> None:
-    assert choose_variants(ALL, ExportOptions(variants=("cpu-batch4",)), Server()).variants[0].bucket
-    passed = choose_variants(ALL, ExportOptions(), Server()).passed_over
+    assert choose_variants(ALL, ExportRequest(variants=("cpu-batch4",)))[0][0].bucket
+    passed = choose_variants(ALL, ExportRequest())[1]
     assert "cpu-batch4" not in [one.name for one in passed]
 
 
 def test_a_name_takes_what_nothing_is_known_against() -> None:
-    taken = choose_variants(ALL, ExportOptions(variants=("cpu", "cuda", "cpu")), Server()).variants
+    taken = choose_variants(ALL, ExportRequest(variants=("cpu", "cuda", "cpu")))[0]
     assert [one.name for one in taken] == ["cpu", "cuda"]
 
 
 def test_a_name_does_not_overrule_what_is_known() -> None:
     with pytest.raises(ExportError, match="avx512f"):
-        choose_variants(ALL, ExportOptions(variants=("cpu",)), Server("1.31.1", OLD))
+        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.31.1", hardware=OLD))
     with pytest.raises(ExportError, match=r"1\.30\.0"):
-        choose_variants(ALL, ExportOptions(variants=("cpu",)), Server("1.30.0"))
+        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.30.0"))
 
 
 def test_an_unknown_name_is_told_with_those_there_are() -> None:
     with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
-        choose_variants(ALL, ExportOptions(variants=("gpu",)), Server())
+        choose_variants(ALL, ExportRequest(variants=("gpu",)))
 
 
 def test_a_wish_that_nothing_serves_is_told_with_what_there_is() -> None:
     with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
-        choose_variants(ALL, ExportOptions(precision="int4"), Server())
+        choose_variants(ALL, ExportRequest(precision="int4"))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("ortprep prepare net")
 
 
 def test_a_package_gets_one_variant_per_provider() -> None:
-    choice = choose_variants(ALL, ExportOptions(), Server(), per_provider=True)
-    assert [one.name for one in choice.variants] == ["cuda", "portable"]
-    choice = choose_variants(ALL, ExportOptions(), Server("1.31.1", OLD), per_provider=True)
-    assert [one.name for one in choice.variants] == ["portable"]
+    variants, _ = choose_variants(ALL, ExportRequest(), per_provider=True)
+    assert [one.name for one in variants] == ["cuda", "portable"]
+    variants, _ = choose_variants(ALL, ExportRequest(onnxruntime="1.31.1", hardware=OLD), per_provider=True)
+    assert [one.name for one in variants] == ["portable"]
 
 
 def test_needs_say_every_requirement() -> None:

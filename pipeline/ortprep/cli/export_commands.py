@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,7 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
-    from ortprep.export.export_result import ExportResult
-    from ortprep.export.variant_selection import ExportOptions, Server
+    from ortprep.export.result import ExportRequest, ExportResult
 
 export_app = typer.Typer(help="Write bundles in the layout of other servers.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
@@ -66,17 +66,12 @@ def triton(
     json: AsJson = False,
 ) -> None:
     """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
-    from ortprep.export.triton.repository import TritonRequest, export_triton
+    from ortprep.export.triton.repository import export_triton
 
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")
-    request = TritonRequest(
-        options=_options(variant, target, precision),
-        server=_server(onnxruntime, here=here),
-        name=name,
-        instances=instances,
-        max_batch_size=max_batch_size,
-    )
+    request = _request(variant, target, precision, onnxruntime, here=here, name=name)
+    request = dataclasses.replace(request, instances=instances, max_batch_size=max_batch_size)
     _write_exports(
         export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request), json=json
     )
@@ -96,35 +91,35 @@ def ort_package(
     json: AsJson = False,
 ) -> None:
     """Write an ONNX Runtime model package (1.32 or newer), with one component per bundle."""
-    from ortprep.export.ort_package.package import PackageRequest, export_package
+    from ortprep.export.ort_package import export_package
 
-    request = PackageRequest(
-        options=_options(variant, target, precision),
-        server=_server(onnxruntime, here=here),
-        name=name,
-    )
+    request = _request(variant, target, precision, onnxruntime, here=here, name=name)
     _write_exports(
         [export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)], json=json
     )
 
 
-def _options(variants: list[str] | None, target: str | None, precision: str) -> ExportOptions:
-    from ortprep.export.variant_selection import ExportOptions
+def _request(
+    variants: list[str] | None,
+    target: str | None,
+    precision: str,
+    onnxruntime: str | None,
+    *,
+    here: bool,
+    name: str | None,
+) -> ExportRequest:
+    """Returns the request that both layouts have in common."""
+    from ortprep.export.result import ExportRequest
 
     check_choice("precision", precision, (FASTEST, *PRECISIONS))
-    return ExportOptions(tuple(variants or ()), target, precision)
-
-
-def _server(onnxruntime: str | None, *, here: bool) -> Server:
-    from ortprep.export.variant_selection import Server
-
     if onnxruntime is not None and parse_version(onnxruntime) is None:
         raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
-    return Server(onnxruntime, read_hardware() if here else None)
+    hardware = read_hardware() if here else None
+    return ExportRequest(tuple(variants or ()), target, precision, onnxruntime, hardware, name)
 
 
 def _write_exports(exports: Sequence[ExportResult], *, json: bool) -> None:
-    from ortprep.export.export_result import describe_model
+    from ortprep.export.result import describe_model
 
     if json:
         write_json([encode(exported) | {"path": str(exported.path)} for exported in exports])

@@ -1,23 +1,26 @@
-"""What becomes of a recorded option in a layout that is not a bundle's."""
+"""Which recorded options of a variant another layout has, and where: one loop for every layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
+ATTRIBUTE = "session option"
+ENTRY = "session entry"
 LEVEL = "graph_optimization_level"
 
 
-@dataclass(frozen=True)
-class RecordedOption:
+class RecordedOption(NamedTuple):
     """An option that a variant's session is made with.
 
     Attributes:
         kind: `session option`, `session entry`, or the name of an execution provider.
         name: As ONNX Runtime spells it.
-        value: What is recorded.
+        value: The recorded value.
     """
 
     kind: str
@@ -28,38 +31,87 @@ class RecordedOption:
         return f"{self.kind} {self.name}={self.value}"
 
 
-@dataclass(frozen=True)
-class MappedOptions:
-    """A recorded option that the export has."""
+class Place(NamedTuple):
+    """An option in another layout: a key and a value in one of its sections."""
 
-    option: RecordedOption
-    where: str
-
-
-@dataclass(frozen=True)
-class UnmappedOption:
-    """Something of a variant that the export does not have.
-
-    Attributes:
-        what: What it is; an option as `str(RecordedOption)` gives it.
-        reason: Why, and what follows.
-    """
-
-    what: str
-    reason: str
+    section: str
+    key: str
+    value: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.reason}"
+        return f"{self.section}.{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class MappedOptions:
+    """A variant's options in another layout.
+
+    Attributes:
+        sections: Keys and values of each section of the layout.
+        carried: Options that the layout has, and where.
+        left_out: Options that it does not have, and why.
+        session_options: The session options that remain.
+        providers: The execution providers, with the options that remain.
+    """
+
+    sections: Mapping[str, Mapping[str, str]]
+    carried: Mapping[str, str]
+    left_out: Mapping[str, str]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+
+    def section(self, name: str) -> Mapping[str, str]:
+        """Returns the keys and values of a section, none if nothing is there."""
+        return self.sections.get(name, {})
 
 
 def recorded_options(variant: Variant) -> Iterator[RecordedOption]:
     """Yields every option of a variant's session: level, attributes, entries, and those of its providers."""
     options = variant.session_options
-    yield RecordedOption("session option", LEVEL, options.graph_optimization_level)
+    yield RecordedOption(ATTRIBUTE, LEVEL, options.graph_optimization_level)
     for name, value in options.attributes.items():
-        yield RecordedOption("session option", name, value)
+        yield RecordedOption(ATTRIBUTE, name, value)
     for key, entry in options.config_entries.items():
-        yield RecordedOption("session entry", key, entry)
+        yield RecordedOption(ENTRY, key, entry)
     for provider in variant.providers:
         for name, text in provider.options.items():
             yield RecordedOption(provider.name, name, text)
+
+
+def map_options(
+    variant: Variant, find_place: Callable[[RecordedOption], Place | str], properties: Mapping[str, str]
+) -> MappedOptions:
+    """Returns a variant's options in another layout; ONNX Runtime's defaults hold for those left out.
+
+    Args:
+        variant: The variant.
+        find_place: Returns the place of an option, or the reason why there is none.
+        properties: Why the layout lacks other properties of a variant: `first phase`, `io_binding`.
+    """
+    sections: dict[str, dict[str, str]] = {}
+    carried: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    kept: dict[str, dict[str, str | int | bool]] = {}
+    for option in recorded_options(variant):
+        place = find_place(option)
+        if isinstance(place, str):
+            left_out[str(option)] = place
+            continue
+        sections.setdefault(place.section, {})[place.key] = place.value
+        carried[str(option)] = str(place)
+        kept.setdefault(option.kind, {})[option.name] = option.value
+    present = {"first phase": variant.first_phase is not None, "io_binding": variant.io_binding}
+    left_out |= {name: reason for name, reason in properties.items() if present[name]}
+    attributes = kept.get(ATTRIBUTE, {})
+    level = str(attributes.pop(LEVEL, "ORT_ENABLE_ALL"))
+    return MappedOptions(
+        sections,
+        carried,
+        left_out,
+        SessionOptionsRecord(level, attributes, _texts(kept.get(ENTRY, {}))),
+        tuple(ProviderRecord(one.name, _texts(kept.get(one.name, {}))) for one in variant.providers),
+    )
+
+
+def _texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items()}

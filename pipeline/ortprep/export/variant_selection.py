@@ -8,69 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange, find_variant
 from ortprep.errors import ExportError
+from ortprep.export.result import ExportRequest
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.variant_selection import (
-    FASTEST,
-    Machine,
-    PassedOver,
-    find_reasons,
-    needs_gpu,
-    serves,
-)
+from ortprep.runtime.loading.variant_selection import Machine, PassedOver, find_reasons, needs_gpu, serves
 from ortprep.runtime.machine.hardware import Hardware
+
+Choice = tuple[tuple[Variant, ...], tuple[PassedOver, ...]]
+"""The variants that are exported, and those that were not taken though they serve the target."""
 
 _NO_HARDWARE = Hardware("", "", (), 0, 0)
 
 
-@dataclass(frozen=True)
-class Server:
-    """What is known of the machine that will serve an export.
-
-    Attributes:
-        onnxruntime: Its version of ONNX Runtime, None if that is not known.
-        hardware: Its processor and GPUs, None if they are not known.
-    """
-
-    onnxruntime: str | None = None
-    hardware: Hardware | None = None
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What is asked for.
-
-    Attributes:
-        variants: Names; empty for a choice.
-        target: `cpu` or `cuda`, None for whatever comes first.
-        precision: One of `ortprep.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
-    """
-
-    variants: tuple[str, ...] = ()
-    target: str | None = None
-    precision: str = FASTEST
-
-
-@dataclass(frozen=True)
-class VariantChoice:
-    """What is exported, and what was not taken though it serves the target, with reasons."""
-
-    variants: tuple[Variant, ...]
-    passed_over: tuple[PassedOver, ...] = ()
-
-
-def choose_variants(
-    config: LoaderConfig, options: ExportOptions, server: Server, *, per_provider: bool = False
-) -> VariantChoice:
+def choose_variants(config: LoaderConfig, request: ExportRequest, *, per_provider: bool = False) -> Choice:
     """Returns the variants that were named, or else the first that is known to fit.
 
     Args:
         config: The bundle's loader config.
-        options: What is asked for.
-        server: What is known of the server.
+        request: Which variants to export, and what is known of the server.
         per_provider: Whether to take the first of every execution provider. A GPU is then taken to be there:
             the reader of the export looks for a variant of the provider it has.
 
@@ -78,83 +35,79 @@ def choose_variants(
         ExportError: A name is not a variant's, a named variant does not fit what is known of the server, or
             nothing is known to fit.
     """
-    if options.variants:
-        return _named(config, options.variants, server)
+    if request.variants:
+        return _named(config, request), ()
     chosen: dict[str, Variant] = {}
     passed_over: list[PassedOver] = []
-    for variant in _serving(config, options):
+    for variant in config.variants:
+        if not serves(variant, request.target, request.precision):
+            continue
         provider = variant.providers[0].name if per_provider else ""
-        target = options.target or (variant.target if per_provider else None)
-        objections = _objections(variant, dataclasses.replace(options, target=target), server)
+        if provider in chosen and not per_provider:
+            break
+        objections: tuple[str, ...]
         if provider in chosen:
-            if not per_provider:
-                break
             objections = (f"expected one variant for {provider}, got {chosen[provider].name} before it",)
+        else:
+            is_gpu_known = request.target is not None or per_provider
+            objections = (
+                *contradictions(variant, request),
+                *_doubts(variant.requirements, request, is_gpu_known=is_gpu_known),
+            )
         if objections:
             passed_over.append(PassedOver(variant.name, objections))
         else:
             chosen[provider] = variant
     if not chosen:
-        raise _nothing_fits(config, options, passed_over)
-    return VariantChoice(tuple(chosen.values()), tuple(passed_over))
+        raise _nothing_fits(config, request, passed_over)
+    return tuple(chosen.values()), tuple(passed_over)
 
 
-def contradictions(variant: Variant, server: Server) -> tuple[str, ...]:
+def contradictions(variant: Variant, request: ExportRequest) -> tuple[str, ...]:
     """Returns everything that is known of a server and speaks against a variant."""
-    known = variant
-    if server.hardware is None:
+    if request.hardware is None:
         anywhere = Requirements(variant.requirements.onnxruntime, ())
-        known = dataclasses.replace(variant, requirements=anywhere)
-    return find_reasons(known, Machine(server.hardware or _NO_HARDWARE, server.onnxruntime))
+        variant = dataclasses.replace(variant, requirements=anywhere)
+    return find_reasons(variant, Machine(request.hardware or _NO_HARDWARE, request.onnxruntime))
 
 
-def _serving(config: LoaderConfig, options: ExportOptions) -> tuple[Variant, ...]:
-    return tuple(one for one in config.variants if serves(one, options.target, options.precision))
-
-
-def _named(config: LoaderConfig, names: Sequence[str], server: Server) -> VariantChoice:
+def _named(config: LoaderConfig, request: ExportRequest) -> tuple[Variant, ...]:
+    """Returns the variants that were named, each once; raises if one does not exist or does not fit."""
     variants = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(request.variants):
         variant = find_variant(config, name)
         if variant is None:
             known = ", ".join(one.name for one in config.variants)
             raise ExportError(f"no such variant of {config.name}: {name!r}\n  expected one of {known}")
-        objections = contradictions(variant, server)
-        if objections:
+        if objections := contradictions(variant, request):
             lines = "\n".join(f"  {one}" for one in objections)
             raise ExportError(f"variant {name!r} of {config.name} does not fit the server\n{lines}")
         variants.append(variant)
-    return VariantChoice(tuple(variants))
+    return tuple(variants)
 
 
-def _objections(variant: Variant, options: ExportOptions, server: Server) -> tuple[str, ...]:
-    return (*contradictions(variant, server), *_doubts(variant, options, server))
-
-
-def _doubts(variant: Variant, options: ExportOptions, server: Server) -> Iterator[str]:
+def _doubts(needs: Requirements, request: ExportRequest, *, is_gpu_known: bool) -> Iterator[str]:
     """Yields what a variant needs and nothing is known of."""
-    needs = variant.requirements
-    if server.onnxruntime is None and needs.onnxruntime.below is not None:
+    if request.onnxruntime is None and needs.onnxruntime.below is not None:
         yield f"expected {describe_versions(needs.onnxruntime)}, got a server of unknown version"
-    if server.hardware is not None:
+    if request.hardware is not None:
         return
-    processor = describe_processor(needs)
-    if processor is not None:
+    if (processor := describe_processor(needs)) is not None:
         yield f"expected {processor}, got an unknown one"
-    if needs_gpu(needs) and options.target is None:
+    if needs_gpu(needs) and not is_gpu_known:
         yield "expected a GPU, got an unknown machine"
 
 
 def _nothing_fits(
-    config: LoaderConfig, options: ExportOptions, passed_over: Sequence[PassedOver]
+    config: LoaderConfig, request: ExportRequest, passed_over: Sequence[PassedOver]
 ) -> ExportError:
+    """Returns the error for a bundle without a variant for a server, with the way out."""
     lines = "\n".join(f"  {one}" for one in passed_over)
     hint = "say what the server has with --onnxruntime VERSION and --here, or name one with --variant NAME"
     if not passed_over:
         hint = f"ortprep prepare {quoted(config.name)}   (its spec says targets and precisions)"
         known = ", ".join(f"{one.name} ({one.target}, {one.precision})" for one in config.variants)
-        request = f"target {options.target or 'any'}, precision {options.precision}"
-        lines = f"  expected {request}, got {known}"
+        lines = f"  expected target {request.target or 'any'}, precision {request.precision}, got {known}"
     return ExportError(f"no variant of {config.name} is known to fit the server\n{lines}", hint=hint)
 
 
@@ -177,8 +130,7 @@ def describe_needs(variant: Variant) -> Iterator[str]:
     """Yields what a server must have, and its callers must do, for a variant to answer as recorded."""
     needs = variant.requirements
     yield describe_versions(needs.onnxruntime)
-    processor = describe_processor(needs)
-    if processor is not None:
+    if (processor := describe_processor(needs)) is not None:
         yield f"{processor}; elsewhere it may fail in its first run, or silently give wrong answers"
     if needs.compute_capability is not None:
         bounds = needs.compute_capability.minimum, needs.compute_capability.below

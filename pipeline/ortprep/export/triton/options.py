@@ -1,0 +1,128 @@
+"""Which of a variant's options Triton's ONNX Runtime backend takes, and where.
+
+The backend reads a fixed set of keys of `parameters`, a graph level, and any option of the CUDA provider as a
+parameter of the accelerator `cuda`, which it passes to ONNX Runtime unchanged. Whenever the configuration has
+`parameters`, and the server always has them, four options of CUDA are set from there, or else to their
+defaults, after the accelerator's: those go to `parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ortprep.bundle.loader_config import Variant
+from ortprep.errors import ExportError
+from ortprep.export.option_mapping import (
+    ATTRIBUTE,
+    ENTRY,
+    LEVEL,
+    MappedOptions,
+    Place,
+    RecordedOption,
+    map_options,
+)
+from ortprep.options import OLDEST, format_option, known_provider_options, version_parts
+from ortprep.options.option import NEWEST, Option
+from ortprep.runtime.loading.session import CPU, CUDA
+
+_DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
+
+GRAPH, PARAMETERS, ACCELERATOR, GPUS = "optimization.graph", "parameters", "cuda", "instance_group"
+"""Sections of a model configuration that have options of a session."""
+
+LEVELS = {"ORT_DISABLE_ALL": "2", "ORT_ENABLE_BASIC": "-1", "ORT_ENABLE_EXTENDED": "1", "ORT_ENABLE_ALL": "0"}
+"""`optimization.graph.level` by ONNX Runtime's level; 2 since Triton 24.01, which is the lowest there is."""
+
+_PARAMETERS = {
+    (ATTRIBUTE, "intra_op_num_threads"): "intra_op_thread_count",
+    (ATTRIBUTE, "inter_op_num_threads"): "inter_op_thread_count",
+    (ATTRIBUTE, "execution_mode"): "execution_mode",
+    (ATTRIBUTE, "enable_cpu_mem_arena"): "enable_mem_arena",
+    (ATTRIBUTE, "enable_mem_pattern"): "enable_mem_pattern",
+    (ENTRY, _DEVICE_ALLOCATOR): _DEVICE_ALLOCATOR,
+    (CUDA, "cudnn_conv_algo_search"): "cudnn_conv_algo_search",
+    (CUDA, "arena_extend_strategy"): "arena_extend_strategy",
+    (CUDA, "gpu_mem_limit"): "gpu_mem_limit",
+    (CUDA, "do_copy_in_default_stream"): "do_copy_in_default_stream",
+}
+"""Keys of `parameters` by kind and name of an option."""
+
+_SPELLINGS = {
+    "execution_mode": {"ORT_SEQUENTIAL": "0", "ORT_PARALLEL": "1"},
+    "cudnn_conv_algo_search": {"EXHAUSTIVE": "0", "HEURISTIC": "1", "DEFAULT": "2"},
+    "arena_extend_strategy": {"kNextPowerOfTwo": "0", "kSameAsRequested": "1"},
+}
+"""The backend's spelling of values, where it is not ONNX Runtime's."""
+
+_KIND_REASONS = {
+    ATTRIBUTE: "the backend reads no parameter for it; ONNX Runtime's default holds",
+    ENTRY: f"the backend passes on no session entry but {_DEVICE_ALLOCATOR}",
+    CPU: "the backend gives this provider no options",
+}
+_OWN_STREAM = "the backend sets it itself, to the stream of the instance"
+_CUDA_GRAPH = (
+    "the backend binds other memory at every request, and a recorded graph would go on reading the old; "
+    "kernels are launched one by one"
+)
+_PROPERTIES = {
+    "first phase": "the backend makes one session per instance, with the options for steady runs",
+    "io_binding": "the backend binds each request's own memory",
+}
+
+
+def plan_options(variant: Variant, *, onnxruntime: str | None = None) -> MappedOptions:
+    """Returns a variant's options as sections of Triton's model configuration.
+
+    Without the server's version of ONNX Runtime, only options pass that every version has.
+
+    Raises:
+        ExportError: The variant runs on a provider that is neither CPU nor CUDA.
+    """
+    names = [provider.name for provider in variant.providers]
+    if not names or names[0] not in (CPU, CUDA) or set(names) - {CPU, CUDA}:
+        raise ExportError(
+            f"cannot export variant {variant.name!r} for Triton\n"
+            f"  expected the execution providers {CUDA} and {CPU}, got {', '.join(names)}"
+        )
+    return map_options(variant, lambda option: _find_place(option, onnxruntime), _PROPERTIES)
+
+
+def _find_place(option: RecordedOption, version: str | None) -> Place | str:
+    """Returns the place of an option in a model configuration, or why it has none."""
+    kind, name, value = option
+    if name == LEVEL:
+        level = LEVELS.get(str(value))
+        no_level = "the backend has no such level; the session runs every optimisation"
+        return Place(GRAPH, "level", level) if level else no_level
+    spelling = _SPELLINGS.get(name)
+    text = format_option(value) if spelling is None else spelling.get(str(value))
+    key = _PARAMETERS.get((kind, name))
+    if key is None and kind != CUDA:
+        return _KIND_REASONS[kind]
+    if name == "device_id":
+        return Place(GPUS, "gpus", str(value)) if str(value).isdecimal() else "no GPU has such a number"
+    if name in ("has_user_compute_stream", "user_compute_stream"):
+        return _OWN_STREAM
+    if name == "enable_cuda_graph" and value == "1":
+        return _CUDA_GRAPH
+    if not text:
+        return "the backend knows no such value"
+    if key is not None:
+        return Place(PARAMETERS, key, text)
+    return _version_reason(name, version) or Place(ACCELERATOR, name, text)
+
+
+def _version_reason(name: str, version: str | None) -> str | None:
+    """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
+    known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
+    found = known.get(name)
+    if found is None:
+        return (
+            "ortprep does not know which ONNX Runtime introduced it, and older ones would refuse to load it"
+        )
+    if found.exists_in(version or OLDEST):
+        return None
+    since = f"ONNX Runtime has had it since {found.since}"
+    if version is None:
+        return f"{since}, and what the server has is not known (--onnxruntime)"
+    return f"{since}, the server has {'.'.join(map(str, version_parts(version)))}"

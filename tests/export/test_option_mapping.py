@@ -1,0 +1,163 @@
+"""Which recorded options Triton's backend and a model package have, where, and what is said of the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from tritonclient.grpc import model_config_pb2 as messages
+
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry, FirstPhase, TensorSpec, Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import ExportError
+from ortprep.export import ort_package
+from ortprep.export.option_mapping import MappedOptions, recorded_options
+from ortprep.export.placement import plan_files
+from ortprep.export.result import ExportRequest
+from ortprep.export.triton import options as triton
+from ortprep.export.triton.model_config import build_config
+from tests.export.builders import CUDA, any_variant, make_variant
+from tests.export.fakes import LEVELS, cuda_options, session_options
+from tests.registry.builders import on_gpu
+
+LAYOUTS = pytest.mark.parametrize("plan", [triton.plan_options, ort_package.plan_options])
+Plan = Callable[[Variant], MappedOptions]
+
+
+def config_of(variant: Variant) -> messages.ModelConfig:
+    """Returns the model configuration of a variant with one input and output."""
+    tensors = (TensorSpec("x", "float32", ("n", 3)),)
+    options = triton.plan_options(variant)
+    return build_config("m", "model.onnx", (tensors, tensors), options, ExportRequest())
+
+
+def with_first_phase(variant: Variant) -> Variant:
+    first = FirstPhase(SessionOptionsRecord("ORT_ENABLE_ALL"), variant.providers)
+    return dataclasses.replace(variant, first_phase=first, io_binding=True)
+
+
+@LAYOUTS
+@given(variant=any_variant)
+def test_every_recorded_option_is_in_the_export_or_in_the_list(plan: Plan, variant: Variant) -> None:
+    options = plan(variant)
+    assert sorted([*options.carried, *options.left_out]) == sorted(map(str, recorded_options(variant)))
+
+
+@LAYOUTS
+@given(variant=any_variant)
+def test_what_is_carried_is_written_and_nothing_else(plan: Plan, variant: Variant) -> None:
+    options = plan(variant)
+    written = {
+        f"{section}.{key}={value}"
+        for section, values in options.sections.items()
+        for key, value in values.items()
+    }
+    assert written == set(options.carried.values())
+
+
+@given(any_variant)
+def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(variant: Variant) -> None:
+    options, config = triton.plan_options(variant), config_of(variant)
+    session = session_options(config)
+    for name, value in options.session_options.attributes.items():
+        actual = getattr(session, name)
+        assert getattr(actual, "name", actual) == value == variant.session_options.attributes[name]
+    level = LEVELS.get(config.optimization.graph.level)
+    assert options.session_options.graph_optimization_level == getattr(level, "name", "ORT_ENABLE_ALL")
+    given_cuda = cuda_options(config)
+    for name, text in options.providers[0].options.items():
+        if name != "device_id":
+            assert given_cuda[name] == text
+
+
+@given(any_variant)
+def test_nothing_that_a_package_refuses_is_written(variant: Variant) -> None:
+    written = ort_package.plan_options(variant).section("session_options")
+    assert not written.keys() & (ort_package.FORBIDDEN | ort_package.PATHS)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("ORT_DISABLE_ALL", 2), ("ORT_ENABLE_BASIC", -1), ("ORT_ENABLE_EXTENDED", 1), ("ORT_ENABLE_ALL", 0)],
+)
+def test_a_level_is_carried_as_the_backend_numbers_it(level: str, expected: int) -> None:
+    assert config_of(make_variant(level)).optimization.graph.level == expected
+
+
+def test_a_level_the_backend_lacks_is_left_out_and_said() -> None:
+    variant = make_variant("ORT_ENABLE_LAYOUT")
+    assert config_of(variant).optimization.graph.level == 0
+    (reason,) = triton.plan_options(variant).left_out.values()
+    assert "every optimisation" in reason
+
+
+def test_a_package_spells_a_level_as_the_c_interface_takes_it() -> None:
+    for level, expected in (("ORT_DISABLE_ALL", "disable_all"), ("ORT_ENABLE_LAYOUT", "enable_layout")):
+        written = ort_package.plan_options(make_variant(level)).section("session_options")
+        assert written == {"session.graph_optimization_level": expected}
+
+
+def test_options_of_cuda_that_parameters_overrule_go_to_parameters() -> None:
+    cuda = {"cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "1000", "use_tf32": "0"}
+    config = config_of(make_variant(attributes={"intra_op_num_threads": 1}, cuda=cuda))
+    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert dict(accelerator.parameters) == {"use_tf32": "0"}
+    assert cuda_options(config)["cudnn_conv_algo_search"] == "HEURISTIC"
+    assert cuda_options(config)["gpu_mem_limit"] == "1000"
+
+
+def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out() -> None:
+    variant = make_variant(cuda={"enable_cudnn": "0"})
+    assert triton.plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
+    graph = make_variant(cuda={"enable_cuda_graph": "1"})
+    for one, version, expected in (
+        (variant, None, "1.30"),
+        (variant, "1.28.0", "1.30"),
+        (graph, "1.31.1", "other memory"),
+    ):
+        options = triton.plan_options(one, onnxruntime=version)
+        assert options.section("cuda") == {}
+        (reason,) = options.left_out.values()
+        assert expected in reason
+
+
+def test_a_device_becomes_the_gpu_of_the_instances() -> None:
+    (group,) = config_of(make_variant(cuda={"device_id": "3"})).instance_group
+    assert (group.kind, list(group.gpus)) == (messages.ModelInstanceGroup.KIND_GPU, [3])
+
+
+def test_options_of_the_preferred_provider_are_the_package_s() -> None:
+    cuda = {"use_tf32": "0", "enable_cuda_graph": "1"}
+    options = ort_package.plan_options(make_variant(cuda=cuda))
+    assert options.section("provider_options") == cuda
+    assert [one.name for one in options.providers] == [CUDA, "CPUExecutionProvider"]
+
+
+def test_triton_refuses_another_provider() -> None:
+    other = dataclasses.replace(make_variant(), providers=(ProviderRecord("QNNExecutionProvider"),))
+    with pytest.raises(ExportError, match="QNNExecutionProvider"):
+        triton.plan_options(other)
+
+
+def test_first_phase_and_binding_are_in_the_list() -> None:
+    variant = with_first_phase(make_variant())
+    assert [*triton.plan_options(variant).left_out] == ["first phase", "io_binding"]
+    assert [*ort_package.plan_options(variant).left_out] == ["first phase"]
+
+
+def test_the_files_of_a_first_phase_stay_behind() -> None:
+    variant = make_variant()
+    own = [FileEntry(f"v/first/{name}", 1, digest_bytes(b"f")) for name in ("f.onnx", "f.onnx.data")]
+    first = FirstPhase(SessionOptionsRecord("ORT_DISABLE_ALL"), variant.providers, "v/first/f.onnx")
+    both = dataclasses.replace(variant, files=(*variant.files, *own), first_phase=first)
+    assert plan_files(both, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
+    shared = dataclasses.replace(variant, first_phase=dataclasses.replace(first, model="v/m.onnx"))
+    assert plan_files(shared, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
+
+
+def test_a_compatibility_string_says_every_requirement() -> None:
+    text = ort_package.compatibility_string(on_gpu(9, 0))
+    assert text == "ortprep/1 onnxruntime>=1.23 compute-capability>=9.0,<9.1"
