@@ -14,7 +14,7 @@ import yaml
 from docs.schemas import build_schemas, format_schema
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import SEVERITIES
-from ortprep.options.cuda import CUDA_OPTIONS
+from ortprep.options import CUDA, NEWEST, known_provider_options
 from ortprep.spec.models import TuneSpec
 from tests.bundle.builders import write_bundle
 
@@ -148,7 +148,9 @@ def test_the_page_of_the_doctor_has_the_severities_that_json_has() -> None:
 
 def test_tf32_is_on_unless_a_search_may_switch_it_off() -> None:
     (row,) = re.findall(r"^\| `tf32` \|(.*)$", (ROOT / "docs/tuning.md").read_text(), re.MULTILINE)
-    (default,) = [option.default for option in CUDA_OPTIONS if option.name == "use_tf32"]
+    (default,) = [
+        option.default for option in known_provider_options(CUDA, NEWEST) if option.name == "use_tf32"
+    ]
     assert default == "1"
     assert "switching TensorFloat-32 off" in row
 

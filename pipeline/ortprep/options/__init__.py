@@ -1,7 +1,7 @@
 """Session and provider options of ONNX Runtime, per version: type, values, default, effect."""
 
+from ortprep.options.external_data import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data
 from ortprep.options.option import NEWEST, OLDEST, Option, format_option, version_parts
-from ortprep.options.session import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data
 from ortprep.options.validation import (
     CUDA,
     Scalar,

@@ -1,16 +1,11 @@
-"""What is known of one option, and whether a value suits it.
-
-Names and first versions were read from the Linux x86-64 wheels of ONNX Runtime 1.23 to 1.32 and from its
-public header; CUDA's from the provider's library in 1.23.2, 1.27.0, 1.30.0 and 1.31.1, and for 1.32 from the
-core library, since no CUDA provider of that version was published yet.
-"""
+"""What is known of one option, and whether a value suits it."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ortprep.errors import SpecError
 from ortprep.versions import parse_version
@@ -20,9 +15,6 @@ OLDEST = "1.23"
 
 NEWEST = "1.32.0"
 """Last ONNX Runtime version the tables describe."""
-
-INT_MAX, SIZE_MAX = 2**31 - 1, 2**63 - 1
-"""Largest values of integers that ONNX Runtime keeps in 32 and in 64 bits."""
 
 MAX_VALUE_LENGTH = 4096
 """Longest value of a session config entry that every version takes (1.31 takes 8192; both measured)."""
@@ -85,32 +77,6 @@ class Option:
             return fits and text.isprintable()
         number = _parse_integer(text) if self.kind == "integer" else _parse_number(text)
         return number is not None and _is_within(number, self)
-
-
-def switch(name: str, default: str, effect: str, *, since: str = OLDEST) -> Option:
-    """Returns an option that is `0` or `1`."""
-    return Option(name, "switch", default, effect, since=since)
-
-
-def integer(
-    name: str,
-    default: str,
-    effect: str,
-    *,
-    since: str = OLDEST,
-    minimum: int = 0,
-    maximum: int | None = INT_MAX,
-    multiple: int | None = None,
-    owner: str | None = None,
-) -> Option:
-    """Returns an option that is a whole number, not below zero unless `minimum` is."""
-    limits: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "multiple": multiple}
-    return Option(name, "integer", default, effect, since=since, owner=owner, **limits)
-
-
-def reserved(owner: str, *names: str) -> tuple[Option, ...]:
-    """Returns options that neither specs nor bundles may set, with the reason as `Option.owner` has it."""
-    return tuple(Option(name, "text", "ONNX Runtime's own", "", owner=owner) for name in names)
 
 
 def format_option(value: str | int | float | bool) -> str:

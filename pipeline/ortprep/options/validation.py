@@ -13,31 +13,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
 
-from ortprep.options.attributes import ATTRIBUTES
-from ortprep.options.cuda import CUDA_OPTIONS
-from ortprep.options.graph_config import REWRITING_CONFIG
-from ortprep.options.kernels import KERNEL_CONFIG
 from ortprep.options.option import NEWEST, Option, format_option, version_parts
-from ortprep.options.reserved import RESERVED_ATTRIBUTES, RESERVED_CONFIG, RESERVED_CUDA
-from ortprep.options.session import SESSION_CONFIG
+from ortprep.options.table import Table, read_tables
 
 Scalar = str | int | float | bool
-Table = Mapping[str, Option]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-
-def _index(options: Iterable[Option]) -> Table:
-    return MappingProxyType({option.name: option for option in options})
-
-
-_SESSION_CONFIG = _index((*SESSION_CONFIG, *REWRITING_CONFIG, *KERNEL_CONFIG, *RESERVED_CONFIG))
-_ATTRIBUTES = _index((*ATTRIBUTES, *RESERVED_ATTRIBUTES))
-_PROVIDERS: Mapping[str, Table] = MappingProxyType(
-    {CPU: _index(()), CUDA: _index((*CUDA_OPTIONS, *RESERVED_CUDA))}
-)
 _RUN_CONFIG = frozenset(
     {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
 )
@@ -48,17 +31,17 @@ _HARMLESS = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,9})?|auto|default|disabled|enab
 
 def known_session_config(version: str) -> tuple[Option, ...]:
     """Returns the session config entries of an ONNX Runtime version, by name; raises as `version_parts`."""
-    return _known(_SESSION_CONFIG, version)
+    return _known(read_tables()["session"], version)
 
 
 def known_provider_options(provider: str, version: str) -> tuple[Option, ...]:
     """Returns a provider's options in a version, by name; none for a provider not known here."""
-    return _known(_PROVIDERS.get(provider, {}), version)
+    return _known(_of_provider(provider) or {}, version)
 
 
 def known_attributes(version: str) -> tuple[Option, ...]:
     """Returns the plain attributes of `onnxruntime.SessionOptions` in a version, by name."""
-    return _known(_ATTRIBUTES, version)
+    return _known(read_tables()["attribute"], version)
 
 
 def is_newer(version: str) -> bool:
@@ -74,7 +57,7 @@ def find_unlisted(names: Iterable[str], *, provider: str | None = None, version:
         provider: The provider; None for the session.
         version: An ONNX Runtime version.
     """
-    table = _SESSION_CONFIG if provider is None else _PROVIDERS.get(provider, {})
+    table = read_tables()["session"] if provider is None else _of_provider(provider) or {}
     if not is_newer(version):
         return ()
     return tuple(name for name in names if name not in table and _find_elsewhere(name, table) is None)
@@ -83,21 +66,28 @@ def find_unlisted(names: Iterable[str], *, provider: str | None = None, version:
 def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns everything that is wrong with session config entries, one sentence each."""
     unlisted = find_unlisted(entries, version=version)
-    return tuple(_problems("session config key", _SESSION_CONFIG, entries, unlisted, version=version))
+    return tuple(
+        _problems("session config key", read_tables()["session"], entries, unlisted, version=version)
+    )
 
 
 def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns everything that is wrong with a provider's options, one sentence each."""
-    table = _PROVIDERS.get(provider)
+    table = _of_provider(provider)
     if table is None:
-        return (f"options of {provider} are not known; expected one of {', '.join(_PROVIDERS)}",)
+        return (f"options of {provider} are not known; expected one of {CPU}, {CUDA}",)
     unlisted = find_unlisted(options, provider=provider, version=version)
     return tuple(_problems(f"{provider} option", table, options, unlisted, version=version))
 
 
 def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns everything that is wrong with plain session options, one sentence each."""
-    return tuple(_problems("session option", _ATTRIBUTES, attributes, (), version=version))
+    return tuple(_problems("session option", read_tables()["attribute"], attributes, (), version=version))
+
+
+def _of_provider(provider: str) -> Table | None:
+    """Returns a provider's options, none for the CPU's; None for a provider not known here."""
+    return {CPU: {}, CUDA: read_tables()["cuda"]}.get(provider)
 
 
 def _known(table: Table, version: str) -> tuple[Option, ...]:
@@ -152,9 +142,9 @@ def _find_elsewhere(name: str, table: Table) -> str | None:
     if name in _RUN_CONFIG:
         return "it is an entry of RunOptions, given with each run"
     homes = (
-        ("a session config key", _SESSION_CONFIG),
-        ("a plain session option", _ATTRIBUTES),
-        (f"an option of {CUDA}", _PROVIDERS[CUDA]),
+        ("a session config key", read_tables()["session"]),
+        ("a plain session option", read_tables()["attribute"]),
+        (f"an option of {CUDA}", read_tables()["cuda"]),
     )
     return next((f"it is {noun}" for noun, home in homes if home is not table and name in home), None)
 
