@@ -1,8 +1,8 @@
-"""How much memory does a conversion take? `python -m bench.convert_memory [--gib 2.5] [--pass float16 ...]`.
+"""How much memory does a conversion take? `python -m bench.convert_memory [--gib 2.5] [--pass fp16 ...]`.
 
 Generates a chain of MatMul + Relu with its weights in external data, and runs each pass over it in a child
 process. Reports the child's largest resident set (ru_maxrss, mapped pages included) beside the model's size.
-To measure another pass, add a line to `PASSES`.
+To measure another pass, add its name to `PASSES`.
 """
 
 from __future__ import annotations
@@ -10,51 +10,28 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.big_model import write_big_model
 from bench.result_file import describe_machine, format_results
 from ortprep.children.child import run_child
+from ortprep.stages.convert.passes import convert_precision
+from ortprep.stages.convert.requests import PrecisionRequest
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A conversion that runs in a child.
-
-    Attributes:
-        function: `module:function` of the pass.
-        request: Its request, besides `source` and `written`.
-    """
-
-    function: str
-    request: Mapping[str, Any]
+PASSES = ("fp16", "bf16", "int4-weights", "int8-weights", "int8-dynamic")
 
 
-_CONVERT = "ortprep.stages.convert"
-_HALF = f"{_CONVERT}.half.convert:convert_half"
-_WEIGHTS = f"{_CONVERT}.quantize.weight_only:quantize_weights"
-_DYNAMIC = f"{_CONVERT}.quantize.int8:quantize_dynamic"
-PASSES = {
-    "float16": Pass(_HALF, {"dtype": "float16"}),
-    "bfloat16": Pass(_HALF, {"dtype": "bfloat16"}),
-    "int4-weights": Pass(_WEIGHTS, {"exclude": [], "operators": [], "bits": 4}),
-    "int8-weights": Pass(_WEIGHTS, {"exclude": [], "operators": [], "bits": 8}),
-    "int8-dynamic": Pass(_DYNAMIC, {"exclude": [], "operators": []}),
-}
-
-
-def measure(chosen: Pass, source: Path, folder: Path, *, weights_bytes: int) -> dict[str, Any]:
+def measure(name: str, source: Path, folder: Path, *, weights_bytes: int) -> dict[str, Any]:
     """Runs one pass into a folder of its own, which is removed, and returns the figures."""
     folder.mkdir()
     try:
-        request = {**chosen.request, "source": str(source), "written": str(folder / source.name)}
-        reply = run_child(chosen.function, request, timeout_s=_TIMEOUT_S)
+        request = PrecisionRequest(source=source, written=folder / source.name, name=name)
+        reply = run_child(convert_precision, request, timeout_s=_TIMEOUT_S)
         written_bytes = sum(path.stat().st_size for path in folder.iterdir())
     finally:
         shutil.rmtree(folder)
@@ -70,14 +47,14 @@ def main() -> None:
     """Runs the benchmark and writes its JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=2.5, help="size of the model's weights")
-    parser.add_argument("--pass", dest="passes", nargs="+", choices=PASSES, default=list(PASSES))
+    parser.add_argument("--pass", dest="passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--out", type=Path, default=_ROOT / "bench" / "results" / "convert_memory.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="convert-memory-") as name:
         folder = Path(name)
         weights_bytes = write_big_model(folder, size_bytes=int(arguments.gib * 2**30))
         figures = {
-            name: measure(PASSES[name], folder / "big.onnx", folder / "written", weights_bytes=weights_bytes)
+            name: measure(name, folder / "big.onnx", folder / "written", weights_bytes=weights_bytes)
             for name in arguments.passes
         }
     result = {

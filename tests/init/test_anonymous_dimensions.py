@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import decode
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.convert.pass_requests import BindRequest
+from ortprep.stages.convert.requests import BindRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.inputs.agreement import shape_sets
 from ortprep.stages.core.inputs.spec_fit import require_fit
@@ -58,5 +58,5 @@ def test_binding_one_leaves_the_other(tmp_path: Path, written: str) -> None:
     bound = tmp_path / "bound" / "m.onnx"
     bound.parent.mkdir()
     sizes = {"left[0]": 3}
-    bind_shapes(encode(BindRequest(source=str(path), written=str(bound), dimensions=sizes)))
+    bind_shapes(BindRequest(source=path, written=bound, dimensions=sizes))
     assert [item.shape for item in read_inputs(bound)] == [(3, 4), (None, 4)]

@@ -13,15 +13,13 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, StageError
-from ortprep.stages.convert.fusion.exporter_forms import write_as_patterns_expect
-from ortprep.stages.convert.fusion.fuse import fuse as fuse_here
-from ortprep.stages.convert.fusion.heads import Heads, choose_heads, find_heads
-from ortprep.stages.convert.fusion.interface import Interface
-from ortprep.stages.convert.pass_calls import FUSERS
-from ortprep.stages.convert.pass_requests import FusionReply, FusionRequest
+from ortprep.spec.conversion import FusionSpec
+from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
+from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
+from ortprep.stages.convert.passes import fuse_transformers
+from ortprep.stages.convert.requests import FusionReply, FusionRequest
 from ortprep.stages.fetch.demo import bert, gpt2
 from ortprep.stages.fetch.demo.seeded_weights import write_seeded_model
 from ortprep.stages.fetch.demo.transformer import Width
@@ -57,18 +55,16 @@ def fused_bert(
 
 
 def fuse_as_the_build_does(source: Path, written: Path) -> FusionReply:
-    request = encode(FusionRequest(source=str(source), written=str(written), model_type="bert"))
-    return decode(FusionReply, run_child(FUSERS["onnxruntime"], request, timeout_s=600).value)
+    request = FusionRequest(source=source, written=written, fusion=FusionSpec(model_type="bert"))
+    return run_child(fuse_transformers, request, timeout_s=600).value
 
 
-def fuse(
-    source: Path, written: Path, model_type: str, *, library: str = "onnxruntime", **fields: Any
-) -> FusionReply:
-    request = encode(FusionRequest(source=str(source), written=str(written), model_type=model_type, **fields))
+def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> FusionReply:
+    fusion = FusionSpec(model_type=model_type, **fields)
+    request = FusionRequest(source=source, written=written, fusion=fusion)
     # One process has one library, and it takes as long to import as all that is done with it here.
-    here = library == "onnxruntime"
-    value = fuse_here(request) if here else run_child(FUSERS[library], request, timeout_s=600).value
-    return decode(FusionReply, value)
+    here = fusion.library == "onnxruntime"
+    return fuse_transformers(request) if here else run_child(fuse_transformers, request, timeout_s=600).value
 
 
 def answer(path: Path) -> list[NDArray[np.float32]]:
@@ -244,13 +240,10 @@ def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path: Path) -
     np.testing.assert_array_equal(after[0], before[0])
 
 
-def test_an_input_that_nothing_reads_is_put_back_and_another_is_missed() -> None:
-    model = models.two_inputs()
-    model.graph.input.insert(1, models.value("unread", TensorProto.FLOAT, [1]))
-    interface = Interface.of(model.graph)
-    del model.graph.input[1]
-    interface.restore(model.graph, hint="")
-    assert [value.name for value in model.graph.input] == ["left", "unread", "right"]
-    del model.graph.input[0]
-    with pytest.raises(StageError, match="changed inputs of the model: left"):
-        interface.restore(model.graph, hint="")
+def test_an_input_that_nothing_reads_is_kept(transformers: dict[str, Path], tmp_path: Path) -> None:
+    model = onnx.load(transformers["gpt2"])
+    model.graph.input.insert(0, models.value("unread", TensorProto.FLOAT, [1]))
+    source = models.write_model(model, tmp_path / "source" / "model.onnx")
+    fuse(source, tmp_path / "model.onnx", "gpt2")
+    written = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    assert list(written.graph.input) == list(model.graph.input)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
-from ortprep.stages.convert.half.convert import convert_half
+from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, largest_beyond, round_to_half
-from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
+from ortprep.stages.convert.passes import convert_precision
+from ortprep.stages.convert.requests import PrecisionRequest
 from ortprep.stages.convert.weights import WeightReader, read_graph
 from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
@@ -39,8 +39,10 @@ class Converted:
         self.source = write(model, folder / "source" / "m.onnx")
         self.written = folder / "written" / "m.onnx"
         self.written.parent.mkdir(parents=True)
-        request = HalfRequest(source=str(self.source), written=str(self.written), **asked)
-        self.reply = decode(PrecisionReply, convert_half(encode(request)))
+        name = asked.pop("name", "fp16")
+        self.reply = convert_precision(
+            PrecisionRequest(source=self.source, written=self.written, name=name, half=HalfSpec(**asked))
+        )
         self.graph = read_graph(self.written)
 
     @property
@@ -178,7 +180,7 @@ def test_what_is_kept_and_what_is_eligible_is_named_in_order(tmp_path: Path) -> 
     model.graph.node[1].input.append("axis")
     model.graph.initializer.append(tensor("axis", np.int64(0)))
 
-    reply = Converted(model, tmp_path, blocked_nodes=("n3",), blocked_operators=("Exp",)).reply
+    reply = Converted(model, tmp_path, keep_nodes=("n3",), block_operators=("Exp",)).reply
 
     assert (reply.nodes, reply.kept, reply.converted) == (4, ("n1", "n2", "n3"), ("n0",))
 
@@ -186,7 +188,7 @@ def test_what_is_kept_and_what_is_eligible_is_named_in_order(tmp_path: Path) -> 
 def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path: Path) -> None:
     model = chain("Relu", ("Mul", "big"), ("Div", "big"), "Relu", weights={"big": 1e5})
 
-    converted = Converted(model, tmp_path, blocked_nodes=("n1", "n2"))
+    converted = Converted(model, tmp_path, keep_nodes=("n1", "n2"))
 
     converted.assert_agrees({"x": X4})
     assert converted.operators == ["Cast", "Relu", "Cast", "Mul", "Div", "Cast", "Relu", "Cast"]
@@ -196,7 +198,7 @@ def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path
 def test_a_kept_node_at_the_interface_needs_no_cast(tmp_path: Path) -> None:
     model = chain(("Mul", "big"), "Sqrt", ("Add", "big"), weights={"big": 1e5})
 
-    converted = Converted(model, tmp_path, blocked_nodes=("n0", "n2"))
+    converted = Converted(model, tmp_path, keep_nodes=("n0", "n2"))
 
     assert converted.operators == ["Mul", "Cast", "Sqrt", "Cast", "Add"]
 
@@ -210,14 +212,14 @@ def test_a_value_that_several_kept_nodes_take_is_cast_once(keep_io: bool, tmp_pa
     ]
     model = build_model(nodes, inputs=[value("x", FLOAT, [4])], outputs=[value("y", FLOAT, [4])])
 
-    converted = Converted(model, tmp_path, keep_io=keep_io, blocked_nodes=("Exp", "Sin"))
+    converted = Converted(model, tmp_path, keep_io=keep_io, keep_nodes=("Exp", "Sin"))
 
     converted.assert_agrees({"x": X4})
     assert [n.input[0] for n in converted.graph.graph.node if n.op_type == "Cast"].count("a") == 1
 
 
 @pytest.mark.parametrize("keep_io", [True, False])
-@pytest.mark.parametrize("asked", [{"blocked_operators": ("Mul",)}, {"blocked_operators": ("If",)}])
+@pytest.mark.parametrize("asked", [{"block_operators": ("Mul",)}, {"block_operators": ("If",)}])
 def test_nodes_of_branches_can_be_kept(keep_io: bool, asked: dict[str, Any], tmp_path: Path) -> None:
     converted = Converted(models.if_net(), tmp_path, keep_io=keep_io, **asked)
 
@@ -234,7 +236,7 @@ def test_branches_may_use_the_same_names(tmp_path: Path) -> None:
         body.initializer[0].name = body.node[0].input[1] = "w"
         body.node[0].output[0] = body.output[0].name = "out"
 
-    converted = Converted(model, tmp_path, blocked_nodes=("Mul_1",))
+    converted = Converted(model, tmp_path, keep_nodes=("Mul_1",))
 
     x = RNG.random((2, 1000), np.float32)
     converted.assert_agrees({"x": x})
@@ -249,7 +251,7 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int
     eligible = Converted(model, tmp_path / "all").reply.converted
     chosen = tuple(name for name in eligible if rng.random() < 0.5)
 
-    converted = Converted(model, tmp_path / "some", keep_io=bool(seed % 2), blocked_nodes=chosen)
+    converted = Converted(model, tmp_path / "some", keep_io=bool(seed % 2), keep_nodes=chosen)
 
     converted.assert_agrees(feeds)
     assert set(chosen) <= set(converted.reply.kept)
@@ -258,7 +260,7 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int
 def test_a_weight_of_converted_and_kept_nodes_is_in_half_precision(tmp_path: Path) -> None:
     model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [0.1, 0.2, 0.3, 0.4]})
 
-    converted = Converted(model, tmp_path, blocked_nodes=("n1",))
+    converted = Converted(model, tmp_path, keep_nodes=("n1",))
 
     assert converted.weight("w")[0] == TensorProto.FLOAT16
     converted.assert_agrees({"x": X4})
@@ -282,7 +284,7 @@ def test_constants_follow_the_nodes_that_take_them(tmp_path: Path) -> None:
     model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value_float=1e5))
     model.graph.node.insert(0, helper.make_node("Constant", [], ["d"], value_floats=[1.0, 2.0, 3.0, 4.0]))
 
-    converted = Converted(model, tmp_path, blocked_nodes=("n0",))
+    converted = Converted(model, tmp_path, keep_nodes=("n0",))
 
     assert [converted.weight(name)[0] for name in "cd"] == [FLOAT, TensorProto.FLOAT16]
     assert (converted.reply.nodes, converted.reply.converted) == (4, ("n1",))
@@ -426,7 +428,7 @@ def test_an_output_whose_type_an_attribute_fixes_stays_so(tmp_path: Path) -> Non
     model.graph.node[0].output.extend(["mean"])
     model.graph.output.append(value("mean", FLOAT, [1]))
 
-    converted = Converted(model, tmp_path, dtype="bfloat16")
+    converted = Converted(model, tmp_path, name="bf16")
 
     assert list(converted.graph.graph.node[1].output) == ["y_bfloat16", "mean"]
     onnx.checker.check_model(converted.graph, full_check=True)
@@ -478,7 +480,7 @@ def test_a_model_that_cannot_be_converted_is_refused(
 
 def test_a_node_to_keep_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown node to keep: 'matmul7'") as caught:
-        Converted(models.matmul_net(), tmp_path, blocked_nodes=("matmul7",))
+        Converted(models.matmul_net(), tmp_path, keep_nodes=("matmul7",))
     assert "matmul1" in caught.value.message
 
 
@@ -509,7 +511,7 @@ def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> N
         model.graph.node[index].attribute.append(helper.make_attribute("to", kind))
     model.graph.initializer.append(tensor("h", np.ones(4, np.float32)))
 
-    converted = Converted(model, tmp_path, dtype="bfloat16")
+    converted = Converted(model, tmp_path, name="bf16")
 
     assert converted.weight("w") == (
         TensorProto.BFLOAT16,
@@ -521,7 +523,7 @@ def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> N
 
 
 def test_bfloat16_keeps_what_has_it_in_a_later_opset_only(tmp_path: Path) -> None:
-    converted = Converted(models.conv_net(), tmp_path, dtype="bfloat16")
+    converted = Converted(models.conv_net(), tmp_path, name="bf16")
 
     assert "conv" in converted.reply.kept
     assert "relu" in converted.reply.converted
@@ -530,11 +532,9 @@ def test_bfloat16_keeps_what_has_it_in_a_later_opset_only(tmp_path: Path) -> Non
 def test_a_child_converts_and_names_the_same_nodes(tmp_path: Path) -> None:
     source = write_external_model(models.two_inputs(), tmp_path / "m.onnx")
     (tmp_path / "written").mkdir()
-    request = HalfRequest(source=str(source), written=str(tmp_path / "written" / "m.onnx"))
+    request = PrecisionRequest(source=source, written=tmp_path / "written" / "m.onnx", name="fp16")
 
-    reply = run_child("ortprep.stages.convert.half.convert:convert_half", encode(request)).value
-
-    assert reply["converted"] == ["Add_0", "MatMul_0"]
+    assert run_child(convert_precision, request).value.converted == ("Add_0", "MatMul_0")
 
 
 def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path: Path) -> None:
@@ -549,7 +549,7 @@ def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_
         outputs=[models.value("y", TensorProto.FLOAT, ["batch", 8])],
         initializers=[models.tensor("w", weight)],
     )
-    converted = Converted(model, tmp_path, blocked_nodes=("kept",))
+    converted = Converted(model, tmp_path, keep_nodes=("kept",))
     assert converted.weight("w_float32") == (TensorProto.FLOAT, weight.tobytes())
     assert converted.weight("w") == (TensorProto.FLOAT16, np.ones((8, 8), np.float16).tobytes())
     converted.assert_agrees({"x": np.ones((2, 8), np.float32)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable
@@ -15,19 +16,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.stages.convert.pass_requests import (
-    DynamicRequest,
-    PrecisionReply,
-    StaticRequest,
-    WeightsRequest,
-)
-from ortprep.stages.convert.quantize.int8 import quantize_dynamic, quantize_static
-from ortprep.stages.convert.quantize.weight_only import quantize_weights
+from ortprep.spec.conversion import QuantizeSpec
+from ortprep.stages.convert.passes import convert_precision
+from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
 from ortprep.stages.fetch.demo.catalogue import write_demo_model
 from tests.builders import (
@@ -45,12 +40,7 @@ from tests.builders import (
     write_model,
 )
 
-Pass = Callable[[Any], dict[str, Any]]
-PASSES: dict[str, tuple[Pass, type[Any]]] = {
-    "dynamic": (quantize_dynamic, DynamicRequest),
-    "static": (quantize_static, StaticRequest),
-    "weights": (quantize_weights, WeightsRequest),
-}
+PASSES = {"dynamic": "int8-dynamic", "static": "int8-static", "weights": "int4-weights"}
 EVERY_PASS = pytest.mark.parametrize("name", list(PASSES))
 
 
@@ -77,19 +67,29 @@ def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) ->
     if not source.exists():
         write_external_model(model, source)
     (folder / "written").mkdir(exist_ok=True)
-    function, kind = PASSES[name]
-    if name == "static" and "samples" not in wanted:
-        wanted["samples"] = _write_samples(model, folder)
-    request = kind(source=str(source), written=str(folder / "written" / "m.onnx"), **wanted)
-    return decode(PrecisionReply, function(encode(request)))
+    return convert_precision(_request(name, model, folder, **wanted))
 
 
-def _write_samples(model: onnx.ModelProto, folder: Path) -> tuple[str, ...]:
+def _request(
+    name: str, model: onnx.ModelProto, folder: Path, *, samples: tuple[Path, ...] = (), **wanted: Any
+) -> PrecisionRequest:
+    if name == "static":
+        samples = samples or _write_samples(model, folder)
+    return PrecisionRequest(
+        source=folder / "source" / "m.onnx",
+        written=folder / "written" / "m.onnx",
+        name=PASSES.get(name, name),
+        quantize=QuantizeSpec.model_validate(wanted),
+        samples=samples,
+    )
+
+
+def _write_samples(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
     paths = [folder / f"{seed}.npz" for seed in range(8)]
     for seed, path in enumerate(paths):
         # Of different lengths, as requests are.
         write_tensors(path, _feeds(model, seed, rows=2 + seed % 3))
-    return tuple(map(str, paths))
+    return tuple(paths)
 
 
 def _run(path: Path, feeds: dict[str, Array], *, unsigned: bool = False) -> list[Array]:
@@ -310,12 +310,8 @@ def test_a_child_process_does_the_same(tmp_path: Path, name: str) -> None:
     model = matmul_net()
     here = _quantize(name, model, tmp_path)
     (tmp_path / "there").mkdir()
-    samples = {"samples": _write_samples(model, tmp_path)} if name == "static" else {}
-    function, kind = PASSES[name]
-    written = tmp_path / "there" / "m.onnx"
-    request = kind(source=str(tmp_path / "source" / "m.onnx"), written=str(written), **samples)
-    reply = run_child(f"{function.__module__}:{function.__name__}", encode(request))
-    assert decode(PrecisionReply, reply.value) == here
+    request = dataclasses.replace(_request(name, model, tmp_path), written=tmp_path / "there" / "m.onnx")
+    assert run_child(convert_precision, request).value == here
     data = [folder / "m.onnx.data" for folder in (tmp_path / "written", tmp_path / "there")]
     assert data[0].read_bytes() == data[1].read_bytes()
 
@@ -366,7 +362,7 @@ def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: 
 @pytest.mark.parametrize("activation", ["uint8", "int8"])
 def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: str, activation: str) -> None:
     model = conv_net()
-    _quantize("static", model, tmp_path, method=method, activation=activation)
+    _quantize("static", model, tmp_path, calibration={"method": method}, activation=activation)
     _assert_near(model, tmp_path, share=0.15)
     written = onnx.load(tmp_path / "written" / "m.onnx")
     zeros = {item.name: item for item in written.graph.initializer if item.name.endswith("_zero_point")}
@@ -379,7 +375,7 @@ def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: st
 def test_static_ranges_cover_every_sample(tmp_path: Path) -> None:
     model = matmul_net()
     paths = _write_samples(model, tmp_path)
-    write_tensors(Path(paths[3]), {"x": np.full((2, 64), 100, np.float32)})
+    write_tensors(paths[3], {"x": np.full((2, 64), 100, np.float32)})
     _quantize("static", model, tmp_path, samples=paths)
     written = onnx.load(tmp_path / "written" / "m.onnx")
     scale = next(item for item in written.graph.initializer if item.name == "x_scale")
@@ -392,7 +388,7 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
     tmp_path: Path, bits: int, symmetric: bool
 ) -> None:
     model = matmul_net(size=100)  # not a multiple of the block
-    _quantize("weights", model, tmp_path, bits=bits, symmetric=symmetric, block_size=32)
+    _quantize(f"int{bits}-weights", model, tmp_path, symmetric=symmetric, block_size=32)
     whole = MatMulNBitsQuantizer(model, bits=bits, block_size=32, is_symmetric=symmetric, accuracy_level=4)
     whole.process()
     expected = whole.model.model.graph
@@ -430,7 +426,7 @@ def test_weights_of_subgraphs_are_quantised(tmp_path: Path) -> None:
 
 def test_weights_of_half_precision_are_quantised(tmp_path: Path) -> None:
     model = half_net()
-    assert _quantize("weights", model, tmp_path, bits=8).converted == ("MatMul_0",)
+    assert _quantize("int8-weights", model, tmp_path).converted == ("MatMul_0",)
     _assert_near(model, tmp_path, share=0.05)
 
 

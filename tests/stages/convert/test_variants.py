@@ -10,7 +10,7 @@ from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
 from ortprep.bundle.paths import is_safe_name
 from ortprep.spec.validation import parse_spec
-from ortprep.stages.convert.precision.ladder import plan_steps, why_not_needed
+from ortprep.stages.convert.precision import plan_steps, why_not_needed
 from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.sources import FETCH, source_task
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ortprep.bundle.codec import decode
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
-from ortprep.stages.convert.pass_requests import BindRequest
+from ortprep.stages.convert.requests import BindRequest
 from ortprep.stages.core.inputs.dimensions import resolve_dimensions
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 _AXIS = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 
-def bind_shapes(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of a `BindRequest`: writes a model whose inputs have fewer symbolic dimensions, or none.
+def bind_shapes(request: BindRequest) -> None:
+    """Child function: writes a model whose inputs have fewer symbolic dimensions, or none.
 
     Outputs that have one of those dimensions get the size too, or whatever shape inference then finds.
 
@@ -34,8 +33,7 @@ def bind_shapes(data: Mapping[str, Any]) -> dict[str, Any]:
 
     from ortprep.stages.core.graphs.graph_walk import name_nodes
 
-    request = decode(BindRequest, data)
-    source, written = Path(request.source), Path(request.written)
+    source, written = request.source, request.written
     sizes = resolve_dimensions(read_inputs(source), request.dimensions)
     model, light = onnx.load(source, load_external_data=False), read_skeleton(source)
     skeleton = onnx.ModelProto.FromString(light)
@@ -58,7 +56,6 @@ def bind_shapes(data: Mapping[str, Any]) -> dict[str, Any]:
                 dim.dim_value = size.dim_value
     _share_weights(source, written, light)
     written.write_bytes(model.SerializeToString(deterministic=True))
-    return {}
 
 
 def _fix_unnamed(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,14 +17,14 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import share_model
+from ortprep.bundle.verification import describe_files
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.conversion import ConvertSpec
-from ortprep.stages.convert.pass_calls import PassCall, bind_call, choose_mode, fusion_call
-from ortprep.stages.convert.pass_requests import FusionReply
-from ortprep.stages.convert.pass_runner import PassResult, describe_converted, run_pass
-from ortprep.stages.convert.precision.attempts import TAKEN, PrecisionAttempts
-from ortprep.stages.convert.precision.ladder import SEARCHED, plan_steps, why_not_needed
+from ortprep.stages.convert.passes import choose_mode, fuse_transformers, fusion_name, run_pass
+from ortprep.stages.convert.precision import SEARCHED, PrecisionAttempts, plan_steps, why_not_needed
+from ortprep.stages.convert.requests import BindRequest, FusionRequest
+from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.accuracy import convert_section, gate_key, gate_of, per_sample, thresholds_of
 from ortprep.stages.core.contract import (
     LEFT_OUT,
@@ -39,11 +38,13 @@ from ortprep.stages.core.contract import (
 from ortprep.stages.core.inputs.calibration import check_calibration
 from ortprep.stages.core.inputs.sample_files import find_calibration_files
 from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
+from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import ConvertResult
+from ortprep.stages.core.results import ConvertResult, FetchResult
 from ortprep.stages.core.sources import FETCH, Graph, read_graph, source_task
+from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
-from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
+from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
 
 _FUSED, _BOUND = ".fused", ".bound"
 _HALVES, _INTEGERS = {"fp16", "bf16", "mixed"}, {"int8", "int4"}
@@ -171,24 +172,29 @@ def _record_of_parent(context: Context) -> ConversionRecord:
 def _bind_and_fuse(
     context: Context, convert: ConvertSpec, parent: Graph, record: ConversionRecord
 ) -> Mapping[str, Any]:
-    variant = context.variant_plan
-    name = f"{context.spec.name}.onnx"
+    variant, name = context.variant_plan, f"{context.spec.name}.onnx"
     current = parent.path
     if convert.fusion is not None and not variant.is_bucket:
-        written = context.folder / _FUSED / name
-        outcome = _run(context, fusion_call(convert.fusion), parent, written)
-        record = _with_fusion(record, outcome)
+        written, pass_name = context.folder / _FUSED / name, fusion_name(convert.fusion)
+        context.say(f"running {pass_name}")
+        fusion = FusionRequest(source=current, written=written, fusion=convert.fusion)
+        reply, fused_by = run_pass(context, pass_name, fuse_transformers, fusion, parent=parent)
+        record = dataclasses.replace(
+            record, fused=reply.fused, fused_by=reply.library, passes=(*record.passes, fused_by)
+        )
         if record.fused:
             current = written
         else:
             context.say("fused nothing, which the spec allows")
     if variant.binding:
         written = context.folder / _BOUND / name
-        outcome = _run(context, bind_call(variant.binding), parent, written, source=current)
+        context.say("running shapes")
+        binding = BindRequest(source=current, written=written, dimensions=dict(variant.binding))
+        _, bound_by = run_pass(context, "shapes", bind_shapes, binding, parent=parent)
         record = dataclasses.replace(
             record,
             binding=dict(variant.binding),
-            passes=(*record.passes, outcome.record),
+            passes=(*record.passes, bound_by),
             # Thresholds over all samples do not apply to the few that fit a bucket.
             gate=thresholds_of(per_sample(gate_of(context.spec))) if record.gate else {},
         )
@@ -196,66 +202,51 @@ def _bind_and_fuse(
     return _result(context, parent, record, made=current)
 
 
-def _run(
-    context: Context, call: PassCall, parent: Graph, written: Path, *, source: Path | None = None
-) -> PassResult:
-    context.say(f"running {call.name}")
-    return run_pass(context, call, parent=parent, written=written, source=source)
-
-
-def _with_fusion(record: ConversionRecord, outcome: PassResult) -> ConversionRecord:
-    reply = decode(FusionReply, outcome.reply)
-    return dataclasses.replace(
-        record,
-        fused=reply.fused,
-        fused_by=reply.library,
-        passes=(*record.passes, outcome.record),
-    )
-
-
 def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[PrecisionStep, ...]:
     """Tries precisions down the ladder, from the requested one; the last step returned is the taken one."""
     variant = context.variant_plan
     others = _other_precisions(context, convert)
-    tried: list[PrecisionStep] = []
     with closing(_attempts(context, convert, parent)) as attempts:
-        for step in plan_steps(variant.precision, convert.ladder):
-            if why_not_needed(step, others) is not None:
-                return (*tried, PrecisionStep(step, TAKEN))
-            tried.append(attempts.try_step(step))
-            if tried[-1].outcome == TAKEN:
-                if why_not_needed(tried[-1].precision, others) is None:
-                    _put_in_place(attempts.written, context.folder)
-                return tuple(tried)
-            context.say(f"{step} failed: {tried[-1].outcome.splitlines()[0]}")
-    raise _no_precision_holds(context, convert, tried, hint=attempts.hint)
+
+        def attempt(step: str) -> PrecisionStep:
+            is_needed = why_not_needed(step, others) is None
+            return attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN)
+
+        tried = descend(plan_steps(variant.precision, convert.ladder), attempt)
+        if tried[-1].outcome == TAKEN:
+            if why_not_needed(tried[-1].precision, others) is None:
+                _put_in_place(attempts.written, context.folder)
+            return tried
+    hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
+    if convert.ladder:
+        hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
+    raise StageError(
+        f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
+        + describe_failures((step.precision, step.outcome) for step in tried),
+        hint=attempts.hint or hint,
+    )
 
 
 def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> PrecisionAttempts:
-    reference = _reference(context, parent)
+    """Returns what makes the attempts.
+
+    Raises:
+        SpecError: The calibration set does not fit the model; no step of the ladder may hide it.
+    """
+    upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
+    interface = parent.description.interface
+    subject = f"{context.spec.name}/{context.variant}"
+    reference = fitting(read_reference(upstream.folder), interface, subject)
     calibration: Sequence[Path] = ()
     mode = choose_mode(convert, context.target, parent.description.source.operators)
     if mode == "static":
         own = find_calibration_files(context.spec)
         calibration = own if own is not None else [sample.path for sample in reference.samples]
-        _require_calibration(calibration, parent)
-    return PrecisionAttempts(
-        context, convert, parent=parent, reference=reference, mode=mode, calibration=calibration
-    )
-
-
-def _require_calibration(calibration: Sequence[Path], parent: Graph) -> None:
-    try:
-        check_calibration(calibration, parent.description.interface)
-    except StageError as error:
-        # Only the user can fix it: no step of the ladder may hide it.
-        raise SpecError(error.message, hint=error.hint) from error
-
-
-def _reference(context: Context, parent: Graph) -> ReferenceAnswers:
-    upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
-    subject = f"{context.spec.name}/{context.variant}"
-    return fitting(read_reference(upstream.folder), parent.description.interface, subject)
+        try:
+            check_calibration(calibration, interface)
+        except StageError as error:
+            raise SpecError(error.message, hint=error.hint) from error
+    return PrecisionAttempts(context, parent=parent, reference=reference, mode=mode, calibration=calibration)
 
 
 def _put_in_place(written: Path, folder: Path) -> None:
@@ -274,21 +265,34 @@ def _result(
         _put_in_place(made, context.folder)
     for scratch in (_FUSED, _BOUND):
         shutil.rmtree(context.folder / scratch, ignore_errors=True)
-    name = f"{context.spec.name}/{context.variant}"
-    converted = describe_converted(model, parent, digest=DigestCache().digest, name=name)
+    converted = _describe(model, parent, name=f"{context.spec.name}/{context.variant}")
     return dict(encode(ConvertResult(converted, record)))
 
 
-def _no_precision_holds(
-    context: Context, convert: ConvertSpec, tried: Sequence[PrecisionStep], *, hint: str | None
-) -> StageError:
-    reasons = "\n".join(f"{step.precision}: {step.outcome}" for step in tried)
-    if hint is None:
-        hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
-        if convert.ladder:
-            hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
-    return StageError(
-        f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
-        f"{textwrap.indent(reasons, '  ')}",
-        hint=hint,
+def _describe(model: Path, parent: Graph, *, name: str) -> FetchResult:
+    """Returns what is in a converted model, as `fetch` describes a source.
+
+    Args:
+        model: The file, in a folder of its own.
+        parent: What it was made of; fusing hides which weights its inputs index, so that is taken from here.
+        name: The model as the user knows it.
+
+    Raises:
+        SourceError: It is no model.
+    """
+    inspection = inspect_file(model, name=name)
+    files = describe_files(model.parent, DigestCache().digest)
+    model_file = next(entry for entry in files if entry.path == model.name)
+    source = dataclasses.replace(
+        parent.description.source,
+        kind="convert",
+        location=model.name,
+        sha256=model_file.sha256,
+        files=(model_file, *(entry for entry in files if entry is not model_file)),
+        opsets=inspection.opsets,
+        ir_version=inspection.ir_version,
+        operators=inspection.operators,
+        initializer_bytes=inspection.initializer_bytes,
     )
+    bounds = parent.description.interface.index_bounds
+    return FetchResult(model.name, source, dataclasses.replace(inspection.interface, index_bounds=bounds))

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.errors import SpecError, StageError
 from ortprep.quoting import quoted
 from ortprep.stages.convert.half.casts import insert_casts
 from ortprep.stages.convert.half.operators import is_operator
 from ortprep.stages.convert.half.plain_graph import make_plain
 from ortprep.stages.convert.half.plan import HalfPlan, plan_half, split_shared
-from ortprep.stages.convert.half.rounding import HALF_TYPES, HalfType, largest_beyond, round_to_half
+from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, HalfType, largest_beyond, round_to_half
 from ortprep.stages.convert.half.value_types import declared_types, infer_value_types
-from ortprep.stages.convert.pass_requests import HalfRequest, PrecisionReply
+from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 from ortprep.stages.convert.weights import (
     WeightReader,
     WeightWriter,
@@ -55,8 +52,8 @@ class _OutOfRange:
     max_abs: float
 
 
-def convert_half(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function, `HalfRequest` to `PrecisionReply`: converts a model to half precision.
+def convert_half(request: PrecisionRequest) -> PrecisionReply:
+    """Converts a model to half precision, in a child process.
 
     Raises:
         StageError: The model cannot be converted, or numbers are out of range. What is written then is of no
@@ -64,13 +61,12 @@ def convert_half(data: Mapping[str, Any]) -> dict[str, Any]:
         SpecError: A node or an operator that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
-    request = decode(HalfRequest, data)
-    source, written = Path(request.source), Path(request.written)
+    source, written = request.source, request.written
     model = read_graph(source)
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
-    check_nodes("node to keep", request.blocked_nodes, names)
-    for operator in request.blocked_operators:
+    check_nodes("node to keep", request.half.keep_nodes, names)
+    for operator in request.half.block_operators:
         if not is_operator(operator):
             raise SpecError(f"no such operator: {operator!r}\n  expected an operator of ONNX Runtime")
     plan = _plan(model, request)
@@ -81,26 +77,26 @@ def convert_half(data: Mapping[str, Any]) -> dict[str, Any]:
                 _convert_attributes(node, plan.half, weights)
     with WeightWriter(written) as writer:
         weights.write(model, writer)
-    if weights.out_of_range and not request.clip:
+    if weights.out_of_range and not request.half.clip:
         raise _out_of_range_error(weights.out_of_range)
     insert_casts(model, plan)
     written.write_bytes(model.SerializeToString())
     too_large = tuple(dict.fromkeys(node for each in weights.out_of_range for node in each.nodes))
-    return dict(encode(PrecisionReply(len(names), plan.eligible, plan.kept, too_large)))
+    return PrecisionReply(len(names), plan.eligible, plan.kept, too_large)
 
 
-def _plan(model: onnx.ModelProto, request: HalfRequest) -> HalfPlan:
+def _plan(model: onnx.ModelProto, request: PrecisionRequest) -> HalfPlan:
     make_plain(model)
     types = infer_value_types(model, declared_types(model))
-    operators = {*DEFAULT_OP_BLOCK_LIST, *request.blocked_operators}
-    nodes = set(request.blocked_nodes)
+    operators = {*DEFAULT_OP_BLOCK_LIST, *request.half.block_operators}
+    nodes = set(request.half.keep_nodes)
 
     def plan(types: Mapping[str, str]) -> HalfPlan:
         return plan_half(
             model,
             types,
-            HALF_TYPES[request.dtype],
-            keep_io=request.keep_io,
+            BFLOAT16 if request.name == "bf16" else FLOAT16,
+            keep_io=request.half.keep_io,
             must_stay=lambda node: node.op_type in operators or node.name in nodes,
         )
 

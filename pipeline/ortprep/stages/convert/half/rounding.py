@@ -43,7 +43,6 @@ BFLOAT16 = HalfType(
     (2 - 2**-7) * 2.0**127,
     0.0,
 )
-HALF_TYPES = {half.name: half for half in (FLOAT16, BFLOAT16)}
 
 
 def round_to_half(values: NDArray[np.float32], half: HalfType) -> NDArray[Any]:

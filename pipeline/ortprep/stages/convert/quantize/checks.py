@@ -18,8 +18,9 @@ from onnx import TensorProto, helper
 from ortprep.errors import SpecError, StageError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import onnxruntime_errors
-from ortprep.stages.convert.pass_requests import PrecisionReply, QuantizeRequest
+from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.quantize.quantizer_input import QuantizerInput, list_nodes, read_named_graph
+from ortprep.stages.convert.requests import PrecisionReply
 from ortprep.stages.convert.weights import WeightReader, read_array
 from ortprep.stages.core.graphs.graph_walk import check_nodes
 
@@ -53,20 +54,21 @@ def select_nodes(
     return selected
 
 
-def read_checked_graph(request: QuantizeRequest, supported: Collection[str]) -> onnx.ModelProto:
-    """Reads the source of a request, and checks the names in the request.
+def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collection[str]) -> onnx.ModelProto:
+    """Reads a model, and checks the names of operators and nodes in the spec.
 
     Args:
-        request: The request.
+        source: The model.
+        quantize: The spec's section.
         supported: Operator types that the pass can quantise.
 
     Raises:
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
         StageError: The source is not an ONNX model.
     """
-    _check_operators(request.operators, sorted(supported))
-    model = read_named_graph(Path(request.source))
-    check_nodes("excluded node", request.exclude, [name for name, _ in list_nodes(model)])
+    _check_operators(quantize.operators, sorted(supported))
+    model = read_named_graph(source)
+    check_nodes("excluded node", quantize.exclude, [name for name, _ in list_nodes(model)])
     return model
 
 

@@ -16,21 +16,18 @@ provider has no such kernels and computes in float32 between them (kernels named
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import TensorProto
 from onnxruntime import quantization
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.stages.convert.pass_requests import DynamicRequest, QuantizeRequest, StaticRequest
 from ortprep.stages.convert.quantize.checks import (
     CONTRIB,
     check_weights,
@@ -49,6 +46,7 @@ from ortprep.stages.convert.quantize.quantizer_input import (
     stage_source,
     unshare_weights,
 )
+from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 """What is quantised dynamically unless told otherwise: where int8 arithmetic is faster than float32.
@@ -103,87 +101,85 @@ class _Method:
     write: Callable[[Path, tuple[str, ...]], None]
 
 
-def quantize_dynamic(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function, `DynamicRequest` to `PrecisionReply`: 8-bit weights, activations quantised at run time.
+def quantize_int8(request: PrecisionRequest) -> PrecisionReply:
+    """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
     Raises:
-        StageError: A name or an operator is unknown, the opset is too old, nothing can be quantised, a
-            weight is not finite, or ONNX Runtime's quantiser refused the model.
+        StageError: The opset is too old, nothing can be quantised, a weight is not finite, a sample is
+            unusable, or ONNX Runtime's quantiser refused the model.
+        SpecError: A node or an operator is unknown.
         OSError: The source cannot be read, or the disk is full.
     """
-    request = decode(DynamicRequest, data)
-    operators = request.operators or DYNAMIC_OPERATORS
+    return _quantize(request, _static(request) if request.name == "int8-static" else _dynamic(request))
+
+
+def _dynamic(request: PrecisionRequest) -> _Method:
+    quantize = request.quantize
+    operators = quantize.operators or DYNAMIC_OPERATORS
 
     def write(staged: Path, names: tuple[str, ...]) -> None:
         quantization.quantize_dynamic(
             staged,
-            Path(request.written),
+            request.written,
             op_types_to_quantize=[*operators, "MatMul"],
-            per_channel=request.per_channel,
+            per_channel=quantize.per_channel,
             weight_type=quantization.QuantType.QInt8,
             nodes_to_quantize=[*names, *(f"{name}{_LOWERED}" for name in names)],
             use_external_data_format=True,
         )
 
-    method = _Method(
+    return _Method(
         supported=_WEIGHTS,
         operators=operators,
         opset=11,  # of DynamicQuantizeLinear
         group=_transposed_weight,
-        fits=partial(_has_weights, per_channel=request.per_channel),
+        fits=partial(_has_weights, per_channel=quantize.per_channel),
         expected=f"{', '.join(operators)} with float32 weights",
         write=write,
     )
-    return _quantize(request, method)
 
 
-def quantize_static(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function, `StaticRequest` to `PrecisionReply`: writes a model with 8-bit weights and activations.
-
-    Raises:
-        StageError: As of `quantize_dynamic`; or a sample is unusable.
-        OSError: The source cannot be read, or the disk is full.
-    """
-    request = decode(StaticRequest, data)
-    operators = request.operators or tuple(sorted(_STATIC_OPERATORS))
+def _static(request: PrecisionRequest) -> _Method:
+    quantize = request.quantize
+    operators = quantize.operators or tuple(sorted(_STATIC_OPERATORS))
 
     def write(staged: Path, names: tuple[str, ...]) -> None:
         quantization.quantize_static(
             staged,
-            Path(request.written),
+            request.written,
             SampleReader(request.samples),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(operators),
-            per_channel=request.per_channel,
-            activation_type=_ACTIVATIONS[request.activation],
+            per_channel=quantize.per_channel,
+            activation_type=_ACTIVATIONS[quantize.activation],
             weight_type=quantization.QuantType.QInt8,
             nodes_to_quantize=list(names),
             use_external_data_format=True,
-            calibrate_method=_METHODS[request.method],
+            calibrate_method=_METHODS[quantize.calibration.method],
             extra_options={
                 # One sample at a time. The quantiser else keeps what every layer gave for all of them, and
                 # cannot make histograms of samples of different shapes.
                 "CalibStridedMinMax": 1,
-                "ActivationSymmetric": request.activation == "int8",
+                "ActivationSymmetric": quantize.activation == "int8",
             },
         )
 
-    method = _Method(
+    return _Method(
         supported=_STATIC_OPERATORS,
         operators=operators,
         opset=13,  # the first in which scales can be per channel
-        group=partial(_use, excluded=request.exclude),
+        group=partial(_use, excluded=quantize.exclude),
         fits=lambda _node, _staged: True,
         expected=f"{', '.join(operators)} on float32 tensors",
         write=write,
     )
-    return _quantize(request, method)
 
 
-def _quantize(request: QuantizeRequest, method: _Method) -> dict[str, Any]:
-    source, written = Path(request.source), Path(request.written)
+def _quantize(request: PrecisionRequest, method: _Method) -> PrecisionReply:
+    source, written, excluded = request.source, request.written, request.quantize.exclude
     with scratch_folder(written) as folder:
-        model = unshare_weights(read_checked_graph(request, method.supported), method.group)
+        model = read_checked_graph(source, request.quantize, method.supported)
+        model = unshare_weights(model, method.group)
         staged = stage_source(model, source, folder, opset=method.opset)
         # The quantiser knows the main graph only.
         candidates = (
@@ -194,12 +190,12 @@ def _quantize(request: QuantizeRequest, method: _Method) -> dict[str, Any]:
             and is_float32_only(node, staged.types)
             and method.fits(node, staged)
         )
-        names = select_nodes(candidates, excluded=request.exclude, expected=method.expected, source=source)
+        names = select_nodes(candidates, excluded=excluded, expected=method.expected, source=source)
         check_weights(staged, names)
-        with quantizer_refusals(request.source):
+        with quantizer_refusals(str(source)):
             method.write(staged.path, names)
     quantized = _find_quantized(staged, names, written)
-    return dict(encode(describe_result(staged.nodes, operators=method.operators, quantized=quantized)))
+    return describe_result(staged.nodes, operators=method.operators, quantized=quantized)
 
 
 def _transposed_weight(node: onnx.NodeProto, index: int) -> str | None:
@@ -243,7 +239,7 @@ def _find_quantized(staged: QuantizerInput, names: tuple[str, ...], written: Pat
 class SampleReader(quantization.CalibrationDataReader):  # type: ignore[misc]
     """Reads samples from disk when they are asked for."""
 
-    def __init__(self, samples: Sequence[str]) -> None:
+    def __init__(self, samples: Sequence[Path]) -> None:
         self._samples = samples
         self._next, self._end = 0, len(samples)
 
@@ -259,4 +255,4 @@ class SampleReader(quantization.CalibrationDataReader):  # type: ignore[misc]
         if self._next >= self._end:
             return None
         self._next += 1
-        return read_tensors(Path(self._samples[self._next - 1]))
+        return read_tensors(self._samples[self._next - 1])

@@ -20,7 +20,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -28,8 +27,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from ortprep.bundle.codec import decode, encode
-from ortprep.stages.convert.pass_requests import WeightsRequest
 from ortprep.stages.convert.quantize.checks import (
     CONTRIB,
     check_finite,
@@ -41,6 +38,7 @@ from ortprep.stages.convert.quantize.checks import (
     select_nodes,
 )
 from ortprep.stages.convert.quantize.quantizer_input import PLAIN_DOMAINS, list_nodes
+from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 from ortprep.stages.convert.weights import (
     WeightReader,
     WeightWriter,
@@ -90,8 +88,8 @@ class _Product:
     transposed: bool
 
 
-def quantize_weights(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function, `WeightsRequest` to `PrecisionReply`: weights of few bits in every product.
+def quantize_weights(request: PrecisionRequest) -> PrecisionReply:
+    """Stores the weights of every product in few bits, in a child process.
 
     Raises:
         StageError: A weight is not finite, or nothing can be quantised.
@@ -100,21 +98,20 @@ def quantize_weights(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     # The quantiser sets up logging when it is imported, and reports every node.
     logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.WARNING)
-    request = decode(WeightsRequest, data)
-    source, written = Path(request.source), Path(request.written)
-    operators = request.operators or OPERATORS
-    model = read_checked_graph(request, OPERATORS)
+    source, written, quantize = request.source, request.written, request.quantize
+    operators = quantize.operators or OPERATORS
+    model = read_checked_graph(source, quantize, OPERATORS)
     nodes = list_nodes(model)
     products = list(_find_products(model.graph, {}, operators))
     expected = f"{', '.join(operators)} with a 2-D float32 or float16 weight"
     names = select_nodes(
-        (product.node for product in products), excluded=request.exclude, expected=expected, source=source
+        (product.node for product in products), excluded=quantize.exclude, expected=expected, source=source
     )
     chosen = [product for product in products if product.node.name in set(names)]
     with WeightWriter(written) as weights:
         _quantize_products(model, chosen, weights=weights, request=request)
     onnx.save(model, written)
-    return dict(encode(describe_result(nodes, operators=operators, quantized=set(names))))
+    return describe_result(nodes, operators=operators, quantized=set(names))
 
 
 def _find_products(
@@ -136,9 +133,9 @@ def _find_products(
 
 
 def _quantize_products(
-    model: onnx.ModelProto, products: list[_Product], *, weights: WeightWriter, request: WeightsRequest
+    model: onnx.ModelProto, products: list[_Product], *, weights: WeightWriter, request: PrecisionRequest
 ) -> None:
-    folder = Path(request.source).parent
+    folder, bits = request.source.parent, _bits(request)
     used_names = _tensor_names(model)
     templates: dict[tuple[_Weight, bool], onnx.NodeProto] = {}
     new: list[tuple[onnx.GraphProto, TensorProto]] = []
@@ -150,7 +147,7 @@ def _quantize_products(
                 templates[key], arrays = _quantize_weight(_read_weight(product, folder), stem, request)
             for name, array in arrays.items():
                 new.append((product.weight.graph, write_array(name, array, weights)))
-        _replace(product, templates[key], used_names, bits=request.bits)
+        _replace(product, templates[key], used_names, bits=bits)
     _remove_unread(model, {weight for weight, _ in templates})
     move_weights(model, folder, weights)
     # Only now: these are where they belong already.
@@ -158,6 +155,10 @@ def _quantize_products(
         graph.initializer.append(tensor)
     if all(item.domain != CONTRIB for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+
+
+def _bits(request: PrecisionRequest) -> int:
+    return 4 if request.name == "int4-weights" else 8
 
 
 def _read_weight(product: _Product, folder: Path) -> NDArray[np.generic]:
@@ -168,7 +169,7 @@ def _read_weight(product: _Product, folder: Path) -> NDArray[np.generic]:
 
 
 def _quantize_weight(
-    values: NDArray[np.generic], name: str, request: WeightsRequest
+    values: NDArray[np.generic], name: str, request: PrecisionRequest
 ) -> tuple[onnx.NodeProto, dict[str, NDArray[np.generic]]]:
     """Has the quantiser convert a model of one product; returns its node, and its weights by name."""
     rows, columns = values.shape
@@ -182,9 +183,9 @@ def _quantize_weight(
     )
     quantizer = MatMulNBitsQuantizer(
         helper.make_model(graph),
-        bits=request.bits,
-        block_size=request.block_size,
-        is_symmetric=request.symmetric,
+        bits=_bits(request),
+        block_size=request.quantize.block_size,
+        is_symmetric=request.quantize.symmetric,
         accuracy_level=_ACCURACY_LEVEL,
     )
     quantizer.process()

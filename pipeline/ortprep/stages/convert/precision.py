@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
@@ -23,30 +22,48 @@ from ortprep.errors import (
     ResourceError,
     StageError,
 )
-from ortprep.spec.conversion import ConvertSpec
-from ortprep.stages.convert.pass_calls import call_of
-from ortprep.stages.convert.pass_requests import PrecisionReply
-from ortprep.stages.convert.pass_runner import run_pass
-from ortprep.stages.convert.precision.journal import TrialsJournal
-from ortprep.stages.convert.precision.ladder import SEARCHED
-from ortprep.stages.convert.precision.search import search
-from ortprep.stages.core.accuracy import judge_accuracy
-from ortprep.stages.core.contract import Context
+from ortprep.stages.convert.passes import convert_precision, precision_request, run_pass
+from ortprep.stages.convert.requests import PrecisionReply
+from ortprep.stages.convert.search import Kept, search
+from ortprep.stages.core.accuracy import convert_section, judge_accuracy
+from ortprep.stages.core.contract import SOURCE_PRECISION, Context
+from ortprep.stages.core.ladder import REFUSALS, TAKEN
 from ortprep.stages.core.sources import Graph
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import ReferenceAnswers
 
-TAKEN = "taken"
+SEARCHED = ("mixed", "int8", "int4")
+"""Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
 
+_NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
 _LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
-_REFUSALS = (LoadError, ChildError, StageError)
 _NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError, ResourceError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
 
-_KNOWN_TRIALS = 2
-"""Sets at the start of a search whose outcome is known: no node kept, and every node kept."""
-
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
+
+
+def plan_steps(requested: str, ladder: Sequence[str]) -> tuple[str, ...]:
+    """Returns the precisions to try, in order: the requested one, then the rest of the ladder.
+
+    Args:
+        requested: A precision.
+        ladder: The spec's ladder: if it names the precision, only what comes after it is tried; if not, only
+            what is wider.
+    """
+    if requested in ladder:
+        return (requested, *ladder[ladder.index(requested) + 1 :])
+    rank = {precision: position for position, precision in enumerate(_NARROWEST_FIRST)}
+    return (requested, *(step for step in ladder if rank[step] > rank[requested]))
+
+
+def why_not_needed(step: str, requested: Sequence[str]) -> str | None:
+    """Returns why a step of the ladder makes no variant; None if it makes one."""
+    if step == SOURCE_PRECISION:
+        return "it steps down to fp32, which the bundle already has"
+    if step in requested:
+        return f"it steps down to {step}, which the spec requests separately"
+    return None
 
 
 @dataclass(frozen=True)
@@ -72,7 +89,6 @@ class PrecisionAttempts:
     def __init__(
         self,
         context: Context,
-        convert: ConvertSpec,
         *,
         parent: Graph,
         reference: ReferenceAnswers,
@@ -80,9 +96,9 @@ class PrecisionAttempts:
         calibration: Sequence[Path],
     ) -> None:
         """Takes what every attempt needs."""
-        self._context, self._convert, self._parent = context, convert, parent
+        self._context, self._convert, self._parent = context, convert_section(context.spec), parent
         self._reference, self._mode, self._calibration = reference, mode, calibration
-        self._levels: tuple[str, ...] = tuple(_LEVELS.values())
+        self._levels: tuple[str, ...] = ()
         self.hint: str | None = None
         self._scratch = context.folder / ".attempt"
         self.written = self._scratch / "model" / f"{context.spec.name}.onnx"
@@ -99,77 +115,74 @@ class PrecisionAttempts:
             OSError: The disk is full.
         """
         self._context.say(f"converting to {precision}")
-        start = list(_LEVELS).index(self._context.spec.optimize.level)
-        self._levels = tuple(_LEVELS.values())[start:]
+        self._levels = tuple(_LEVELS.values())[list(_LEVELS).index(self._context.spec.optimize.level) :]
         try:
-            return self._try_step(precision)
-        except _REFUSALS as error:
+            step = self._try_step(precision)
+        except REFUSALS as error:
             _require_verdict(error)
             self.hint = self.hint or error.hint
-            return PrecisionStep(precision, self._clean(error.message))
+            step = PrecisionStep(precision, self._clean(error.message))
+        if step.outcome != TAKEN:
+            self._context.say(f"{precision} failed: {step.outcome.splitlines()[0]}")
+        return step
 
     def close(self) -> None:
         """Removes what the attempts left."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _try_step(self, precision: str) -> PrecisionStep:
-        trial, always = self._try_first(precision), frozenset[str]()
+        trial, always = self._try_first(precision), Kept()
         if precision == "mixed" and trial.reply.too_large and not self._convert.half.clip:
             always = frozenset(trial.reply.too_large)
             trial = self._try(precision, always)
-        if not trial.failures:
+        if trial.failures and precision in SEARCHED and self._convert.search.max_trials:
+            return self._search(precision, trial, always)
+        is_half = precision == "mixed" and not trial.failures and not always
+        if is_half and not self._is_requested_alone(precision):
             # Mixed precision that keeps no node is fp16, which may be a variant already.
-            is_half = precision == "mixed" and not always
-            return _step_of(
-                "fp16" if is_half and not self._is_requested_alone(precision) else precision, trial
-            )
-        if precision not in SEARCHED or not self._convert.search.max_trials:
-            return _step_of(precision, trial)
-        return self._search(precision, trial, always)
+            precision = "fp16"
+        return _step_of(precision, trial)
 
     def _is_requested_alone(self, precision: str) -> bool:
         """Returns whether the spec asks for mixed precision here, and not for fp16 too."""
         requested = self._convert.precisions(self._context.target)
         return self._context.variant_plan.precision == precision and "fp16" not in requested
 
-    def _search(self, precision: str, first: PrecisionTrial, always: frozenset[str]) -> PrecisionStep:
-        say, limits = self._context.say, self._convert.search
+    def _search(self, precision: str, first: PrecisionTrial, always: Kept) -> PrecisionStep:
+        """Leaves as few nodes unconverted as the gate needs.
+
+        Args:
+            precision: What is tried.
+            first: The trial that converted every node, and failed.
+            always: Nodes that are never converted.
+        """
+        say, limits, nodes = self._context.say, self._convert.search, first.reply.converted
         say(f"{precision}: {first.failures[0]}; searching for nodes to leave unconverted")
-        began_s = time.monotonic()
-        end = began_s + limits.budget_s
-        latest: dict[frozenset[str], PrecisionTrial] = {}
+        began_s, count = time.monotonic(), 0
+        latest: dict[Kept, PrecisionTrial] = {}  # the one whose files are at `written`
 
-        every = frozenset(first.reply.converted)
+        def share_of_time() -> float:
+            return (time.monotonic() - began_s) / limits.budget_s
 
-        def attempt(kept: frozenset[str]) -> bool:
+        def holds(kept: Kept) -> bool:
+            nonlocal count
+            passes, count = False, count + 1
             latest.clear()
-            if not kept:
-                return False  # the reason for the search
-            if kept == every:
-                return True  # without a converted node it is the source
             try:
-                trial = self._try(precision, kept | always)
-            except _REFUSALS as error:
+                latest[kept] = self._try(precision, kept | always)
+                passes = not latest[kept].failures
+            except REFUSALS as error:
                 _require_verdict(error)
-                return False
-            latest[kept] = trial
-            self._context.progress(min((time.monotonic() - began_s) / limits.budget_s, 1.0))
-            return not trial.failures
+            self._context.progress(min(share_of_time(), 1.0))
+            verdict = "passes" if passes else "does not pass"
+            say(f"trial {count}: keeping {len(kept)} of {len(nodes)} nodes {verdict} the gate")
+            return passes
 
-        self._context.kept.mkdir(parents=True, exist_ok=True)
-        journal = TrialsJournal(self._context.kept / f"{precision}.jsonl")
-        result = search(
-            first.reply.converted,
-            lambda kept: journal.holds(kept, attempt),
-            max_trials=limits.max_trials + _KNOWN_TRIALS,
-            deadline=lambda: time.monotonic() > end,
-            say=say,
-        )
-        if result.kept is None or frozenset(result.kept) == every:
-            return _step_of(precision, first, trials=result.trials)
-        kept = frozenset(result.kept)
+        kept, trials = search(nodes, holds, max_trials=limits.max_trials, expired=lambda: share_of_time() > 1)
+        if len(kept) == len(nodes):
+            return _step_of(precision, first, trials=trials)
         trial = latest.get(kept) or self._try(precision, kept | always)
-        return _step_of(precision, trial, trials=result.trials)
+        return _step_of(precision, trial, trials=trials)
 
     def _try_first(self, precision: str) -> PrecisionTrial:
         """Tries a precision without a node kept, and settles the optimisation level of all its trials.
@@ -186,18 +199,21 @@ class PrecisionAttempts:
                     raise
                 self._levels = self._levels[1:]
 
-    def _try(self, precision: str, kept: Sequence[str] | frozenset[str]) -> PrecisionTrial:
-        call = call_of(
+    def _try(self, precision: str, kept: Collection[str]) -> PrecisionTrial:
+        request = precision_request(
             self._convert,
             precision,
             mode=self._mode,
-            kept=sorted(kept),
+            source=self._parent.path,
+            written=self.written,
+            kept=kept,
             # Nodes whose weights do not fit are kept in mixed precision, once they are known.
             clip=precision == "mixed",
             samples=self._calibration,
         )
-        outcome = run_pass(self._context, call, parent=self._parent, written=self.written)
-        reply = decode(PrecisionReply, outcome.reply)
+        reply, made_by = run_pass(
+            self._context, request.name, convert_precision, request, parent=self._parent
+        )
         if not reply.converted:
             raise StageError(
                 f"nothing was converted to {precision}: {self._parent.path.name}\n"
@@ -212,7 +228,7 @@ class PrecisionAttempts:
         judgement = judge_accuracy(
             self._context.spec, self._reference.samples, expected=self._reference.answers, got=answers
         )
-        return PrecisionTrial(judgement.failures, judgement.outputs, outcome.record, reply)
+        return PrecisionTrial(judgement.failures, judgement.outputs, made_by, reply)
 
     def _plan(self) -> SessionPlan:
         """Returns a session that optimises as `optimize` will, so the gate judges nearly what jobs load."""

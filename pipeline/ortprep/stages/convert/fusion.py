@@ -1,0 +1,263 @@
+"""Fusion of transformer subgraphs, by ONNX Runtime's optimizer or by the older package that it came from.
+
+`onnxruntime.transformers` comes with ONNX Runtime. The last release of onnxruntime-tools, 1.7.0, knows five
+kinds of model and opsets up to 12, since its shape inference fails at `Unsqueeze` of opset 13. It is
+given the shape inference of the installed ONNX Runtime, which has kept that class's interface. One process
+can have only one of the two: their modules have the same names. For child processes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime
+
+from ortprep.errors import MissingExtraError, StageError
+from ortprep.quoting import quoted
+from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
+from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
+from ortprep.stages.convert.requests import FusionReply, FusionRequest
+from ortprep.stages.convert.weights import WeightWriter, move_weights
+from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_nodes
+from ortprep.stages.core.graphs.inlining import load_with_weights
+from ortprep.versions import install_command
+
+_PREFIX = "enable_"
+_MICROSOFT = "com.microsoft"
+_FINDS_HEADS = frozenset({"t5", "swin", "unet", "vae", "clip", "sam2", "mmdit"})
+"""Model types whose fusions find heads node by node, and whose layers may differ; as the library says."""
+
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a pattern that half fits a graph makes the optimizer raise; it has no error of its own."""
+
+_SHAPE_INFERENCE = "shape_infer_helper"
+_COPIED_BYTES = 1024
+
+
+class _Library(NamedTuple):
+    """A package that fuses.
+
+    Attributes:
+        name: Its name and version.
+        model_types: Kinds of model it knows.
+        options: Makes its options for a kind of model; those named `enable_…` turn fusions on.
+        optimize: Fuses a model by kind of model, heads and options; returns its wrapper, an `OnnxModel`.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    options: Callable[[str], Any]
+    optimize: Callable[[onnx.ModelProto, str, Heads, Any], Any]
+
+
+def fuse(request: FusionRequest) -> FusionReply:
+    """Fuses a model and writes it.
+
+    Raises:
+        StageError: The model type or a fusion is unknown, heads cannot be found, the optimizer fails or
+            changes the interface, or nothing is fused.
+        MissingExtraError: The package, or SymPy, which both need, is not installed.
+        OSError: Data is missing, or the disk is full.
+    """
+    fusion = request.fusion
+    library = _own() if fusion.library == "onnxruntime" else _tools()
+    _check_known("model_type", fusion.model_type, library.model_types)
+    model = load_with_weights(request.source, request.source.parent)
+    name_nodes(model)
+
+    # What to fuse.
+    disabled = list(fusion.disable)
+    if fusion.optional and not fusion.num_heads and not find_heads(model.graph):
+        disabled.append("attention")
+    options = library.options(fusion.model_type)
+    known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
+    for name in disabled:
+        _check_known("disable", name, known)
+        setattr(options, _PREFIX + name, False)
+
+    # Fuse.
+    before, operators = onnx.GraphProto(output=model.graph.output), _count_operators(model)
+    before.input.extend(_real_inputs(model.graph))
+    read = _names_read(model)
+    write_as_patterns_expect(model.graph)
+    needed = fusion.model_type not in _FINDS_HEADS and "attention" not in disabled
+    heads = choose_heads(model.graph, Heads(fusion.num_heads, fusion.hidden_size), needed=needed)
+    try:
+        optimizer = library.optimize(model, fusion.model_type, heads, options)
+    except _MISFITS as error:
+        raise StageError(
+            f"fusion failed: model_type {fusion.model_type} of {library.name}\n"
+            f"  expected a graph that its patterns match, got {type(error).__name__}: {error}",
+            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not match)",
+        ) from error
+    model = optimizer.model
+    _keep_interface(model.graph, before, read)
+
+    # Count, with ONNX Runtime's operators that the library's statistics leave out, and write.
+    listed = optimizer.get_fused_operator_statistics()
+    fused: Counter[str] = Counter()
+    for (domain, operator), count in sorted((_count_operators(model) - operators).items()):
+        if operator in listed or domain == _MICROSOFT:
+            fused[operator] += count
+    if fused:
+        _write(model, request.written)
+    elif not fusion.optional:
+        raise StageError(
+            f"fusion found nothing to fuse: model_type {fusion.model_type}\n"
+            f"  expected a graph that the patterns of {library.name} match",
+            hint=f"fusion: {{model_type: {quoted(fusion.model_type)}, optional: true}}  "
+            f"(or another of {', '.join(map(quoted, library.model_types))})",
+        )
+    return FusionReply(dict(fused), library.name)
+
+
+def _own() -> _Library:
+    """Returns ONNX Runtime's optimizer."""
+    _require_sympy()
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+
+    # By this name, and not the package's, its modules import one another.
+    _infer_without_copies(importlib.import_module(_SHAPE_INFERENCE).SymbolicShapeInferenceHelper)
+
+    def make_options(model_type: str) -> FusionOptions:
+        options = FusionOptions(model_type)
+        if model_type == "bert":
+            # Its default is the number of tokens per sequence, which is wrong for padding on the left.
+            options.use_raw_attention_mask()
+        return options
+
+    def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:
+        return optimize_model(model, model_type, *heads, optimization_options=options, opt_level=0)
+
+    return _Library(f"onnxruntime {onnxruntime.__version__}", tuple(MODEL_TYPES), make_options, optimize)
+
+
+def _tools() -> _Library:
+    """Returns the optimizer of onnxruntime-tools."""
+    _require_sympy()
+    path = Path(onnxruntime.__file__).parent / "transformers" / f"{_SHAPE_INFERENCE}.py"
+    # Its other modules have to be its own, even if ONNX Runtime's folder of the same names is on the path.
+    sys.path[:] = [entry for entry in sys.path if Path(entry) != path.parent]
+    spec = importlib.util.spec_from_file_location(_SHAPE_INFERENCE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[_SHAPE_INFERENCE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    _infer_without_copies(module.SymbolicShapeInferenceHelper)
+    try:
+        from onnxruntime_tools.transformers.optimizer import (  # type: ignore[import-not-found,unused-ignore]
+            MODEL_CLASSES,
+            BertOptimizationOptions,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            f"cannot import onnxruntime-tools\n  {error}", hint=install_command("onnxruntime-tools")
+        ) from error
+
+    def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:
+        # Its optimize_model wants a file, which it always has ONNX Runtime rewrite first.
+        optimizer = MODEL_CLASSES[model_type][0](model, *heads)
+        optimizer.optimize(options)
+        return optimizer
+
+    name = f"onnxruntime-tools {importlib.metadata.version('onnxruntime-tools')}"
+    return _Library(name, tuple(MODEL_CLASSES), BertOptimizationOptions, optimize)
+
+
+def _require_sympy() -> None:
+    """Raises `MissingExtraError` without SymPy: the optimizer would end in the middle of its work."""
+    try:
+        import sympy  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(f"fusion needs sympy\n  {error}", hint=install_command("build")) from error
+
+
+def _infer_without_copies(inference: Any) -> None:
+    """Patches a shape inference class, which copies a model again and again, to leave out large weights."""
+    prepare = inference._preprocess
+
+    def prepare_sharing(self: Any, model: onnx.ModelProto) -> None:
+        graph = onnx.GraphProto(name=model.graph.name)
+        for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+            getattr(graph, field).extend(getattr(model.graph, field))
+        for weight in model.graph.initializer:
+            copied = graph.initializer.add(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+            if values_bytes(weight) < _COPIED_BYTES:
+                copied.CopyFrom(weight)
+        skeleton = onnx.ModelProto(ir_version=model.ir_version, graph=graph, functions=model.functions)
+        skeleton.opset_import.extend(model.opset_import)
+        prepare(self, skeleton)
+        self.initializers_ = {weight.name: weight for weight in model.graph.initializer}
+
+    inference._preprocess = prepare_sharing
+
+
+def _check_known(field: str, name: str, choices: tuple[str, ...] | list[str]) -> None:
+    """Raises `StageError` with the nearest choice for an unknown name."""
+    if name in choices:
+        return
+    nearest = quoted([*difflib.get_close_matches(name, choices, n=1), choices[0]][0])
+    raise StageError(
+        f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}",
+        hint=f"fusion: {{{field}: {nearest if field == 'model_type' else f'[{nearest}]'}}}",
+    )
+
+
+def _keep_interface(graph: onnx.GraphProto, before: onnx.GraphProto, read: set[str]) -> None:
+    """Checks that inputs and outputs are as before; puts back dropped inputs that nothing reads.
+
+    Args:
+        graph: The fused graph.
+        before: The inputs and outputs of the source.
+        read: Names that the source's nodes read.
+
+    Raises:
+        StageError: An input or output was dropped, added, changed or moved.
+    """
+    real = _real_inputs(graph)
+    inputs = [[value for value in values if value.name in read] for values in (before.input, real)]
+    for what, (expected, got) in (("inputs", inputs), ("outputs", [list(before.output), list(graph.output)])):
+        if expected != got:
+            lost = [value.name for value in expected if value not in got]
+            raise StageError(
+                f"pass changed {what} of the model: {', '.join(lost)}\n"
+                f"  expected {', '.join(value.name for value in expected)} as they were, "
+                f"got {', '.join(value.name for value in got)}",
+                hint="another fusion: {model_type: …}, or fusion: {disable: [attention]}",
+            )
+    filled = [value for value in graph.input if value not in real]
+    whole = onnx.GraphProto(input=[*before.input, *filled])
+    del graph.input[:]
+    graph.input.extend(whole.input)
+
+
+def _real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Returns the inputs that no initializer fills."""
+    filled = {weight.name for weight in graph.initializer}
+    return [value for value in graph.input if value.name not in filled]
+
+
+def _names_read(model: onnx.ModelProto) -> set[str]:
+    return {name for node in walk_nodes(model) for name in node.input}
+
+
+def _count_operators(model: onnx.ModelProto) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in model.graph.node)
+
+
+def _write(model: onnx.ModelProto, written: Path) -> None:
+    declared = any(opset.domain == _MICROSOFT for opset in model.opset_import)
+    if not declared and any(node.domain == _MICROSOFT for node in walk_nodes(model)):
+        model.opset_import.add(domain=_MICROSOFT, version=1)
+    with WeightWriter(written) as weights:
+        move_weights(model, written.parent, weights)
+    written.write_bytes(model.SerializeToString(deterministic=True))

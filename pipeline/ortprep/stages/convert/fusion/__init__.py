@@ -1,1 +1,0 @@
-"""Fusion of transformer subgraphs."""

@@ -1,0 +1,46 @@
+"""A ladder: steps that are tried in order until one holds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from ortprep.errors import ChildError, LoadError, StageError
+
+TAKEN = "taken"
+"""Outcome of the step that holds."""
+
+REFUSALS = (LoadError, ChildError, StageError)
+"""Errors that mean that a step does not hold."""
+
+
+class Attempt(Protocol):
+    """A record of one step."""
+
+    @property
+    def outcome(self) -> str:
+        """`TAKEN`, or why the step does not hold."""
+
+
+S = TypeVar("S")
+A = TypeVar("A", bound=Attempt)
+
+
+def descend(steps: Iterable[S], attempt: Callable[[S], A]) -> tuple[A, ...]:
+    """Tries steps in order; the last record is that of the taken step, or of the last one if none holds."""
+    attempts: list[A] = []
+    for step in steps:
+        attempts.append(attempt(step))
+        if attempts[-1].outcome == TAKEN:
+            break
+    return tuple(attempts)
+
+
+def describe_failures(attempts: Iterable[tuple[str, str]]) -> str:
+    """Returns steps and their outcomes as indented lines of an error; equal outcomes share a line."""
+    steps: dict[str, list[str]] = {}
+    for step, outcome in attempts:
+        steps.setdefault(outcome.strip(), []).append(step)
+    lines = (f"{', '.join(names)}: {outcome}" for outcome, names in steps.items())
+    return textwrap.indent("\n".join(lines), "  ")
