@@ -75,11 +75,14 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
     [
         (b"a: 1\nb: \xff\n", "x.yaml:2: expected UTF-8 text, got byte 0xff"),
         ("a: 1\n".encode("utf-16"), "x.yaml:1: expected UTF-8 text, got byte 0xff"),
-        (b"a: 1\n\tb: 2\n", "x.yaml:2: expected spaces for indentation, got a tab"),
+        (
+            b"a: 1\n\tb: 2\n",
+            "x.yaml:2: not readable as YAML: found a tab character",
+        ),
         (b"a:\n  - 1\n-\t\tb: [\n", "x.yaml:3: "),
         (b"a: [1\nb: 2\n", "x.yaml:2: not readable as YAML: "),
         (b"a: *nowhere\n", "x.yaml:1: not readable as YAML: found undefined alias"),
-        (b"a: 1\n---\nb: 2\n", "x.yaml:2: expected one document, got another after ---"),
+        (b"a: 1\n---\nb: 2\n", "x.yaml:2: not readable as YAML: but found another document"),
         (b"- a\n- b\n", "x.yaml:1: expected a mapping (key: value) at the top level"),
         (b"\njust text\n", "x.yaml:2: expected a mapping (key: value) at the top level"),
         ("é: 1\na: \x07\n".encode(), "x.yaml:2: control character U+0007 is not allowed"),
@@ -99,7 +102,7 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
         (b"a: -.INF\n", "x.yaml:1: a: expected a finite number, got -.INF"),
         (b"a: .nan\n", "x.yaml:1: a: expected a finite number, got .nan"),
         (b"a: 1e999\n", "x.yaml:1: a: expected a finite number, got 1e999"),
-        (b"a: " + b"9" * 5000, "x.yaml:1: a: number with too many digits"),
+        (b"a: " + b"9" * 5000, "x.yaml:1: a: expected a finite number, got 999"),
         (b'a: "\\0"\n', "x.yaml:1: a: expected text, got a NUL"),
         (b"a: " + b"x" * MAX_BYTES, f"x.yaml: file too large; expected at most {MAX_BYTES} bytes"),
     ],
@@ -120,24 +123,21 @@ def test_all_problems_that_leave_the_file_readable_are_told_together() -> None:
     assert document.data["d"] == "fine"
 
 
-def test_aliases_work_while_they_stay_small() -> None:
-    assert parse("a: &shape [1, 3]\nb: [*shape, *shape]\n").data == {"a": [1, 3], "b": [[1, 3], [1, 3]]}
-
-
 @pytest.mark.attack
-def test_an_alias_bomb_is_refused() -> None:
-    bomb = "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n"
-    for level in range(1, 10):
-        bomb += f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]\n"
-    document = parse(bomb)
-    assert not document.readable
-    assert "with all aliases expanded" in only_problem(bomb)
-
-
-@pytest.mark.attack
-def test_a_long_text_repeated_by_aliases_is_refused() -> None:
-    text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
-    assert "with all aliases expanded" in only_problem(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "l0: &l0 [x, x]\n"
+        + "".join(f"l{n + 1}: &l{n + 1} [{', '.join([f'*l{n}'] * 10)}]\n" for n in range(9)),
+        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
+        "a: &a [*a, *a]\n",
+    ],
+    ids=["bomb", "long text", "itself"],
+)
+def test_aliases_are_refused_and_never_expanded(text: str) -> None:
+    document = parse(text)
+    assert "aliases are not supported" in str(document.problems[0])
+    assert len(json.dumps(document.data)) <= 2 * len(text)
 
 
 @pytest.mark.attack
@@ -161,11 +161,6 @@ def test_directives_are_refused_before_they_are_compared_with_each_other(before:
 
 def test_a_percent_sign_within_a_line_is_text() -> None:
     assert parse("a: 5%\nb: |\n  %TAG\n").data == {"a": "5%", "b": "%TAG\n"}
-
-
-@pytest.mark.attack
-def test_an_alias_to_itself_is_refused() -> None:
-    assert "with all aliases expanded" in only_problem("a: &a [*a, *a]\n")
 
 
 @pytest.mark.attack

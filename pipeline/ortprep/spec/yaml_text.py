@@ -1,8 +1,8 @@
 """Strict YAML: text to plain JSON data, with the line of every value.
 
 Scalars follow YAML 1.2's core schema, as in editors with a schema: `on`, `no`, `1:30` and `2026-01-01` are
-strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, directives, merge
-keys, numbers that are not finite, and aliases that expand to much more than was written.
+strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, directives,
+aliases, merge keys and numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import Any
 
 import yaml
 
-from ortprep.spec.problems import Place, Problem
+from ortprep.spec.problems import SHOWN_CHARACTERS, Place, Problem
 
 MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""
 
-MAX_EXPANDED_BYTES = 4 * 1024 * 1024
-"""Maximum size of a document with its aliases expanded, `_NODE_BYTES` for every value."""
-
 MAX_DEPTH = 40
 """Maximum nesting; a spec needs 6."""
 
-_NODE_BYTES = 32
-_MAX_DIGITS = 100
-_NULL = frozenset(["", "~", "null", "Null", "NULL"])
-_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])\ufeff*%")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_COLLECTION, _TEXT, _MERGE = "collection", "text", "merge"
+_PLAIN = (
+    (_MERGE, re.compile("<<"), str),
+    ("null", re.compile(r"~|null|Null|NULL|"), lambda _: None),
+    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    ("decimal", re.compile(r"[-+]?[0-9]{1,100}"), int),
+    ("integer", re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}"), lambda text: int(text, 0)),
+    ("float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    ("infinite", re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda _: math.inf),
+)
+"""Kinds of scalars without quotes: the name, how they look, and what they mean; all others are text."""
 
-_PLAIN, _QUOTED, _COLLECTION = "plain", "quoted", "collection"
+_CONVERTERS = {_TEXT: str, **{kind: convert for kind, _, convert in _PLAIN}}
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True)
@@ -57,44 +59,29 @@ class YamlDocument:
 
     def line_of(self, place: Place) -> int | None:
         """Returns the line of `place`, or of the nearest place around it."""
-        for length in range(len(place), -1, -1):
-            if place[:length] in self.lines:
-                return self.lines[place[:length]]
-        return None
-
-
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
-_PARSER_TOO_DEEP = "exceeded maximum nesting depth"
-"""How PyYAML 6.0.4 and later refuse a much deeper text, while they parse it."""
-
-
-class _TooDeepError(yaml.error.MarkedYAMLError):
-    pass
+        around = (place[:length] for length in range(len(place), -1, -1))
+        return next((self.lines[outer] for outer in around if outer in self.lines), None)
 
 
 class _UnreadableError(Exception):
-    """The text is not readable."""
-
-    def __init__(self, line: int | None, text: str) -> None:
-        super().__init__(text)
-        self.line = line
-        self.text = text
+    """The text is not readable; its arguments are the line, or None, and why."""
 
 
 class _Loader(yaml.CSafeLoader):
-    """Marks written tags, and limits the depth while composing."""
+    """Tags nodes by the kinds above, so that a tag that was written differs, and limits the depth."""
 
     _depth = 0
 
-    def resolve(self, kind: type[yaml.Node], _value: object, implicit: Any) -> str:
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is not yaml.ScalarNode:
             return _COLLECTION
-        return _PLAIN if implicit[0] else _QUOTED
+        kinds = (name for name, pattern, _ in _PLAIN if implicit[0] and pattern.fullmatch(value))
+        return next(kinds, _TEXT)
 
     def descend_resolver(self, parent: yaml.Node | None, _index: object) -> None:
         self._depth += 1
         if parent is not None and self._depth > MAX_DEPTH:
-            raise _TooDeepError(problem=_TOO_DEEP, problem_mark=parent.start_mark)
+            raise _UnreadableError(_line(parent), _TOO_DEEP)
 
     def ascend_resolver(self) -> None:
         self._depth -= 1
@@ -103,68 +90,44 @@ class _Loader(yaml.CSafeLoader):
 def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
     """Reads one YAML document whose top level is a mapping.
 
-    Total: every problem of the text (too large, not UTF-8, not YAML, several documents, an alias bomb, no
-    mapping, …) is in the document's `problems`. `file` is the name for messages.
+    Total: every problem of the text (too large, not UTF-8, not YAML, several documents, no mapping, …) is in
+    the document's `problems`. `file` is the name for messages.
     """
     reading = _Reading(file)
     try:
-        data = _read_top(text, reading)
+        root = _compose(text)
+        data = {} if root is None else reading.read(root, ())
     except _UnreadableError as error:
-        return YamlDocument(file, problems=(Problem(file, error.line, (), error.text),), readable=False)
-    return YamlDocument(file, data, {**reading.lines, (): 1}, tuple(reading.problems))
+        line, reason = error.args
+        return YamlDocument(file, problems=(Problem(file, line, (), reason),), readable=False)
+    return YamlDocument(file, data or {}, {**reading.lines, (): 1}, tuple(reading.problems))
 
 
-def _read_top(text: bytes, reading: _Reading) -> dict[str, Any]:
-    decoded = _decode(text)
-    _check_directives(decoded)
-    root = _compose(decoded)
-    if root is None:
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        raise _UnreadableError(_line(root), "expected a mapping (key: value) at the top level")
-    return reading.read(root, ()) or {}
-
-
-def _decode(text: bytes) -> str:
+def _compose(text: bytes) -> yaml.Node | None:
+    """Returns the root of a document, a mapping; None of an empty one."""
     if len(text) > MAX_BYTES:
         raise _UnreadableError(None, f"file too large; expected at most {MAX_BYTES} bytes")
     try:
-        return text.decode("utf-8-sig")
+        decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         raise _UnreadableError(line, f"expected UTF-8 text, got byte 0x{text[error.start]:02x}") from None
-
-
-def _check_directives(text: str) -> None:
-    """Refuses a line that begins with `%`: libyaml compares each `%TAG` with all earlier ones."""
-    if found := _DIRECTIVE.search(text):
-        line = len(text[: found.end()].splitlines())
+    if found := _DIRECTIVE.search(decoded):  # libyaml compares each `%TAG` with all earlier ones
+        line = len(decoded[: found.end()].splitlines())
         raise _UnreadableError(line, "directives are not supported, got a line that begins with %; remove it")
-
-
-def _compose(text: str) -> yaml.Node | None:
     try:
-        node: yaml.Node | None = yaml.compose(text, _Loader)
+        root: yaml.Node | None = yaml.compose(decoded, _Loader)
     except yaml.reader.ReaderError as error:
-        line = text.encode()[: error.position].count(b"\n") + 1
+        line = decoded.encode()[: error.position].count(b"\n") + 1
         raise _UnreadableError(line, f"control character U+{error.character:04X} is not allowed") from None
     except yaml.error.MarkedYAMLError as error:
-        raise _syntax_error(error, text) from None
-    return node
-
-
-def _syntax_error(error: yaml.error.MarkedYAMLError, text: str) -> _UnreadableError:
-    mark = error.problem_mark or error.context_mark
-    if error.problem == _PARSER_TOO_DEEP:
-        return _UnreadableError(mark.line + 1 if mark else None, f"not readable as YAML: {_TOO_DEEP}")
-    if mark is None:
-        return _UnreadableError(None, f"not readable as YAML: {error.problem or error.context}")
-    line, lines = mark.line + 1, text.splitlines()
-    if line <= len(lines) and lines[mark.line][: mark.column + 1].strip(" -") == "\t":
-        return _UnreadableError(line, "expected spaces for indentation, got a tab")
-    if error.problem == "but found another document":
-        return _UnreadableError(line, "expected one document, got another after ---")
-    return _UnreadableError(line, f"not readable as YAML: {error.problem or error.context}")
+        mark, reason = error.problem_mark or error.context_mark, error.problem or error.context
+        if reason == "exceeded maximum nesting depth":  # libyaml 0.2.6 and later, in the parser
+            reason = _TOO_DEEP
+        raise _UnreadableError(mark and mark.line + 1, f"not readable as YAML: {reason}") from None
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise _UnreadableError(_line(root), "expected a mapping (key: value) at the top level")
+    return root
 
 
 def _line(node: yaml.Node) -> int:
@@ -172,37 +135,35 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Reading:
-    """The state of turning one node graph into data."""
+    """The state of turning one tree of nodes into data."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.lines: dict[Place, int] = {}
         self.problems: list[Problem] = []
-        self._expanded_bytes = 0
+        self._seen: set[int] = set()
 
     def read(self, node: yaml.Node, place: Place) -> Any:
-        self._bound(node, place)
-        if node.tag not in (_PLAIN, _QUOTED, _COLLECTION):
+        """Returns a node's data; what is wrong with it becomes a problem, and None."""
+        if id(node) in self._seen:
+            return self._complain(node, place, "aliases are not supported; write the value again")
+        self._seen.add(id(node))
+        if node.tag != _COLLECTION and node.tag not in _CONVERTERS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-            self._complain(node, place, f"tags are not supported, got {tag}; remove it")
-            return None
+            return self._complain(node, place, f"tags are not supported, got {tag}; remove it")
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
-            return [self._read_item(item, (*place, i)) for i, item in enumerate(node.value)]
-        return self._read_scalar(node, place)
-
-    def _bound(self, node: yaml.Node, place: Place) -> None:
-        self._expanded_bytes += _NODE_BYTES + (len(node.value) if isinstance(node.value, str) else 0)
-        if self._expanded_bytes > MAX_EXPANDED_BYTES or len(place) > MAX_DEPTH:
-            limit = f"{MAX_EXPANDED_BYTES} bytes and {MAX_DEPTH} levels"
-            raise _UnreadableError(
-                _line(node), f"too large; expected at most {limit} with all aliases expanded"
+            self.lines |= {(*place, index): _line(item) for index, item in enumerate(node.value)}
+            return [self.read(item, (*place, index)) for index, item in enumerate(node.value)]
+        value = _CONVERTERS[node.tag](node.value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._complain(
+                node, place, f"expected a finite number, got {node.value[:SHOWN_CHARACTERS]}"
             )
-
-    def _read_item(self, node: yaml.Node, place: Place) -> Any:
-        self.lines[place] = _line(node)
-        return self.read(node, place)
+        if isinstance(value, str) and "\0" in value:
+            return self._complain(node, place, "expected text, got a NUL")
+        return value
 
     def _read_mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -212,54 +173,23 @@ class _Reading:
                 continue
             inner = (*place, key)
             if key in result:
-                first = self.lines[inner]
-                self._complain(key_node, inner, f"duplicate key; it is already in line {first}")
+                self._complain(key_node, inner, f"duplicate key; it is already in line {self.lines[inner]}")
                 continue
             self.lines[inner] = _line(key_node)
             result[key] = self.read(value_node, inner)
         return result
 
     def _read_key(self, node: yaml.Node, place: Place) -> str | None:
-        if isinstance(node, yaml.ScalarNode) and node.tag == _PLAIN and node.value == "<<":
+        if node.tag == _MERGE:
             self._complain(node, place, "merge keys (<<) are not supported; use defaults.yaml")
             return None
-        key = self.read(node, place) if isinstance(node, yaml.ScalarNode) else None
+        is_scalar = isinstance(node, yaml.ScalarNode)
+        key = self.read(node, place) if is_scalar else None
         if isinstance(key, str):
             return key
-        text = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+        text = node.value if is_scalar else "a list or mapping"
         self._complain(node, place, f'expected a string as key, got {text}; write it in quotes: "{text}"')
         return None
-
-    def _read_scalar(self, node: yaml.Node, place: Place) -> str | int | float | bool | None:
-        text: str = node.value
-        if node.tag == _QUOTED:
-            return self._read_text(node, place)
-        if text in _NULL:
-            return None
-        if text in _BOOL:
-            return _BOOL[text]
-        if _INT.fullmatch(text) or _FLOAT.fullmatch(text) or _NOT_FINITE.fullmatch(text):
-            return self._read_number(node, place)
-        return self._read_text(node, place)
-
-    def _read_text(self, node: yaml.Node, place: Place) -> str:
-        if "\0" in node.value:
-            self._complain(node, place, "expected text, got a NUL")
-            return ""
-        return str(node.value)
-
-    def _read_number(self, node: yaml.Node, place: Place) -> int | float:
-        text: str = node.value
-        if len(text) > _MAX_DIGITS:
-            self._complain(node, place, "number with too many digits; write it in quotes if it is a string")
-            return 0
-        if _INT.fullmatch(text):
-            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-        value = math.inf if _NOT_FINITE.fullmatch(text) else float(text)
-        if not math.isfinite(value):
-            self._complain(node, place, f"expected a finite number, got {text}")
-            return 0.0
-        return value
 
     def _complain(self, node: yaml.Node, place: Place, text: str) -> None:
         self.problems.append(Problem(self.file, _line(node), place, text))
