@@ -20,7 +20,7 @@ from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, largest_beyond, round_to_half
 from ortprep.stages.convert.passes import convert_precision
 from ortprep.stages.convert.requests import PrecisionRequest
-from ortprep.stages.convert.weights import WeightReader, read_graph
+from ortprep.stages.convert.weights import read_bytes, read_graph
 from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
 from tests.builders import build_model, tensor, value, write_external_model, write_model
@@ -52,7 +52,7 @@ class Converted:
     def weight(self, name: str) -> tuple[int, bytes]:
         """Element type and bytes of an initializer."""
         found = next(each for each in walk_initializers(self.graph) if each.name == name)
-        return found.data_type, WeightReader(self.written.parent).read(found)
+        return found.data_type, read_bytes(found, self.written.parent)
 
     def assert_agrees(self, feeds: Feeds, *, tolerance: float = 4e-3) -> None:
         """Runs both, the converted one with and without optimisation."""

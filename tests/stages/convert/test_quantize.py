@@ -238,7 +238,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, 
     model = matmul_net()
     for kind, wanted, says, hint in (
         (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'\n.*matmul0", None),
-        (StageError, {"exclude": ("matmul0", "matmul1")}, "all 2 of them excluded", None),
+        (StageError, {"exclude": ("matmul0", "matmul1")}, "no node can be quantised", None),
         (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
         (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm", None),
     ):
@@ -246,16 +246,6 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, 
             _quantize(name, model, tmp_path, **wanted)
         assert hint is None or hint in str(caught.value.hint)
         assert list((tmp_path / "written").iterdir()) == []
-
-
-@EVERY_PASS
-def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, name: str) -> None:
-    model = matmul_net()
-    values = np.array(numpy_helper.to_array(model.graph.initializer[1]))
-    values[3, 4] = np.nan
-    model.graph.initializer[1].raw_data = values.tobytes()
-    with pytest.raises(StageError, match=r"'w1' of node 'matmul1'\n.*nan at index \[3, 4\]"):
-        _quantize(name, model, tmp_path)
 
 
 @EVERY_PASS

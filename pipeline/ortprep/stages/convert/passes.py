@@ -69,10 +69,10 @@ def convert_precision(request: PrecisionRequest) -> PrecisionReply:
 
         return convert_half(request)
     if request.name.endswith("weights"):
-        from ortprep.stages.convert.quantize.weight_only import quantize_weights
+        from ortprep.stages.convert.weight_only import quantize_weights
 
         return quantize_weights(request)
-    from ortprep.stages.convert.quantize.int8 import quantize_int8
+    from ortprep.stages.convert.int8 import quantize_int8
 
     return quantize_int8(request)
 

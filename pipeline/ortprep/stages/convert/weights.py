@@ -1,7 +1,7 @@
 """Weights read and written one piece at a time, so that no pass holds a model with its weights.
 
 `read_graph` gives a model in which every large tensor refers to a file: those with external data to theirs,
-those with values inside to the place in the model file itself where their bytes are. `WeightReader` follows
+those with values inside to the place in the model file itself where their bytes are. `read_pieces` follows
 such references, `WeightWriter` makes new ones. Bytes are as in ONNX's `raw_data`: little-endian, row-major.
 
 For child processes: what is read and written are `onnx` messages.
@@ -50,74 +50,65 @@ def read_graph(path: Path) -> onnx.ModelProto:
     """
 
     def refer(number: int, offset: int, length: int) -> bytes | None:
-        return _reference(path.name, offset, length) if number in _RAW_LAYOUT else None
+        tensor = TensorProto()
+        _point(tensor, path.name, offset, length)
+        return tensor.SerializeToString() if number in _RAW_LAYOUT else None
 
     try:
-        graph = read_skeleton(path, refer)
+        return onnx.ModelProto.FromString(read_skeleton(path, refer))
     except WireError as error:
         raise StageError(f"not an ONNX model: {path}\n  {error}") from error
-    return onnx.ModelProto.FromString(graph)
-
-
-def _reference(location: str, offset: int, length: int) -> bytes:
-    """Returns the fields of a tensor that has its bytes elsewhere."""
-    tensor = TensorProto()
-    _point(tensor, location, offset, length)
-    return bytes(tensor.SerializeToString())
 
 
 def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Makes a tensor refer to bytes of a file."""
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
 
 
-class WeightReader:
-    """Reads tensors of a model that `read_graph` gave."""
+def read_pieces(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
+    """Yields a tensor's bytes, at most `PIECE_BYTES` at a time.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        tensor: A tensor of a model that `read_graph` gave.
+        folder: The model's folder.
 
-    def pieces(self, tensor: TensorProto) -> Iterator[bytes]:
-        """Yields a tensor's bytes, at most `PIECE_BYTES` at a time.
+    Raises:
+        StageError: The tensor's file is missing or too short, or its length is not that of its dims.
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        yield tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        return
+    info, left = ExternalDataInfo(tensor), values_bytes(tensor)
+    path = folder / info.location
+    if not path.is_file() or info.length not in (None, left):
+        got = f"a length of {info.length}" if path.is_file() else f"no file {path}"
+        raise StageError(
+            f"bad external data: tensor {tensor.name!r}\n  expected {left} bytes for its dims, got {got}"
+        )
+    with path.open("rb") as file:
+        file.seek(info.offset or 0)
+        while left:
+            piece = file.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise StageError(
+                    f"external data ends early: tensor {tensor.name!r}\n"
+                    f"  expected {left} more bytes in {path}"
+                )
+            left -= len(piece)
+            yield piece
 
-        Raises:
-            StageError: The tensor's file is missing or too short, or its length is not that of its dims.
-        """
-        if tensor.data_location != TensorProto.EXTERNAL:
-            yield tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-            return
-        info = ExternalDataInfo(tensor)
-        length = values_bytes(tensor)
-        if info.length is not None and info.length != length:
-            raise StageError(
-                f"bad external data: tensor {tensor.name!r}\n"
-                f"  expected {length} bytes for its dims, got a length of {info.length}"
-            )
-        yield from self._read(tensor.name, info.location, info.offset or 0, length)
 
-    def read(self, tensor: TensorProto) -> bytes:
-        """Returns all bytes of a tensor; raises as `pieces` does."""
-        return b"".join(self.pieces(tensor))
+def read_bytes(tensor: TensorProto, folder: Path) -> bytes:
+    """Returns all bytes of a tensor; raises as `read_pieces` does."""
+    return b"".join(read_pieces(tensor, folder))
 
-    def _read(self, name: str, location: str, offset: int, length: int) -> Iterator[bytes]:
-        path = self._folder / location
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                while length:
-                    piece = file.read(min(length, PIECE_BYTES))
-                    if not piece:
-                        raise StageError(
-                            f"external data ends early: tensor {name!r}\n"
-                            f"  expected {length} more bytes in {path}"
-                        )
-                    length -= len(piece)
-                    yield piece
-        except FileNotFoundError as error:
-            raise StageError(
-                f"external data is missing: tensor {name!r}\n  expected the file {path}"
-            ) from error
+
+def read_array(tensor: TensorProto, folder: Path) -> NDArray[np.generic]:
+    """Returns the values of a tensor whose type numpy has; raises as `read_pieces` does."""
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.frombuffer(read_bytes(tensor, folder), dtype).reshape(tuple(tensor.dims))
 
 
 class WeightWriter:
@@ -146,13 +137,15 @@ class WeightWriter:
             OSError: The disk is full.
         """
         expected = values_bytes(tensor)
+        # `pieces` may read from the tensor itself, so the tensor is changed last.
         if expected < EXTERNAL_BYTES:
             raw = b"".join(pieces)
-            _clear(tensor)
-            tensor.raw_data, length = raw, len(raw)
+            keep_inside(tensor, raw)
+            length = len(raw)
         else:
-            offset = self._align(expected)
-            # `pieces` may read from the tensor itself, so the tensor is changed last.
+            boundary = PAGE_BYTES if expected >= MIN_EXTERNAL_BYTES else _LINE_BYTES
+            self._file.write(bytes(-self._file.tell() % boundary))
+            offset = self._file.tell()
             length = sum(self._file.write(piece) for piece in pieces)
             _clear(tensor)
             _point(tensor, self._path.name, offset, length)
@@ -161,11 +154,6 @@ class WeightWriter:
                 f"tensor size does not match its dims: {tensor.name!r}\n"
                 f"  expected {expected} bytes, got {length}"
             )
-
-    def _align(self, size_bytes: int) -> int:
-        boundary = PAGE_BYTES if size_bytes >= MIN_EXTERNAL_BYTES else _LINE_BYTES
-        self._file.write(bytes(-self._file.tell() % boundary))
-        return self._file.tell()
 
     def __enter__(self) -> WeightWriter:
         return self
@@ -179,15 +167,11 @@ class WeightWriter:
             self._path.unlink()
 
 
-def keep_inside(tensor: TensorProto, raw: bytes) -> None:
-    """Gives a tensor its bytes in the message, whatever its size."""
-    _clear(tensor)
-    tensor.raw_data = raw
-
-
-def _clear(tensor: TensorProto) -> None:
-    for field in (*_VALUE_FIELDS, "external_data", "data_location"):
-        tensor.ClearField(field)
+def write_array(name: str, array: NDArray[np.generic], weights: WeightWriter) -> TensorProto:
+    """Returns a tensor of these values, external if they are large enough."""
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    weights.write(tensor, (array.tobytes(),))
+    return tensor
 
 
 def move_weights(model: onnx.ModelProto, folder: Path, weights: WeightWriter) -> None:
@@ -199,15 +183,14 @@ def move_weights(model: onnx.ModelProto, folder: Path, weights: WeightWriter) ->
         StageError: Data is missing, or of another size than its tensor.
         OSError: The disk is full.
     """
-    reader = WeightReader(folder)
     for graph in walk_graphs(model):
         for tensor in graph.initializer:
             if values_bytes(tensor) >= EXTERNAL_BYTES or tensor.data_location == TensorProto.EXTERNAL:
-                weights.write(tensor, reader.pieces(tensor))
-    keep_others_inside(model, reader)
+                weights.write(tensor, read_pieces(tensor, folder))
+    keep_others_inside(model, folder)
 
 
-def keep_others_inside(model: onnx.ModelProto, reader: WeightReader) -> None:
+def keep_others_inside(model: onnx.ModelProto, folder: Path) -> None:
     """Moves external tensors of sparse initializers and attributes into the model."""
     tensors = [
         part
@@ -220,22 +203,15 @@ def keep_others_inside(model: onnx.ModelProto, reader: WeightReader) -> None:
             tensors += (attribute.t, *attribute.tensors)
     for tensor in tensors:
         if tensor.data_location == TensorProto.EXTERNAL:
-            keep_inside(tensor, reader.read(tensor))
+            keep_inside(tensor, read_bytes(tensor, folder))
 
 
-def read_array(tensor: TensorProto, reader: WeightReader) -> NDArray[np.generic]:
-    """Returns the values of a tensor whose type numpy has, wherever they are.
-
-    Raises:
-        StageError: Data is missing, or of another size than its tensor.
-    """
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    array: NDArray[np.generic] = np.frombuffer(reader.read(tensor), dtype).reshape(tuple(tensor.dims))
-    return array
+def keep_inside(tensor: TensorProto, raw: bytes) -> None:
+    """Gives a tensor its bytes in the message, whatever its size."""
+    _clear(tensor)
+    tensor.raw_data = raw
 
 
-def write_array(name: str, array: NDArray[np.generic], weights: WeightWriter) -> TensorProto:
-    """Returns a tensor of these values, external if they are large enough."""
-    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-    weights.write(tensor, (array.tobytes(),))
-    return tensor
+def _clear(tensor: TensorProto) -> None:
+    for field in (*_VALUE_FIELDS, "external_data", "data_location"):
+        tensor.ClearField(field)

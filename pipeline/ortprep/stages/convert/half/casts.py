@@ -11,10 +11,10 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from ortprep.stages.convert.half.plain_graph import new_name, replace_nodes, value_names
+from ortprep.stages.convert.half.plain_graph import replace_nodes
 from ortprep.stages.convert.half.plan import HalfPlan
 from ortprep.stages.convert.half.value_types import FLOAT
-from ortprep.stages.core.graphs.graph_walk import walk_graphs
+from ortprep.stages.core.graphs.graph_walk import new_name, value_names, walk_graphs
 
 
 def insert_casts(model: onnx.ModelProto, plan: HalfPlan) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -26,11 +27,11 @@ from ortprep.stages.convert.half.rounding import BFLOAT16, FLOAT16, HalfType, la
 from ortprep.stages.convert.half.value_types import declared_types, infer_value_types
 from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 from ortprep.stages.convert.weights import (
-    WeightReader,
     WeightWriter,
     keep_inside,
     keep_others_inside,
     read_graph,
+    read_pieces,
 )
 from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
 
@@ -70,7 +71,7 @@ def convert_half(request: PrecisionRequest) -> PrecisionReply:
         if not is_operator(operator):
             raise SpecError(f"no such operator: {operator!r}\n  expected an operator of ONNX Runtime")
     plan = _plan(model, request)
-    weights = _Weights(plan, WeightReader(source.parent))
+    weights = _Weights(plan, source.parent)
     for graph in walk_graphs(model):
         for node in graph.node:
             if any(plan.types[name] != plan.source_types[name] for name in node.output if name):
@@ -124,9 +125,9 @@ def _convert_attributes(node: onnx.NodeProto, half: HalfType, weights: _Weights)
 class _Weights:
     """Converts weights, and records those out of range."""
 
-    def __init__(self, plan: HalfPlan, reader: WeightReader) -> None:
+    def __init__(self, plan: HalfPlan, folder: Path) -> None:
         self._plan = plan
-        self._reader = reader
+        self._folder = folder
         self.out_of_range: list[_OutOfRange] = []
 
     def convert_inside(self, tensor: TensorProto, node: str, display_name: str) -> None:
@@ -145,7 +146,7 @@ class _Weights:
         for graph in walk_graphs(model):
             for tensor in graph.initializer:
                 self._write_one(tensor, tuple(users.get(tensor.name, ())), writer)
-        keep_others_inside(model, self._reader)
+        keep_others_inside(model, self._folder)
 
     def _write_one(self, tensor: TensorProto, users: tuple[str, ...], writer: WeightWriter) -> None:
         changes = self._plan.types[tensor.name] != self._plan.source_types[tensor.name]
@@ -157,13 +158,13 @@ class _Weights:
             tensor.data_type = self._plan.half.code
             writer.write(tensor, self._rounded(source, tensor.name, users))
         else:
-            writer.write(tensor, self._reader.pieces(source))
+            writer.write(tensor, read_pieces(source, self._folder))
 
     def _rounded(
         self, tensor: TensorProto, display_name: str, users: tuple[str, ...]
     ) -> Iterator[memoryview]:
         max_abs = 0.0
-        for piece in self._reader.pieces(tensor):
+        for piece in read_pieces(tensor, self._folder):
             values = np.frombuffer(piece, np.float32)
             max_abs = max(max_abs, largest_beyond(values, self._plan.half))
             yield round_to_half(values, self._plan.half).view(np.uint8).data

@@ -5,14 +5,14 @@ ONNX Runtime does the same when it loads a model, so that no answer changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortprep.errors import StageError
-from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+from ortprep.stages.core.graphs.graph_walk import defined_names, new_name, subgraphs, walk_graphs
 
 _LISTED_INITIALIZERS_BEFORE_IR = 4
 
@@ -36,21 +36,6 @@ def make_plain(model: onnx.ModelProto) -> None:
     model.ir_version = max(model.ir_version, _LISTED_INITIALIZERS_BEFORE_IR)
     _drop_inputs_with_values(model.graph)
     _rename_below(model.graph, {}, set())
-
-
-def new_name(stem: str, used_names: set[str]) -> str:
-    """Returns a free name, `stem` if possible, and marks it as taken."""
-    name, count = stem, 0
-    while name in used_names:
-        count += 1
-        name = f"{stem}_{count}"
-    used_names.add(name)
-    return name
-
-
-def value_names(model: onnx.ModelProto) -> set[str]:
-    """Returns the names of all values, of every graph."""
-    return {name for graph in walk_graphs(model) for name in _defined(graph)}
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
@@ -94,20 +79,13 @@ def _drop_inputs_with_values(graph: onnx.GraphProto) -> None:
     graph.input.extend(inputs)
 
 
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in graph.input)
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    yield from (name for node in graph.node for name in node.output if name)
-
-
 def _rename_below(graph: onnx.GraphProto, outer: Mapping[str, str], used_names: set[str]) -> None:
     """Renames values of a graph and its subgraphs until no two graphs share a name.
 
     Branches may use one name for different values, for neither sees the other's.
     """
     names = {**outer}
-    for name in dict.fromkeys(_defined(graph)):
+    for name in dict.fromkeys(defined_names(graph)):
         names[name] = new_name(name, used_names)
     for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)

@@ -15,10 +15,9 @@ import onnx
 from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS
 
 from ortprep.stages.convert.half.operators import Operators
-from ortprep.stages.convert.half.plain_graph import new_name, value_names
 from ortprep.stages.convert.half.rounding import HalfType
 from ortprep.stages.convert.half.value_types import FLOAT
-from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_graphs
+from ortprep.stages.core.graphs.graph_walk import new_name, subgraphs, value_names, walk_graphs
 
 _BY_ATTRIBUTE = frozenset(
     ["Bernoulli", "Cast", "ConstantOfShape", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform"]

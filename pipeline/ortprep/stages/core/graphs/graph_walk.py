@@ -130,6 +130,29 @@ def name_nodes(model: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
+def new_name(stem: str, used_names: set[str]) -> str:
+    """Returns a free name, `stem` if possible, and marks it as taken."""
+    name, count = stem, 0
+    while name in used_names:
+        count += 1
+        name = f"{stem}_{count}"
+    used_names.add(name)
+    return name
+
+
+def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yields the names of the values that a graph defines; not those of its subgraphs."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def value_names(model: onnx.ModelProto) -> set[str]:
+    """Returns the names of all values, of every graph."""
+    return {name for graph in walk_graphs(model) for name in defined_names(graph)}
+
+
 def check_nodes(what: str, chosen: Sequence[str], names: Sequence[str]) -> None:
     """Checks that the nodes a user gives by name exist.
 

@@ -1,0 +1,102 @@
+"""What quantisation may touch: named nodes, checked requests, and the reply; for child processes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnx.version_converter
+from onnx import helper
+
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.spec.conversion import QuantizeSpec
+from ortprep.stages.convert.requests import PrecisionReply
+from ortprep.stages.convert.weights import read_graph
+from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
+
+CONTRIB = "com.microsoft"
+PLAIN_DOMAINS = ("", "ai.onnx")
+"""How models spell the domain of ONNX's own operators."""
+
+
+def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collection[str]) -> onnx.ModelProto:
+    """Reads a model whose nodes then have names, and whose large tensors refer to files.
+
+    Args:
+        source: The model.
+        quantize: The spec's section: operators and nodes that it names must exist.
+        supported: Operator types that the pass can quantise.
+
+    Raises:
+        SpecError: A node or an operator type is unknown; the nearest name is suggested.
+        StageError: The source is not an ONNX model.
+    """
+    for unknown in (operator for operator in quantize.operators if operator not in supported):
+        nearest = difflib.get_close_matches(unknown, supported, n=1)
+        raise SpecError(
+            f"unknown operator to quantise: {unknown!r}\n  expected one of {', '.join(sorted(supported))}",
+            hint=f"did you mean {nearest[0]!r}?" if nearest else None,
+        )
+    model = read_graph(source)
+    for graph in walk_graphs(model):
+        # PyTorch writes shapes of weights. The quantiser transposes the weight of a Gemm under its name and
+        # leaves the old shape standing, which shape inference then refuses.
+        held = {tensor.name for tensor in graph.initializer}
+        described = onnx.GraphProto(value_info=[v for v in graph.value_info if v.name not in held])
+        del graph.value_info[:]
+        graph.value_info.extend(described.value_info)
+    name_nodes(model)
+    check_nodes("excluded node", quantize.exclude, [name for name, _ in list_nodes(model)])
+    return model
+
+
+def list_nodes(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
+    """Returns name and operator of every node, subgraphs included, in topological order."""
+    return tuple((node.name, node.op_type) for graph in walk_graphs(model) for node in graph.node)
+
+
+def require_nodes(names: Collection[str], operators: Sequence[str], source: Path) -> None:
+    """Raises `StageError` if no node is left to quantise."""
+    if not names:
+        raise StageError(
+            f"no node can be quantised: {source}\n"
+            f"  expected at least one {', '.join(operators)} on floats that is not excluded, got none"
+        )
+
+
+def is_plain_gemm(node: onnx.NodeProto) -> bool:
+    """Whether a Gemm equals a MatMul, by a weight that may be transposed, and an Add."""
+    factors = (read_attribute(node, name, 1.0) for name in ("alpha", "beta"))
+    return all(factor == 1.0 for factor in factors) and not read_attribute(node, "transA", 0)
+
+
+def read_attribute(node: onnx.NodeProto, name: str, default: float) -> float:
+    """Returns a number that a node has as attribute, or the default."""
+    values = [helper.get_attribute_value(item) for item in node.attribute if item.name == name]
+    return values[0] if values else default
+
+
+@contextmanager
+def quantizer_refusals(what: Path | str) -> Iterator[None]:
+    """Turns what ONNX Runtime's quantiser and onnx raise into a `StageError`."""
+    refusals = (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, RuntimeError)
+    inference, conversion = onnx.shape_inference.InferenceError, onnx.version_converter.ConvertError
+    try:
+        yield
+    except (*refusals, *onnxruntime_errors(), inference, conversion) as error:
+        raise StageError(
+            f"ONNX Runtime's quantiser refused {what}\n  {type(error).__name__}: {error}"
+        ) from error
+
+
+def describe_result(
+    nodes: Sequence[tuple[str, str]], *, operators: Collection[str], quantized: Collection[str]
+) -> PrecisionReply:
+    """Returns the reply of a pass, given the name and operator of every node of the source."""
+    converted = tuple(name for name, _ in nodes if name in quantized)
+    kept = tuple(name for name, operator in nodes if operator in operators and name not in quantized)
+    return PrecisionReply(len(converted) + len(kept), converted, kept)
