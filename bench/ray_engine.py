@@ -28,13 +28,12 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from ortprep.cli.console import BuildObserver
-from ortprep.build.doit_tasks import DoitEngine
-from ortprep.build.engine import Order
+from ortprep.build.engine import BuildRequest, LocalEngine
 wanted = json.loads(sys.argv[1])
-order = Order(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
+order = BuildRequest(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
 joined_s = 0.0
 if wanted["address"] is None:
-    engine = DoitEngine()
+    engine = LocalEngine()
 else:
     import ray
     before = time.perf_counter()

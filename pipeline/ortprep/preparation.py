@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
 from ortprep.build.build_plan import check_buildable, plan_specs
-from ortprep.build.sequential_run import run_in_order
+from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
 from ortprep.errors import MissingExtraError, SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
@@ -178,7 +178,8 @@ def prepare(
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
     (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
-    run_in_order(tasks, _Observer(report, len(tasks)))
+    for error in run_builds((tasks,), _Observer(report, len(tasks)), keep_going=False):
+        raise error
     return PreparedBundle(tasks[-1].folder, spec)
 
 

@@ -17,7 +17,7 @@ def test_options_of_one_engine_are_refused_by_the_other(tmp_path: Path) -> None:
     assert "option of another engine: --store, --collect, --node-timeout" in ended.err
     ended = project.run("prepare", "--engine", "ray", "--store", "store", "-n", "4")
     assert ended.code == 2
-    assert "option of another engine: --jobs\n  expected it only with --engine doit" in ended.err
+    assert "option of another engine: --jobs\n  expected it only with --engine local" in ended.err
 
 
 def test_a_cluster_needs_a_store(tmp_path: Path) -> None:

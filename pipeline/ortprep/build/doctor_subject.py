@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortprep.build.build_plan import plan_builds
-from ortprep.build.engine import Observer
 from ortprep.build.receipts import read_receipt
-from ortprep.build.sequential_run import run_in_order
+from ortprep.build.runner import Observer, run_builds
 from ortprep.bundle.codec import decode
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.doctor.doctor_model import DoctorModel
@@ -26,7 +25,8 @@ def examine_spec(
     """
     tasks = plan_builds(configs, artifacts, names=(name,), skip_unavailable=True)[0]
     fetch = next(task for task in tasks if task.id.stage == "fetch")
-    run_in_order((fetch,), observer)
+    for error in run_builds(((fetch,),), observer):
+        raise error
     receipt = read_receipt(fetch.receipt)
     assert receipt is not None
     fetched = decode(FetchResult, receipt.result)

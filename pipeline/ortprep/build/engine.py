@@ -1,4 +1,4 @@
-"""Build engines, and the observer of a build."""
+"""Build engines: this machine's, and what another one has to offer."""
 
 from __future__ import annotations
 
@@ -6,35 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ortprep.build.build_plan import plan_builds
+from ortprep.build.runner import Observer, run_builds
 from ortprep.errors import PipelineError
-
-
-class Observer(Protocol):
-    """Takes the events of a build. `task` is `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
-
-    def started(self, task: str) -> None:
-        """A task begins."""
-
-    def said(self, task: str, line: str) -> None:
-        """A running task has something to say; may be called in another process than the other events."""
-
-    def progressed(self, task: str, fraction: float) -> None:
-        """A running task has done a fraction of its work, from 0 to 1; not every task or engine says so."""
-
-    def finished(self, task: str) -> None:
-        """A task was done."""
-
-    def current(self, task: str) -> None:
-        """A task was up to date."""
-
-    def failed(self, task: str, message: str) -> None:
-        """A task failed."""
-
-    def skipped(self, task: str, message: str) -> None:
-        """A task was not tried, because one before it failed."""
-
-    def ended(self) -> None:
-        """Nothing more comes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +39,7 @@ class BuildResult:
 
 
 class Engine(Protocol):
-    """Runs the stages of `graph.build.STAGES`."""
+    """Runs the stages of `build.build_plan.STAGES`."""
 
     def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
         """Builds what is not up to date; when a model fails, the others go on.
@@ -75,3 +49,19 @@ class Engine(Protocol):
             PipelineError: The engine itself cannot work.
         """
         ...
+
+
+class LocalEngine:
+    """This machine: one bundle after the other, with several jobs as many as keep them busy."""
+
+    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
+        """Builds what is not up to date; raises as `Engine.prepare` does."""
+        builds = plan_builds(
+            order.configs,
+            order.artifacts,
+            names=order.names,
+            only=order.only,
+            skip_unavailable=order.skip_unavailable,
+        )
+        errors = run_builds(builds, observer, jobs=order.jobs)
+        return BuildResult(not errors, errors)

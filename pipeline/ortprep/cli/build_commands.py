@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortprep.build.engine import BuildRequest, Engine
 from ortprep.bundle.codec import encode
 from ortprep.cli.command import (
     ARTIFACTS,
@@ -28,13 +27,16 @@ from ortprep.cli.console import BuildObserver, echo, write_json, write_line, wri
 from ortprep.cli.init_command import names_of_specs
 from ortprep.errors import SpecError
 
+if TYPE_CHECKING:
+    from ortprep.build.engine import Engine
+
 STORE_VARIABLE = "ORTPREP_STORE"
 
 
 class EngineName(StrEnum):
     """What runs the stages."""
 
-    DOIT = "doit"
+    LOCAL = "local"
     RAY = "ray"
 
 
@@ -55,7 +57,7 @@ PrepareTarget = Annotated[
 Jobs = Annotated[
     int, typer.Option("--jobs", "-n", min=1, help="Maximum number of tasks at a time on this machine.")
 ]
-ChosenEngine = Annotated[EngineName, typer.Option(help="doit on this machine, or ray on a cluster.")]
+ChosenEngine = Annotated[EngineName, typer.Option(help="local: on this machine; ray: on a cluster.")]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -106,7 +108,7 @@ def prepare(
     target: PrepareTarget = None,
     skip_unavailable: SkipUnavailable = False,
     jobs: Jobs = 1,
-    engine: ChosenEngine = EngineName.DOIT,
+    engine: ChosenEngine = EngineName.LOCAL,
     address: Address = None,
     fleet: Fleet = None,
     store: Store = None,
@@ -115,6 +117,8 @@ def prepare(
     node_timeout: NodeTimeout = None,
 ) -> None:
     """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
+    from ortprep.build.engine import BuildRequest, LocalEngine
+
     of_ray = {
         "--address": address,
         "--fleet": fleet,
@@ -124,13 +128,11 @@ def prepare(
         "--node-timeout": node_timeout,
     }
     chosen: Engine
-    if engine is EngineName.DOIT:
+    if engine is EngineName.LOCAL:
         _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
-        from ortprep.build.doit_tasks import DoitEngine
-
-        chosen = DoitEngine()
+        chosen = LocalEngine()
     else:
-        _refuse(["--jobs"] if jobs > 1 else [], EngineName.DOIT)
+        _refuse(["--jobs"] if jobs > 1 else [], EngineName.LOCAL)
         from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
 
         chosen = RayEngine(
@@ -223,7 +225,7 @@ def tune(
 ) -> None:
     """Search for the best way to store, load and run models, and show every trial."""
     from ortprep.build.build_plan import plan_builds
-    from ortprep.build.doit_tasks import run_doit
+    from ortprep.build.runner import run_builds, with_requirements
     from ortprep.build.search_results import read_searches, tune_tasks
     from ortprep.cli.tables import build_trials_table, describe_search
 
@@ -231,8 +233,11 @@ def tune(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
     )
     tasks = tune_tasks(builds, named=bool(names))
-    code, errors = run_doit(builds, BuildObserver(), tasks=[task.name for task in tasks])
-    if code:
+    needed = [
+        with_requirements(build, [task for task in tasks if task.model == build[0].model]) for build in builds
+    ]
+    errors = run_builds(needed, BuildObserver())
+    if errors:
         raise typer.Exit(exit_code_of(errors))
     searches = read_searches(tasks)
     if json:

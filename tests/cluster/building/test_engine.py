@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ray
 
-from ortprep.build.doit_tasks import DoitEngine
+from ortprep.build.engine import LocalEngine
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.engine import RayEngine
@@ -44,7 +44,7 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
         samples="../samples/*.npz",
         convert={"precision": ["int8"], "ladder": ["int8", "fp32"], "gate": gate},
     )
-    here = DoitEngine().prepare(workshop.order("net", artifacts="here"), Recorder())
+    here = LocalEngine().prepare(workshop.order("net", artifacts="here"), Recorder())
     there = workshop.engine().prepare(workshop.order("net", artifacts="there"), recorder)
     assert here.done
     assert there.done, there.errors

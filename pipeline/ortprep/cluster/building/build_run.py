@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.build.build_plan import STAGES
-from ortprep.build.engine import BuildResult, Observer
+from ortprep.build.engine import BuildResult
 from ortprep.build.execution import build_tasks
+from ortprep.build.runner import Observer
 from ortprep.cluster.building.bundle_pull import pull_merged_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef
 from ortprep.cluster.building.fleet_plan import FleetAssignment, FleetPlan

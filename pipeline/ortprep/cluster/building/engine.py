@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.build.build_plan import read_build_specs
-from ortprep.build.engine import BuildRequest, BuildResult, Observer
+from ortprep.build.engine import BuildRequest, BuildResult
+from ortprep.build.runner import Observer
 from ortprep.cluster.building.build_run import BuildRun
 from ortprep.cluster.building.connection import connect
 from ortprep.cluster.building.fleet_plan import plan_fleet

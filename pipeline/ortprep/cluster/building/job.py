@@ -64,7 +64,7 @@ class Event:
 
     Attributes:
         what: `placed`, `started`, `said`, `finished`, `current`, `failed`, `skipped`, as the methods of
-            `graph.engine.Observer`, or `logged`.
+            `build.runner.Observer`, or `logged`.
         task: `STAGE:MODEL/VARIANT@KIND`; the model and kind alone where it is of the whole.
         text: A line that was said, why it failed, or the node's name.
     """

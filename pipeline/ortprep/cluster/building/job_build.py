@@ -7,6 +7,7 @@ make of machine, keys differ, and what depends on the machine is done again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +20,16 @@ from ortprep.build.receipts import (
     task_folder,
     write_receipt,
 )
+from ortprep.build.runner import run_tasks
 from ortprep.bundle.digest import DigestCache
-from ortprep.cluster.building.job import PACKAGE, BuildJob, Event, EventSink, JobResult, reported
+from ortprep.cluster.building.job import PACKAGE, BuildJob, Event, EventSink, JobResult
 from ortprep.cluster.building.source_fetch import place_tasks
 from ortprep.cluster.building.work_store import WorkStore
-from ortprep.errors import ClusterError, IntegrityError, NotPublishedError, PipelineError, to_dict
+from ortprep.errors import ClusterError, IntegrityError, NotPublishedError, to_dict
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.retries import with_retries
-from ortprep.stages.core.contract import TaskId
+from ortprep.stages.core.contract import Progress, TaskId
 
 MAX_PUBLISH_ATTEMPTS = 8
 """How often a job publishes where the registry refuses it for its load: for three quarters of a minute."""
@@ -42,6 +44,8 @@ def build_job(job: BuildJob, folder: Path, send: EventSink) -> JobResult:
 
 
 class _JobRun:
+    """What a node does with single tasks: an `Executor`."""
+
     def __init__(self, job: BuildJob, folder: Path, send: EventSink) -> None:
         self._job, self._folder, self._send = job, folder, send
         self._store = WorkStore(job.store, job.model)
@@ -56,31 +60,19 @@ class _JobRun:
             raise self._lost(first.id)
         write_receipt(first.receipt, source)
         self._tasks = {task.id: task for task in tasks}
-        failures: list[PipelineError] = []
-        undone: set[TaskId] = set()
-        for task in tasks:
-            if undone.intersection(task.requires):
-                undone.add(task.id)
-                self._send(Event("skipped", self._name(task)))
-                continue
-            try:
-                with reported(self._name(task), self._send):
-                    self._do(task)
-            except PipelineError as error:
-                undone.add(task.id)
-                failures.append(error)
+        failures = run_tasks((tasks,), _Sender(self._send, self._job.kind), executor=self)
         return JobResult(None if failures else self._part, failures=tuple(map(to_dict, failures)))
 
-    def _do(self, task: Task) -> None:
+    def is_current(self, task: Task) -> bool:
+        """Returns whether this node or another has done a task; takes over what the store knows of it."""
         stored = self._learn(task)
-        if stored is not None and self._is_current(task, stored):
-            self._send(Event("current", self._name(task)))
-            return
+        return stored is not None and self._is_done(task, stored)
+
+    def execute(self, task: Task, say: Callable[[str], None], progress: Progress) -> None:
+        """Runs a task here, and stores or publishes what it left."""
         for required in task.requires:
-            self._restore(task, required)
-        run_on_device(
-            task, cache=self._cache, say=lambda line: self._send(Event("said", self._name(task), line))
-        )
+            self._restore(task, required, say)
+        run_on_device(task, cache=self._cache, say=say, progress=progress)
         receipt = read_receipt(task.receipt)
         assert receipt is not None
         if task.id == PACKAGE:
@@ -88,7 +80,6 @@ class _JobRun:
         else:
             self._store.upload_files(task.folder, receipt.files)
         self._store.write_receipt(self._job.kind, task.id, receipt)
-        self._send(Event("finished", self._name(task)))
 
     def _learn(self, task: Task) -> TaskReceipt | None:
         """Takes over what the store knows of a task, unless this node has done it since, and was killed."""
@@ -98,7 +89,7 @@ class _JobRun:
             write_receipt(task.receipt, stored)
         return stored
 
-    def _is_current(self, task: Task, stored: TaskReceipt) -> bool:
+    def _is_done(self, task: Task, stored: TaskReceipt) -> bool:
         local = read_receipt(task.receipt)
         if local is None or not _same(local, stored) or why_other(task):
             return False
@@ -114,7 +105,7 @@ class _JobRun:
         self._part = str(published["part"])
         return True
 
-    def _restore(self, task: Task, required: TaskId) -> None:
+    def _restore(self, task: Task, required: TaskId, say: Callable[[str], None]) -> None:
         """Fetches the files that a task left, unless they are here; what is lost is made again."""
         upstream = self._tasks.get(required)
         folder = task_folder(task.artifacts, task.model, required)
@@ -127,10 +118,11 @@ class _JobRun:
         except (NotPublishedError, IntegrityError) as error:
             if upstream is None:
                 raise self._lost(required) from error
-            self._send(Event("said", self._name(task), f"running {required} again: {error.message}"))
+            say(f"running {required} again: {error.message}")
             self._store.delete_receipt(self._job.kind, required)
             path.unlink()
-            self._do(upstream)
+            for failure in run_tasks(((upstream,),), _Sender(self._send, self._job.kind), executor=self):
+                raise failure from error
 
     def _lost(self, task: TaskId) -> ClusterError:
         return ClusterError(
@@ -146,8 +138,39 @@ class _JobRun:
         where = {"registry": self._job.registry, "part": published.part}
         return replace(receipt, result={**receipt.result, _PUBLISHED: where})
 
-    def _name(self, task: Task) -> str:
-        return f"{task.name}@{self._job.kind}"
+
+class _Sender:
+    """An observer that sends what it is told, with the kind of hardware in each task's name."""
+
+    def __init__(self, send: EventSink, kind: str) -> None:
+        self._send, self._kind = send, kind
+
+    def _emit(self, event: str, task: str, text: str = "") -> None:
+        self._send(Event(event, f"{task}@{self._kind}", text))
+
+    def started(self, task: str) -> None:
+        self._emit("started", task)
+
+    def finished(self, task: str) -> None:
+        self._emit("finished", task)
+
+    def current(self, task: str) -> None:
+        self._emit("current", task)
+
+    def said(self, task: str, line: str) -> None:
+        self._emit("said", task, line)
+
+    def failed(self, task: str, message: str) -> None:
+        self._emit("failed", task, message)
+
+    def skipped(self, task: str, message: str) -> None:
+        self._emit("skipped", task, message)
+
+    def progressed(self, task: str, fraction: float) -> None:
+        """Sends nothing: what is shown of a cluster is whole tasks."""
+
+    def ended(self) -> None:
+        """Sends nothing: the job's result says so."""
 
 
 def _same(first: TaskReceipt, second: TaskReceipt) -> bool:

@@ -1,0 +1,146 @@
+"""Laws of the runner: one model after the other, what is done is left, a failure stops what needs it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ortprep.build.runner import run_builds, with_requirements
+from ortprep.stages.core.contract import Context
+from tests.build.fakes import Count, Shout, tasks
+from tests.prepare.builders import AS_PREPARED, SHAPES, Project, done, folding_net
+
+
+class Recorder:
+    """An observer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def started(self, task: str) -> None:
+        self.told.append(f"started {task}")
+
+    def said(self, task: str, line: str) -> None:
+        self.told.append(f"{task} said {line}")
+
+    def progressed(self, task: str, fraction: float) -> None:
+        self.told.append(f"progressed {task}")
+
+    def finished(self, task: str) -> None:
+        self.told.append(f"finished {task}")
+
+    def current(self, task: str) -> None:
+        self.told.append(f"current {task}")
+
+    def failed(self, task: str, message: str) -> None:
+        self.told.append(f"failed {task}: {message}")
+
+    def skipped(self, task: str, message: str) -> None:
+        self.told.append(f"skipped {task}: {message}")
+
+    def ended(self) -> None:
+        self.told.append("ended")
+
+    def finished_tasks(self) -> list[str]:
+        return [line.removeprefix("finished ") for line in self.told if line.startswith("finished ")]
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_second_run_does_nothing_and_says_so(tmp_path: Path) -> None:
+    first, second = Recorder(), Recorder()
+    assert run_builds((tasks(tmp_path, Shout(), Count()),), first) == ()
+    assert run_builds((tasks(tmp_path, Shout(), Count()),), second) == ()
+    assert first.told == [
+        "started shout:m",
+        "shout:m said shouting hello",
+        "finished shout:m",
+        "started count:m/cpu",
+        "finished count:m/cpu",
+        "ended",
+    ]
+    assert second.told == ["current shout:m", "current count:m/cpu", "ended"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_a_failed_model_holds_up_no_other(tmp_path: Path, jobs: int) -> None:
+    recorder = Recorder()
+    builds = (
+        tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
+        tasks(tmp_path, Shout(), Count(), name="good"),
+    )
+    (error,) = run_builds(builds, recorder, jobs=jobs)
+    assert error.message.startswith("shout of bad: lost its voice")
+    assert error.hint == "drink tea"
+    assert "skipped count:bad/cpu: shout:bad failed" in recorder.told
+    assert recorder.finished_tasks() == ["shout:good", "count:good/cpu"]
+
+
+def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path: Path) -> None:
+    recorder = Recorder()
+    builds = (
+        tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
+        tasks(tmp_path, Shout(), Count(), name="good"),
+    )
+    assert len(run_builds(builds, recorder, keep_going=False)) == 1
+    assert recorder.told[-4:] == [
+        "skipped count:bad/cpu: shout:bad failed",
+        "skipped shout:good: shout:bad failed",
+        "skipped count:good/cpu: shout:bad failed",
+        "ended",
+    ]
+
+
+def test_what_a_task_needs_is_all_that_runs_with_it(tmp_path: Path) -> None:
+    shout, count = tasks(tmp_path, Shout(), Count())
+    assert with_requirements((shout, count), [count]) == (shout, count)
+    assert with_requirements((shout, count), [shout]) == (shout,)
+
+
+@dataclass
+class Meeting(Shout):
+    """Waits until another model's task runs too: a run that is not parallel does not get through."""
+
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+
+    def run(self, context: Context) -> dict[str, int]:
+        self.barrier.wait(timeout=30)
+        return dict(super().run(context))
+
+
+def test_with_two_jobs_two_models_are_under_way(tmp_path: Path) -> None:
+    shout = Meeting()
+    builds = tuple(tasks(tmp_path, shout, Count(), name=name) for name in ("a", "b"))
+    assert run_builds(builds, Recorder(), jobs=2) == ()
+
+
+def test_an_error_of_the_observer_ends_a_run_of_several_threads(tmp_path: Path) -> None:
+    class Broken(Recorder):
+        def finished(self, task: str) -> None:
+            raise ZeroDivisionError(task)
+
+    builds = tuple(tasks(tmp_path, Shout(), Count(), name=name) for name in ("a", "b", "c"))
+    with pytest.raises(ZeroDivisionError):
+        run_builds(builds, Broken(), jobs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["ortprep", "doit"])
+def test_a_bundle_is_there_before_the_next_model_begins(tmp_path: Path, command: str) -> None:
+    project = Project(tmp_path / "project")
+    for name in ("first", "second"):
+        project.add(folding_net(), name, inputs=SHAPES, tune=AS_PREPARED)
+    project.write_spec("broken", source={"path": "missing.onnx"})
+    outcome = project.run("prepare") if command == "ortprep" else project.doit("prepare")
+    assert outcome.code != 0
+    assert "FAILED fetch:broken" in outcome.err
+    order = [line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")]
+    assert [task.partition(":")[2].partition("/")[0] for task in order] == ["first"] * 7 + ["second"] * 7
+    assert order[6::7] == ["package:first", "package:second"]
+    assert set(order) == done(outcome)
