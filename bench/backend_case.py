@@ -23,7 +23,6 @@ import onnxruntime
 from onnx import numpy_helper
 
 from bench.backend_verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.session_record import ProviderRecord, SessionPlan
 from ortprep.errors import PipelineError, StageError
@@ -32,9 +31,9 @@ from ortprep.runtime.tensors.arrays import run_session, to_storable
 from ortprep.runtime.tensors.element_types import find_element_type
 from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.models import RuntimeSpec
-from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
+from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
 from ortprep.stages.optimize.ladder import Step, plan_ladder
-from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.session_plans import loading_options, saving_plan
 
 RUNTIME = RuntimeSpec()
@@ -105,17 +104,14 @@ def _write(source: Path, folder: Path, step: Step) -> SessionPlan:
     model = folder / "model.onnx"
     declared = onnx.load(str(source))
     weights = {tensor.name for tensor in declared.graph.initializer}
-    request = SaveRequest(
-        folder=str(folder),
-        model=model.name,
-        data=f"{model.name}.data",
+    context = LintContext(
         variant="cpu",
         source_operators=(),  # only the portable variant is held against them
         inputs=tuple(value.name for value in declared.graph.input if value.name not in weights),
         outputs=tuple(value.name for value in declared.graph.output),
-        plan=saving_plan(RUNTIME, "cpu", step, source=source, model=model),
     )
-    saved = decode(SaveResult, save_optimized(encode(request)))
+    plan = saving_plan(RUNTIME, "cpu", step, source=source, model=model)
+    saved = save_optimized(SaveRequest(model, f"{model.name}.data", context, plan))
     hazards = errors_of(saved.findings)
     if hazards:
         raise StageError(f"{hazards[0].rule}: {hazards[0].detail}")

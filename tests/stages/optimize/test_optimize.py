@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from ortprep.stages.core import provenance as tool_versions
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.optimize import attempt as optimize
 from ortprep.stages.optimize import reload_check
+from ortprep.stages.optimize.graph_writer import SaveRequest
+from ortprep.stages.optimize.reload_check import ReloadRequest
 from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
 from tests.stages.optimize.builders import Build
@@ -40,6 +41,10 @@ def write(build: Build, model: onnx.ModelProto) -> None:
 
 def shapes(name: str, *dims: int) -> dict[str, Any]:
     return {"inputs": {name: {"shapes": [list(dims)]}}}
+
+
+def level_of(plan: SessionPlan | None) -> str | None:
+    return None if plan is None else plan.session_options.graph_optimization_level
 
 
 IMAGE = shapes("image", 2, 3, 16, 16)
@@ -230,8 +235,8 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
-        if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
+    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
+        if level_of(request.plan) == "ORT_ENABLE_ALL":
             (build.folder / ".attempt" / "net_optimized.onnx").touch()
             raise failure
         return run_child(function, request, **options)
@@ -249,8 +254,8 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
-        if request["plan"]["session_options"]["graph_optimization_level"] == "ORT_ENABLE_ALL":
+    def run(function: Any, request: ReloadRequest, **options: Any) -> Reply[Any]:
+        if level_of(request.plan) == "ORT_ENABLE_ALL":
             raise LoadError("refused")
         return run_child(function, request, **options)
 
@@ -266,7 +271,7 @@ def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
+    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
         return run_child("tests.children.fakes:kill_itself", {"signal": int(signal.SIGKILL)})
 
     monkeypatch.setattr(optimize, "run_child", run)
@@ -293,10 +298,9 @@ def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build: B
 def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
+    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
         reply = run_child(function, request, **options)
-        written = Path(request["folder"]) / request["model"]
-        written.write_bytes(written.read_bytes()[:40])
+        request.model.write_bytes(request.model.read_bytes()[:40])
         return reply
 
     monkeypatch.setattr(optimize, "run_child", run)
@@ -324,7 +328,7 @@ def test_a_child_that_takes_too_long_is_a_reason_too(
 ) -> None:
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
+    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
         return run_child("tests.children.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
 

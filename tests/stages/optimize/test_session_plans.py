@@ -19,9 +19,11 @@ DISABLED = "optimization.disable_specified_optimizers"
 
 
 def plan_saving(runtime: RuntimeSpec, variant: str = "cpu", step: Step = STEP) -> SessionPlan:
-    return saving_plan(
+    plan = saving_plan(
         runtime, variant, step, source=Path("/in/net.onnx"), model=Path("/out/net_optimized.onnx")
     )
+    assert plan is not None
+    return plan
 
 
 def test_jobs_get_the_options_the_user_asked_for() -> None:

@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.conversion_record import ConversionRecord, computes_with_integers
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import Requirements
@@ -23,7 +22,7 @@ from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.ladder import Step
-from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.reload_check import run_reload
 from ortprep.stages.optimize.requirements import derive_requirements, with_options
 from ortprep.stages.optimize.session_plans import loading_providers, saving_plan, step_options
@@ -98,12 +97,20 @@ def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | 
     peak_rss_bytes = 0
     try:
         job.attempt.mkdir()
-        saved, peak_rss_bytes = _save(job, step)
+        model, runtime = job.attempt / job.model, job.spec.runtime
+        if step.level is None:
+            share_model(job.source, model)  # external data keeps the names that the model gives it
+        writer = saving_plan(runtime, job.role, step, source=job.source, model=model)
+        saved, peak_rss_bytes = save_and_describe(job, job.attempt, writer)
         # The source is the last step, so its findings do not matter.
         outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
         if not outcome:
-            run_reload(_loading_plan(job, step), job.spec, job.fetched.interface)
-            _put_in_place(job)
+            reader = SessionPlan(
+                str(model), step_options(runtime, step), loading_providers(runtime, job.role)
+            )
+            run_reload(reader, job.spec, job.fetched.interface)
+            for path in sorted(job.attempt.iterdir()):
+                path.rename(job.folder / path.name)
             outcome = TAKEN
     except ChildKilledError:
         # Says nothing about the step: a lesser graph must not result from a moment without memory.
@@ -122,18 +129,6 @@ def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | 
     return attempt, saved if outcome == TAKEN else None
 
 
-def _save(job: OptimizeJob, step: Step) -> tuple[SaveResult, int]:
-    """Writes the step's files into the attempt's folder; returns what is in them and the child's peak."""
-    plan = None
-    if step.level is None:
-        # Its external data keeps the names that the model gives it.
-        share_model(job.source, job.attempt / job.model)
-    else:
-        model = job.attempt / job.model
-        plan = saving_plan(job.spec.runtime, job.role, step, source=job.source, model=model)
-    return save_and_describe(job, job.attempt, plan)
-
-
 def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
     """Has a child make the session that writes a file, and say what is in it.
 
@@ -144,32 +139,16 @@ def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) 
         LoadError: ONNX Runtime refuses the model, or cannot write.
         ChildError: The child died.
     """
-    request = SaveRequest(
-        folder=str(folder),
-        model=job.model,
-        data=job.data,
+    interface = job.fetched.interface
+    context = LintContext(
         variant=job.role,
         source_operators=tuple(job.fetched.source.operators),
-        inputs=tuple(tensor.name for tensor in job.fetched.interface.inputs),
-        outputs=tuple(tensor.name for tensor in job.fetched.interface.outputs),
-        plan=plan,
+        inputs=tuple(tensor.name for tensor in interface.inputs),
+        outputs=tuple(tensor.name for tensor in interface.outputs),
     )
-    timeout_s = job.spec.optimize.timeout_s
-    reply = run_child(save_optimized, encode(request), timeout_s=timeout_s)
-    return decode(SaveResult, reply.value), reply.peak_rss_bytes
-
-
-def _loading_plan(job: OptimizeJob, step: Step) -> SessionPlan:
-    return SessionPlan(
-        model=str(job.attempt / job.model),
-        session_options=step_options(job.spec.runtime, step),
-        providers=loading_providers(job.spec.runtime, job.role),
-    )
-
-
-def _put_in_place(job: OptimizeJob) -> None:
-    for path in sorted(job.attempt.iterdir()):
-        path.rename(job.folder / path.name)
+    request = SaveRequest(folder / job.model, job.data, context, plan)
+    reply = run_child(save_optimized, request, timeout_s=job.spec.optimize.timeout_s)
+    return reply.value, reply.peak_rss_bytes
 
 
 def requirements_of(

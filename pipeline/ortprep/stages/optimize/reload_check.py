@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import RunFailedError
@@ -26,6 +25,16 @@ _SHOWN = 4
 """How many values of an input an error shows."""
 
 
+@dataclass(frozen=True)
+class ReloadRequest:
+    """What to load and what to feed it with; `location` is the folder of the spec."""
+
+    plan: SessionPlan
+    spec: ModelSpec
+    location: Path
+    interface: ModelInterface
+
+
 def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
     """Loads a model as a job would and runs it once; whether its answers are right is for `verify` to say.
 
@@ -38,35 +47,22 @@ def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) ->
         SpecError: There is nothing to feed it with.
         ChildError: The process died, or took longer than the spec's deadline.
     """
-    request = {
-        "plan": encode(plan),
-        "spec": spec.model_dump(mode="json"),
-        "location": str(spec.folder.resolve()),
-        "interface": encode(interface),
-    }
+    request = ReloadRequest(plan, spec, spec.folder.resolve(), interface)
     run_child(reload, request, timeout_s=spec.optimize.timeout_s)
 
 
-def reload(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `run_reload`.
-
-    Raises:
-        LoadError: The model does not load.
-        RunFailedError: It does not run; the message has what it was fed.
-        SpecError: There is nothing to feed it with.
-    """
-    plan = decode(SessionPlan, request["plan"])
-    spec = ModelSpec.model_validate(request["spec"]).located_in(Path(request["location"]))
-    session = build_session(plan)
-    chosen, origin = _choose_feeds(spec, decode(ModelInterface, request["interface"]))
+def reload(request: ReloadRequest) -> None:
+    """Child function of `run_reload`, which has its errors."""
+    spec = request.spec.located_in(request.location)
+    session = build_session(request.plan)
+    chosen, origin = _choose_feeds(spec, request.interface)
     try:
         run_session(session, fit_feeds(chosen, half_inputs(session)))
     except onnxruntime_errors() as error:
         fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
         raise RunFailedError(
-            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
+            f"loads, but does not run: {request.plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
         ) from error
-    return {}
 
 
 def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str, Array], Path | None]:

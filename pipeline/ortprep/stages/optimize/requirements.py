@@ -102,7 +102,7 @@ def readable_versions(
     """
     major, minor = _minor_version(installed)
     own = VersionRange(f"{major}.{minor}", f"{major}.{minor + 1}")
-    if not set(domains) <= ONNX_DOMAINS:
+    if not ONNX_DOMAINS.issuperset(domains):
         return VersionRange(own.minimum) if portable else own
     for version, newest, newest_ir in _READS:
         if ir_version <= newest_ir and all(opsets.get(domain, 0) <= newest[domain] for domain in newest):

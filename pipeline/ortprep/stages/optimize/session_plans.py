@@ -64,8 +64,10 @@ def loading_providers(runtime: RuntimeSpec, variant: str) -> tuple[ProviderRecor
     return (cuda,) if alone else (cuda, ProviderRecord(CPU))
 
 
-def saving_plan(runtime: RuntimeSpec, variant: str, step: Step, *, source: Path, model: Path) -> SessionPlan:
-    """Returns the session that optimises the source and writes it.
+def saving_plan(
+    runtime: RuntimeSpec, variant: str, step: Step, *, source: Path, model: Path
+) -> SessionPlan | None:
+    """Returns the session that optimises the source and writes it, None for a step that takes it as it is.
 
     The user's session entries are in force, since some of them are about optimisation. Only the device of
     the CUDA options is: `prefer_nhwc` would be baked into the file, and the others act in runs. Weights are
@@ -75,11 +77,12 @@ def saving_plan(runtime: RuntimeSpec, variant: str, step: Step, *, source: Path,
     Args:
         runtime: The user's options.
         variant: `cpu`, `cuda` or `portable`.
-        step: Of the ladder, not the source's.
+        step: Of the ladder.
         source: The model that is read.
         model: The file that is written; its data comes to lie beside it.
     """
-    assert step.level is not None
+    if step.level is None:
+        return None
     options = without_optimizers(loading_options(runtime, level=step.level), step.disabled_optimizers)
     entries = dict(options.config_entries)
     if entries.get(_SAVE_PREPACKED) != "1":
@@ -91,9 +94,8 @@ def saving_plan(runtime: RuntimeSpec, variant: str, step: Step, *, source: Path,
             attributes={**options.attributes, "optimized_model_filepath": str(model)},
             config_entries=entries,
         ),
-        providers=tuple(_with_device_only(provider) for provider in loading_providers(runtime, variant)),
+        providers=tuple(
+            provider._replace(options={k: v for k, v in provider.options.items() if k == "device_id"})
+            for provider in loading_providers(runtime, variant)
+        ),
     )
-
-
-def _with_device_only(provider: ProviderRecord) -> ProviderRecord:
-    return provider._replace(options={k: v for k, v in provider.options.items() if k == "device_id"})
