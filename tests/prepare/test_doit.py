@@ -71,7 +71,8 @@ def test_a_single_task_brings_what_it_needs_and_no_more(project: Project) -> Non
 def test_clean_shows_what_it_would_remove_and_removes_it(built: Project) -> None:
     before = stamps(built.artifacts)
     shown = built.doit("clean", "-n")
-    assert f"package:net - executing 'Python: remove {built.bundle()}'" in shown.out
+    removed = f"{built.bundle()} and what it was made from"
+    assert f"prepare:net - executing 'Python: remove {removed}'" in shown.out
     assert stamps(built.artifacts) == before
 
     assert built.doit("clean", "prepare:net").code == 0

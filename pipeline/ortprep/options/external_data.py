@@ -10,13 +10,11 @@ MIN_EXTERNAL_BYTES = 16 * 1024
 Each external weight costs an open and a map at load, each inline one a copy. Measured on convolution nets of
 5 to 100 MB: 1 KiB to 64 KiB are alike within the noise, 256 KiB is slower and takes more memory. Zero is no
 choice at all: shape inference cannot read an external constant, so a graph whose `Reshape` shape is outside
-does not load. ONNX Runtime maps them from any offset; the optimize stage moves them to multiples of
-`PAGE_BYTES`, for readers that need those.
+does not load. ONNX Runtime maps them from any offset.
 """
 
 PAGE_BYTES = 4096
-"""Offsets of weights in a data file are multiples of it, so that they can be read directly (`O_DIRECT`,
-GPUDirect Storage); ONNX Runtime 1.32 reads in pieces that are multiples of it, too."""
+"""Offsets of large weights in a converted model's data file are multiples of it."""
 
 DATA_FILE = "session.optimized_model_external_initializers_file_name"
 DATA_MIN_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
