@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import requests
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import RegistryUnavailableError
+from ortprep.errors import RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.client import OciClient
-from tests.fakes import trickling_server
+from tests.fakes import send_status, serve, trickling_server
 
 pytestmark = pytest.mark.attack
 
@@ -75,3 +78,38 @@ def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
         error = end_of(read)
     assert isinstance(error, RegistryUnavailableError), "it does not wait for ever"
     assert "nothing in time" in str(error)
+
+
+LOCATIONS = [
+    "http://{evil}\\@{own}/v2/x",
+    "http://{evil}\\.{own}/v2/x",
+    "/\\{evil}/v2/x",
+    "http://user:password@{own}/v2/x",
+    "http://{evil}\t@{own}/v2/x",
+    "http://{own} @{evil}/v2/x",
+    "http://[bad/x",
+    "http://{own}:port/x",
+    "http://{own}99999/x",
+    "http://:5000/x",
+    "file:///etc/passwd",
+    "\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("header", ["WWW-Authenticate"])
+def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
+    location: str, header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve() as own, serve() as evil:
+        hosts = {"own": own.url[7:], "evil": evil.url[7:]}
+        login = {"auths": {hosts["own"]: {"auth": base64.b64encode(b"me:secret").decode()}}}
+        (tmp_path / "config.json").write_text(json.dumps(login))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        own.files["/v2/"] = b""
+        url = location.format(**hosts)
+        challenge = {"WWW-Authenticate": f'Bearer realm="{url}"' if header != "Location" else "Basic"}
+        own.script = [send_status(401, **challenge), send_status(307, Location=url)]
+        with pytest.raises(RegistryError):
+            ask(own.url).close()
+        assert evil.requests == [], "with or without credentials"

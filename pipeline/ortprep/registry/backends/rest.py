@@ -45,6 +45,9 @@ UNENCODED = {"Accept-Encoding": "identity"}
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed later."""
 
+_ODD = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
+"""What no URL in a header contains, and where parsers disagree: `http://A\\@B/` leads to A or to B."""
+
 _SYSTEM_ERROR = re.compile(r"\[Errno -?[0-9]+\] ([A-Za-z ,]+)")
 
 
@@ -69,6 +72,20 @@ def connection_error(error: requests.RequestException, doing: str) -> RegistryEr
     return RegistryUnavailableError(
         f"registry cannot be reached: cannot {doing}\n  expected an answer, got: {reason}"
     )
+
+
+def check_http_url(url: str) -> str:
+    """Returns a URL as it is sent, so that what is compared is where a request goes.
+
+    Raises:
+        ValueError: It is malformed, ambiguous or not of HTTP, or has a user in it.
+    """
+    sent = requests.PreparedRequest()
+    sent.prepare_url(url, None)
+    parts = urllib3.util.parse_url(str(sent.url))
+    if _ODD.search(url) or parts.auth is not None or parts.scheme not in ("http", "https"):
+        raise ValueError("expected http(s)://host[:port]/path")
+    return str(sent.url)
 
 
 def ask_in_time(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import threading
 from typing import Any, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.util import parse_url
 
 from ortprep.bundle.codec import parse_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
@@ -18,6 +19,7 @@ from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.credentials import read_credentials
 from ortprep.registry.backends.rest import (
     UNENCODED,
+    check_http_url,
     read_body,
     read_refusal,
     status_error,
@@ -125,9 +127,9 @@ class OciClient:
         fields, doing = requests.utils.parse_dict_header(rest), f"get a token for {self.host}"
         realm = self.resolve(fields.get("realm"), doing)
         if basic and not self._is_token_server(realm):
-            host = urlsplit(realm).hostname
             raise AccessDeniedError(
-                f"cannot {doing}\n  expected a token server that may have its credentials, got {host}",
+                f"cannot {doing}\n  expected a token server that may have its credentials, "
+                f"got {parse_url(realm).host}",
                 hint=f"docker logout {quoted(self.host)}   (to ask for a token without credentials)",
             )
         parameters = {name: fields[name] for name in ("service", "scope") if name in fields}
@@ -144,10 +146,16 @@ class OciClient:
         return f"Bearer {token}" if token else ""
 
     def resolve(self, location: str | None, doing: str) -> str:
-        """Returns the URL in a header; raises RegistryError without one, or if it leaves https for http."""
+        """Returns the URL in a header; raises RegistryError without one, or if it leaves https for http.
+
+        It is what `check_http_url` returns.
+        """
         if not location:
             raise RegistryError(f"cannot {doing}\n  expected a location, got none")
-        url = urljoin(self.base, location)
+        try:
+            url = check_http_url(urljoin(self.base, location))
+        except ValueError:
+            raise RegistryError(f"cannot {doing}\n  expected a usable URL, got none") from None
         if url.startswith("http:") and self.is_own("https" + url[4:]):
             # Registries behind a proxy that ends TLS do not know that they are asked over it.
             return "https" + url[4:]
@@ -161,7 +169,7 @@ class OciClient:
         It is on the same host, or with TLS in the domain that the registry's host is in: `auth.docker.io` for
         `registry-1.docker.io`, `gitlab.com` for `registry.gitlab.com`. Never in a top-level domain.
         """
-        own, host = (urlsplit(one).hostname or "" for one in (self.base, url))
+        own, host = (parse_url(one).host or "" for one in (self.base, url))
         domain = own.partition(".")[2]
         is_domain = "." in domain and not own.replace(".", "").isdecimal() and ":" not in own
         return host == own or (
@@ -173,9 +181,6 @@ class OciClient:
         return _origin(url) == _origin(self.base)
 
 
-def _origin(url: str) -> tuple[str, str, int | None]:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
-    except ValueError:
-        return "", "", None
+def _origin(url: str) -> tuple[str | None, str | None, int | None]:
+    parts = parse_url(check_http_url(url))
+    return parts.scheme, parts.host, parts.port or _PORTS.get(parts.scheme or "")
