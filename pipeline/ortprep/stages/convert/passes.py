@@ -65,7 +65,7 @@ def convert_precision(request: PrecisionRequest) -> PrecisionReply:
         OSError: A file cannot be read, or the disk is full.
     """
     if request.name in HALVES:
-        from ortprep.stages.convert.half.convert import convert_half
+        from ortprep.stages.convert.half import convert_half
 
         return convert_half(request)
     if request.name.endswith("weights"):

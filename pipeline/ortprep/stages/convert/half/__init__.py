@@ -1,1 +1,0 @@
-"""Conversion to float16 and bfloat16."""
