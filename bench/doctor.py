@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.language import LANGUAGE_MODELS, write_language_model
 from bench.result_file import describe_machine, format_results
 from ortprep.errors import StageError
-from ortprep.stages.fetch.demo.catalogue import write_demo_model
+from ortprep.stages.fetch.demo import write_demo_model
 
 MODELS = ("resnet50", "bert-base", "densenet121")
 GOAL_APART, GOAL_ALL_S = 0.10, 90.0
@@ -74,7 +75,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-doctor-") as name:
         folder = Path(name)
         for model in MODELS:
-            write_demo_model(model, folder / f"{model}.onnx")
+            write = write_language_model if model in LANGUAGE_MODELS else write_demo_model
+            write(model, folder / f"{model}.onnx")
             for python in (sys.executable, *arguments.python):
                 found = take_apart(python, folder / f"{model}.onnx", rounds=arguments.rounds)
                 starts[f"{model}, ONNX Runtime {found['onnxruntime']}"] = found

@@ -53,7 +53,7 @@ def write_models(request: Mapping[str, Any]) -> dict[str, Any]:
     from onnx import numpy_helper
 
     from ortprep.runtime.tensors.arrays import write_tensors
-    from ortprep.stages.fetch.demo.catalogue import write_demo_model
+    from ortprep.stages.fetch.demo import write_demo_model
     from tests.stages.convert.builders import overflowing_net
 
     folder = Path(request["folder"])

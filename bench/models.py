@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.language import LANGUAGE_MODELS, write_language_model
 from ortprep.build.receipts import read_receipt, receipt_path, task_folder
 from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, read_loader_config
@@ -109,8 +111,16 @@ def _has_todays_format(bundle: Path) -> bool:
 
 
 def demo_specs(names: Iterable[str]) -> dict[str, str]:
-    """Returns what the specs of demo models say besides their names, by name."""
-    return {name: f"source: {{demo: {name}}}\n{SPECS[name]}" for name in names}
+    """Returns what the specs of the models of `SPECS` say besides their names, by name."""
+    return {name: f"source: {source_of(name)}\n{SPECS[name]}" for name in names}
+
+
+def source_of(name: str) -> str:
+    """Returns the source of a model of `SPECS` for its spec, in YAML; writes a model that is no demo."""
+    if name not in LANGUAGE_MODELS:
+        return f"{{demo: {name}}}"
+    path = write_language_model(name, Path("bench/out/language") / f"{name}.onnx")
+    return f"{{path: {json.dumps(str(path.absolute()))}}}"
 
 
 def write_specs(specs: Mapping[str, str], configs: Path, *, defaults: str) -> None:

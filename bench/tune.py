@@ -19,7 +19,7 @@ from statistics import geometric_mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.models import SPECS
+from bench.models import SPECS, source_of
 from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
@@ -118,7 +118,7 @@ class Bench:
         )
         self.configs.mkdir(parents=True, exist_ok=True)
         text = (
-            f"name: {self.model}\nsource: {{demo: {self.model}}}\ntargets: [cpu]\n{SPECS[self.model]}{tune}"
+            f"name: {self.model}\nsource: {source_of(self.model)}\ntargets: [cpu]\n{SPECS[self.model]}{tune}"
         )
         (self.configs / f"{self.model}.yaml").write_text(text, encoding="utf-8")
 

@@ -16,7 +16,7 @@ import typer
 
 from ortprep.cli import app as _app  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
-from ortprep.stages.fetch.demo.catalogue import write_demo_model
+from ortprep.stages.fetch.demo import write_demo_model
 from tests.prepare.builders import REPOSITORY, Outcome, Project, new_squeezenet
 from tests.registry.builders import write_bundle, write_keys
 

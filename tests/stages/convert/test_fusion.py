@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from bench.language import bert, gpt2
+from bench.language.transformer import Width
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, StageError
 from ortprep.spec.conversion import FusionSpec
@@ -20,9 +22,6 @@ from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
 from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
 from ortprep.stages.convert.passes import fuse_transformers
 from ortprep.stages.convert.requests import FusionReply, FusionRequest
-from ortprep.stages.fetch.demo import bert, gpt2
-from ortprep.stages.fetch.demo.seeded_weights import write_seeded_model
-from ortprep.stages.fetch.demo.transformer import Width
 from ortprep.versions import install_command
 from tests import builders as models
 
@@ -32,7 +31,7 @@ WITH_TOOLS = importlib.util.find_spec("onnxruntime_tools") is not None
 
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """BERT and GPT-2 as the demo models are, but with two narrow layers; BERT's weights are outside."""
+    """BERT and GPT-2 as the benchmarks have them, but with two narrow layers; BERT's weights are outside."""
     folder = tmp_path_factory.mktemp("transformers")
     sizes = {"LAYERS": 2, "HIDDEN": WIDTH, "HEADS": HEADS, "INTERMEDIATE": 64, "VOCABULARY": 50}
     with pytest.MonkeyPatch.context() as patch:
@@ -40,9 +39,9 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for name, size in {**sizes, "POSITIONS": 16}.items():
                 patch.setattr(module, name, size)
             patch.setattr(module, "_WIDTH", Width(WIDTH, HEADS, epsilon=epsilon))
-        write_seeded_model(folder / "whole.onnx", *bert.build_bert())
-        write_seeded_model(folder / "gpt2.onnx", *gpt2.build_gpt2())
-    models.write_external_model(onnx.load(folder / "whole.onnx"), folder / "bert.onnx")
+        whole = bert.build_bert()
+        onnx.save(gpt2.build_gpt2(), folder / "gpt2.onnx")
+    models.write_external_model(whole, folder / "bert.onnx")
     return {"bert": folder / "bert.onnx", "gpt2": folder / "gpt2.onnx"}
 
 

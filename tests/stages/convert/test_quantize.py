@@ -24,7 +24,7 @@ from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.passes import convert_precision
 from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
-from ortprep.stages.fetch.demo.catalogue import write_demo_model
+from ortprep.stages.fetch.demo import write_demo_model
 from tests.builders import (
     build_model,
     conv_net,

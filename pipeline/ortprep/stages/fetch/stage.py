@@ -26,7 +26,7 @@ from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, insta
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.acceptance import check_accepted
-from ortprep.stages.fetch.demo.catalogue import GENERATOR_VERSION, check_demo_name, write_demo_model
+from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import Inspection, inspect_file

@@ -1,4 +1,4 @@
-"""What transformers have in common, written as exporters write it: unfused. For child processes."""
+"""What transformers have in common, written as exporters write it: unfused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ortprep.stages.fetch.demo.graph_builder import GraphBuilder
+from bench.language.graph_builder import GraphBuilder
 
 AS_ROWS, AS_COLUMNS = [0, 2, 1, 3], [0, 2, 3, 1]
 """Order of the axes of one head's tokens: [batch, heads, sequence, size], or the transpose for keys."""

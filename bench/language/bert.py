@@ -1,4 +1,4 @@
-"""BERT-base (Devlin et al., 2018, arXiv:1810.04805) as exporters write it: unfused. For child processes."""
+"""BERT-base (Devlin et al., 2018, arXiv:1810.04805) as exporters write it: unfused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortprep.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
-from ortprep.stages.fetch.demo.seeded_weights import Weight
-from ortprep.stages.fetch.demo.transformer import (
+from bench.language.graph_builder import GraphBuilder, floats, tokens
+from bench.language.transformer import (
     AS_COLUMNS,
     AS_ROWS,
     Width,
@@ -23,8 +22,8 @@ VOCABULARY, POSITIONS, TYPES = 30522, 512, 2
 _WIDTH = Width(HIDDEN, HEADS, epsilon=1e-12)
 
 
-def build_bert() -> tuple[onnx.ModelProto, tuple[Weight, ...]]:
-    """Returns BERT-base without its 109 million weights, and the weights to be drawn.
+def build_bert() -> onnx.ModelProto:
+    """Returns BERT-base with its 109 million weights.
 
     Inputs `input_ids`, `attention_mask`, `token_type_ids`: int64 [batch, sequence], sequence up to 512.
     Outputs `last_hidden_state` [batch, sequence, 768] and `pooler_output` [batch, 768].

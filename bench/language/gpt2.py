@@ -1,4 +1,4 @@
-"""GPT-2 small (Radford et al., 2019) as exporters write it: unfused. For child processes."""
+"""GPT-2 small (Radford et al., 2019) as exporters write it: unfused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortprep.stages.fetch.demo.graph_builder import INITIAL_SPREAD, GraphBuilder, floats, tokens
-from ortprep.stages.fetch.demo.seeded_weights import Weight
-from ortprep.stages.fetch.demo.transformer import (
+from bench.language.graph_builder import INITIAL_SPREAD, GraphBuilder, floats, tokens
+from bench.language.transformer import (
     AS_COLUMNS,
     AS_ROWS,
     Width,
@@ -30,8 +29,8 @@ _INTO_RESIDUAL = INITIAL_SPREAD / math.sqrt(2 * LAYERS)
 """Spread of weights whose product is added to the residual stream, which 2 × 12 of them make up."""
 
 
-def build_gpt2() -> tuple[onnx.ModelProto, tuple[Weight, ...]]:
-    """Returns GPT-2 small without its 124 million weights, and the weights to be drawn.
+def build_gpt2() -> onnx.ModelProto:
+    """Returns GPT-2 small with its 124 million weights.
 
     The table of words is also the matrix of the head, through a `Transpose` as exporters leave it.
     Constant folding, if it is on, makes a second copy of it.

@@ -1,4 +1,4 @@
-"""Writing a graph node by node, under names of the exporters' kind. For child processes."""
+"""Writing a graph node by node, under names of the exporters' kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.stages.fetch.demo.seeded_weights import Weight
+from ortprep.stages.fetch.demo import draw_weight
 
 OPSET, IR_VERSION = 17, 8
 
@@ -23,7 +23,7 @@ class GraphBuilder:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, TensorProto] = {}
-        self.weights: list[Weight] = []
+        self.weights: list[TensorProto] = []
 
     def node(self, operator: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
         """Adds a node with one output and returns the output's name, which is the node's."""
@@ -51,7 +51,8 @@ class GraphBuilder:
         uniform: bool = False,
     ) -> str:
         """Adds a weight and returns its name."""
-        self.weights.append(Weight(name, dims, mean, spread, uniform=uniform))
+        values = draw_weight(name, dims, mean=mean, spread=spread, uniform=uniform)
+        self.weights.append(numpy_helper.from_array(values, name))
         return name
 
     def linear(
@@ -71,14 +72,12 @@ class GraphBuilder:
 
     def build(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
-    ) -> tuple[onnx.ModelProto, tuple[Weight, ...]]:
-        """Returns the model without its weights, and the weights to be drawn."""
-        constants = list(self.constants.values())
-        graph = helper.make_graph(self.nodes, name, list(inputs), list(outputs), initializer=constants)
+    ) -> onnx.ModelProto:
+        """Returns the model."""
+        tensors = [*self.constants.values(), *self.weights]
+        graph = helper.make_graph(self.nodes, name, list(inputs), list(outputs), initializer=tensors)
         opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="ortprep")
-        model.ir_version = IR_VERSION
-        return model, tuple(self.weights)
+        return helper.make_model(graph, opset_imports=opsets, producer_name="ortprep", ir_version=IR_VERSION)
 
 
 def tokens(*names: str) -> list[onnx.ValueInfoProto]:

@@ -1,4 +1,4 @@
-"""A tagger of two bidirectional LSTM layers (Huang et al., 2015, arXiv:1508.01991). For child processes."""
+"""A tagger of two bidirectional LSTM layers (Huang et al., 2015, arXiv:1508.01991)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 import onnx
 
-from ortprep.stages.fetch.demo.graph_builder import GraphBuilder, floats, tokens
-from ortprep.stages.fetch.demo.seeded_weights import Weight
+from bench.language.graph_builder import GraphBuilder, floats, tokens
 
 LAYERS, FEATURES, HIDDEN = 2, 300, 512
 VOCABULARY, TAGS = 20000, 17
@@ -17,8 +16,8 @@ VOCABULARY, TAGS = 20000, 17
 _DIRECTIONS, _GATES = 2, 4
 
 
-def build_bilstm() -> tuple[onnx.ModelProto, tuple[Weight, ...]]:
-    """Returns the tagger without its 16 million weights, and the weights to be drawn.
+def build_bilstm() -> onnx.ModelProto:
+    """Returns the tagger with its 16 million weights.
 
     Input `input_ids`: int64 [batch, sequence]. Output `scores` [batch, sequence, 17], one per tag.
     """

@@ -1,1 +1,0 @@
-"""Real architectures with seeded weights, made offline."""
