@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from ortprep.bundle.digest import digest_json
 from ortprep.bundle.manifest import Manifest, SourceRecord
+from ortprep.doctor.upgrade import environments
 from ortprep.doctor.upgrade.environments import list_requirements, open_environment, parse_versions
-from ortprep.errors import CacheError, SpecError
+from ortprep.errors import CacheError, InstallationError, SpecError
 
 NUMPY = f"numpy=={metadata.version('numpy')}"
 SOURCE = SourceRecord("path", "m.onnx", "sha256:0", (), {}, 8, {}, 0)
@@ -50,7 +49,7 @@ def test_a_python_that_another_user_put_into_the_cache_is_not_run(
 ) -> None:
     cache, ran = tmp_path / "cache", tmp_path / "ran"
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(cache))
-    key = digest_json([sys.version, sys.executable, "onnxruntime==1.31.1"]).rpartition(":")[2][:32]
+    key = environments._environment_key(["onnxruntime==1.31.1"])
     python = cache / "environments" / key / "venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho > {ran}\necho '[]'\n")
@@ -59,3 +58,27 @@ def test_a_python_that_another_user_put_into_the_cache_is_not_run(
     with pytest.raises(CacheError, match="not safe to use"):
         open_environment(["onnxruntime==1.31.1"], tmp_path / "folder")
     assert not ran.exists()
+
+
+@pytest.mark.attack
+def test_configuration_of_uv_in_the_working_folder_is_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone's `uv.toml` names an index whose `onnxruntime` would run, now and at each later check."""
+    clone, programs, called = tmp_path / "clone", tmp_path / "programs", tmp_path / "called"
+    for folder in (clone, programs):
+        folder.mkdir()
+    (clone / "uv.toml").write_text('[[index]]\nurl = "./wheels"\nformat = "flat"\n')
+    uv = programs / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$PWD: $*" >> {called}\nfor last; do :; done\nmkdir -p "$last"\n')
+    uv.chmod(0o755)
+    monkeypatch.chdir(clone)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(InstallationError):
+        open_environment(["onnxruntime==1.31.1"], tmp_path / "folder")
+    lines = called.read_text().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"{tmp_path}/cache/environments/")
+        assert " --no-config " in line

@@ -28,6 +28,8 @@ _MAX_ERROR_LINES = 8
 _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){1,3}((a|b|rc)[0-9]{1,9})?(\.(post|dev)[0-9]{1,20})?")
 _LIST_PATH = "import json, sys; print(json.dumps(sys.path))"
 _VENV = "venv"
+_UV_OPTIONS = ("--quiet", "--no-config")
+"""uv would obey `uv.toml` and `pyproject.toml` of the folder that the user works in, and of all above it."""
 
 
 def parse_versions(text: str) -> tuple[str, ...]:
@@ -85,8 +87,8 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
 
 
 def _find_environment(requirements: Sequence[str]) -> Interpreter:
-    key = digest_json([sys.version, sys.executable, *requirements]).rpartition(":")[2]
-    folder = Path(require_cache_folder("environments"), key[:32])
+    key = _environment_key(requirements)
+    folder = Path(require_cache_folder("environments"), key)
     python = folder / _VENV / "bin" / "python"
     path = _list_path(python)
     if path is None:
@@ -95,6 +97,11 @@ def _find_environment(requirements: Sequence[str]) -> Interpreter:
     if path is None:
         raise InstallationError(f"environment cannot be used: {folder}", hint=f"rm -r {quoted(folder)}")
     return Interpreter(str(python), tuple(path))
+
+
+def _environment_key(requirements: Sequence[str]) -> str:
+    """Returns the name of an environment's folder; how it was installed is part of it."""
+    return digest_json([sys.version, sys.executable, *_UV_OPTIONS, *requirements]).rpartition(":")[2][:32]
 
 
 def _list_path(python: Path) -> list[str] | None:
@@ -117,14 +124,14 @@ def _make(folder: Path, requirements: Sequence[str]) -> None:
             venv = unfinished / _VENV
             python = str(venv / "bin" / "python")
             if uv is not None:
-                create = [uv, "venv", "--quiet", "--python", sys.executable, str(venv)]
-                install = [uv, "pip", "install", "--quiet", "--python", python]
+                create = [uv, "venv", *_UV_OPTIONS, "--python", sys.executable, str(venv)]
+                install = [uv, "pip", "install", *_UV_OPTIONS, "--python", python]
             else:
                 # Isolated, so that no variable of the user's changes what they import.
                 create = [sys.executable, "-I", "-m", "venv", str(venv)]
                 install = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            _run(create, what="cannot make an environment", folder=folder)
-            _run([*install, *options, *requirements], what=f"cannot install {names}", folder=folder)
+            _run(create, what="cannot make an environment", folder=unfinished)
+            _run([*install, *options, *requirements], what=f"cannot install {names}", folder=unfinished)
     except OSError as error:
         raise InstallationError(
             f"cannot make an environment: {folder}\n  {error.strerror}",
@@ -133,10 +140,11 @@ def _make(folder: Path, requirements: Sequence[str]) -> None:
 
 
 def _run(command: Sequence[str], *, what: str, folder: Path) -> None:
-    """Runs a command to its end; raises `InstallationError` with its last lines if it fails."""
+    """Runs a command in a folder to its end; raises `InstallationError` with its last lines if it fails."""
     try:
         done = subprocess.run(
             command,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
