@@ -125,7 +125,7 @@ def check_prepared(model: Prepared) -> Row:
 
 
 def check_measured(model: Prepared) -> Row:
-    """What do the plans cost: default, inline recipe, mapped?"""
+    """What do the plans cost: default, prepared, portable?"""
     record = model.record()
     figures = {
         f"{measurement.cache} {plan.plan}": _figures(plan)
@@ -137,7 +137,7 @@ def check_measured(model: Prepared) -> Row:
         plan.gpu_mb is not None for m in record.measurements for plan in m.plans if plan.plan != "portable"
     )
     return Row(
-        f"{model.name}: inline against mapped, GPU memory",
+        f"{model.name}: prepared against default, GPU memory",
         "seen" if has_gpu_memory or not model.place.is_gpu else "FAILED",
         answer,
     )

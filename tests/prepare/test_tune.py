@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,18 +19,12 @@ from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.runtime import load, load_progressive
 from tests.builders import build_model, tensor, value
-from tests.fakes import wait_for
 from tests.prepare.builders import (
     Outcome,
     Project,
-    all_tasks,
     answers,
-    children_of,
     done,
-    finish,
-    is_alive,
     is_intact,
-    kill,
     preferred_model,
     source_answers,
     stamps,
@@ -92,83 +84,36 @@ def assert_answers_as_the_source(project: Project) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
-@dataclass(frozen=True)
-class Search:
-    """A project whose first build was killed while it searched, and ended by a second one.
-
-    Attributes:
-        project: Not to be changed.
-        first: How the killed build ended.
-        second: How the next one did.
-        children: Processes of the killed one, as it was killed.
-        kept: What it left to go on with.
-    """
-
-    project: Project
-    first: Outcome
-    second: Outcome
-    children: set[int]
-    kept: list[str]
-
-
 @pytest.fixture(scope="module")
-def first_search(tmp_path_factory: pytest.TempPathFactory) -> Search:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose first build searched. Not to be changed."""
     project = Project(tmp_path_factory.mktemp("tuned") / "project")
     project.add(convolution_net(), inputs=SHAPES, tune=TUNE)
-    process = project.start("-m", "ortprep", "prepare")
-
-    def base_is_recorded() -> bool:
-        assert process.poll() is None, finish(process).err
-        journals = [folder / "journal.log" for folder in kept(project)]
-        return any('"kind":"base"' in log.read_text() for log in journals if log.exists())
-
-    wait_for(base_is_recorded, what="a trial is over")
-    children = wait_for(lambda: children_of(process.pid), what="the next trial is under way")
-    first = kill(process)
-    left = [folder.name for folder in kept(project)]
-    return Search(project, first, project.run("prepare"), children, left)
+    outcome = project.run("prepare")
+    assert {"tune:net/cpu", "measure:net/cpu", "package:net"} <= done(outcome)
+    return project
 
 
 @pytest.fixture
-def tuned(first_search: Search, tmp_path: Path) -> Project:
+def tuned(searched: Project, tmp_path: Path) -> Project:
     """A searched project of the test's own."""
-    return first_search.project.copy_to(tmp_path / "project")
+    return searched.copy_to(tmp_path / "project")
 
 
-def test_a_search_that_is_killed_leaves_its_trials_and_no_process(first_search: Search) -> None:
-    assert first_search.first.code == -signal.SIGKILL
-    assert first_search.children
-    assert not any(map(is_alive, first_search.children))
-    assert len(first_search.kept) == 1
-
-
-def test_the_next_build_goes_on_after_the_trials_that_were_over(first_search: Search) -> None:
-    outcome = first_search.second
-    assert {"tune:net/cpu", "measure:net/cpu", "package:net"} <= done(outcome)
-    assert done(outcome) <= all_tasks() | {"tune:net/cpu"}
-    assert not {"fetch:net", "optimize:net/cpu"} & done(outcome)
-    (line,) = [line for line in outcome.err.splitlines() if "continuing after" in line]
-    assert "trials of an interrupted run" in line
-    assert outcome.err.splitlines()[-1].endswith(" up to date")
-
-
-def test_a_search_that_was_killed_ends_with_a_whole_bundle_and_nothing_beside_it(
-    first_search: Search,
-) -> None:
-    project = first_search.project
-    assert project.run("check", "artifacts/net").code == 0
-    assert is_intact(project.bundle())
-    assert project.leftovers() == []
-    assert kept(project) == []
+def test_a_search_ends_with_a_whole_bundle_and_nothing_beside_it(searched: Project) -> None:
+    assert searched.run("check", "artifacts/net").code == 0
+    assert is_intact(searched.bundle())
+    assert searched.leftovers() == []
+    assert kept(searched) == []
 
 
 def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failure(
-    first_search: Search,
+    searched: Project,
 ) -> None:
-    record = tuning(first_search.project)
+    record = tuning(searched)
     assert [trial.number for trial in record.trials] == list(range(len(record.trials)))
     assert 3 <= len(record.trials) <= 6
-    assert [trial.kind for trial in record.trials][:4] == ["default", "base", "recipe", "screening"]
+    assert [trial.kind for trial in record.trials][:4] == ["default", "base", "form", "form"]
     for trial in record.trials:
         assert (trial.figures is None) == (trial.failure is not None)
         assert trial.session_options is not None
@@ -185,15 +130,14 @@ def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failur
     assert record.elapsed_s > 0
 
 
-def test_a_searched_bundle_answers_as_the_source_does(first_search: Search) -> None:
-    assert_answers_as_the_source(first_search.project)
+def test_a_searched_bundle_answers_as_the_source_does(searched: Project) -> None:
+    assert_answers_as_the_source(searched)
 
 
-def test_what_is_shipped_is_what_was_chosen_or_the_default(first_search: Search) -> None:
-    project = first_search.project
-    record, decision = tuning(project), variant(project).decision
+def test_what_is_shipped_is_what_was_chosen_or_the_default(searched: Project) -> None:
+    record, decision = tuning(searched), variant(searched).decision
     assert decision is not None
-    config = json.loads((project.bundle() / "loader.json").read_text())["variants"][0]
+    config = json.loads((searched.bundle() / "loader.json").read_text())["variants"][0]
     if decision.shipped == "prepared":
         chosen = record.trials[record.chosen]
         assert config["session_options"] == encode(chosen.session_options)
@@ -219,8 +163,8 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
     init_ms, steady_ms = (1000.0 if is_source else 100.0), 1.0
     if options.config_entries.get("session.disable_prepacking") == "1":
         init_ms, steady_ms = 0.5 * init_ms, 2 * steady_ms
-    if "-extended/" in request.plan.model:
-        init_ms, steady_ms = 0.4 * init_ms, 1.5 * steady_ms
+        if "/inline-" in request.plan.model:
+            init_ms = 1.6 * init_ms
     return ProbeResult(
         ready_ms=init_ms + 92.0,
         import_ms=50.0,
@@ -249,9 +193,9 @@ def prepare_with_given_figures(
 
 
 @pytest.fixture(scope="module")
-def verified(first_search: Search, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def verified(searched: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A searched project whose search the tests here do again and again, each with its own restrictions."""
-    return first_search.project.copy_to(tmp_path_factory.mktemp("forms") / "project")
+    return searched.copy_to(tmp_path_factory.mktemp("forms") / "project")
 
 
 FORMS = {
@@ -283,21 +227,14 @@ def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(
 
 
 def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tuned: Project) -> None:
-    space = {
-        "form": ["prepacked", "mapped"],
-        "level": ["all", "extended"],
-        "threads": ["all"],
-        "spinning": ["on"],
-        "memory_arena": ["on"],
-        "device_allocator": ["off"],
-    }
+    space = {"form": ["inline", "mapped"], "level": ["all"], "threads": ["all"], "spinning": ["on"]}
     outcome = prepare_with_given_figures(tuned, max_trials=20, space=space)
     assert outcome.code == 0, outcome.err
     record = tuning(tuned)
     assert record.first_phase is not None
     chosen, first = (record.trials[number].choice for number in (record.chosen, record.first_phase.trial))
-    assert (chosen["form"], chosen["level"]) == ("prepacked", "all")
-    assert (first["form"], first["level"], first["prepacking"]) == ("mapped", "extended", "off")
+    assert (chosen["form"], chosen["prepacking"]) == ("inline", "on")
+    assert (first["form"], first["prepacking"]) == ("mapped", "off")
     config = json.loads((tuned.bundle() / "loader.json").read_text())["variants"][0]
     assert config["first_phase"]["model"] == "cpu/first/net_optimized.onnx"
     assert config["first_phase"]["session_options"] == encode(

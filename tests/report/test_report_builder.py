@@ -202,7 +202,7 @@ def test_phases_of_the_waterfall_join_and_end_at_the_sum_of_their_medians() -> N
 
 
 def test_plans_that_were_not_measured_are_named_with_the_reason() -> None:
-    assert any("recipe-2: not measured, the child died" in note for note in section(ALL, "Measured").notes)
+    assert any("first phase: not measured, the child died" in note for note in section(ALL, "Measured").notes)
 
 
 def test_gpu_memory_is_drawn_where_it_was_measured() -> None:

@@ -203,6 +203,6 @@ def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Pro
 
 def test_a_report_needs_nothing_of_the_build(project: Project) -> None:
     write_bundles(project.artifacts, [Story()])
-    modules = ("onnx", "onnxruntime", "doit", "yaml", "optuna", "fsspec", "filelock")
+    modules = ("onnx", "onnxruntime", "doit", "yaml", "fsspec", "filelock")
     outcome = project.python("-c", WITHOUT.format(modules=modules))
     assert outcome.code == 0, outcome.err

@@ -75,9 +75,9 @@ def test_a_wrong_source_is_a_wrong_spec(source: Any) -> None:
 
 
 def test_keys_are_merged_over_a_spec() -> None:
-    spec = Spec("net.onnx", inputs=INPUTS, tune={"max_trials": 5, "seed": 1})
+    spec = Spec("net.onnx", inputs=INPUTS, tune={"max_trials": 5, "rounds": 9})
     merged = override(spec, {"name": "other", "tune": {"max_trials": 0}})
-    assert (merged.name, merged.tune.max_trials, merged.tune.seed) == ("other", 0, 1)
+    assert (merged.name, merged.tune.max_trials, merged.tune.rounds) == ("other", 0, 9)
     assert (merged.inputs, merged.folder) == (spec.inputs, spec.folder)
     with pytest.raises(SpecError, match="unknown key"):
         override(spec, {"tunes": {}})

@@ -14,15 +14,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ortprep.errors import ChildError
-from ortprep.tuning.budget import SearchLimits
-from ortprep.tuning.objective import Figures, Objective, Trial
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from ortprep.tuning.trial import measure_and_check
 
 Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
@@ -36,7 +35,7 @@ class Table:
     Attributes:
         base: Figures of the base.
         factors: What values do to it.
-        others: Figures of the default and the recipe, relative to the base: first result and run.
+        others: Figures of the default, relative to the base: first result and run.
     """
 
     base: Figures
@@ -97,7 +96,7 @@ TRANSFORMER_TABLE = Table(
         ("execution=parallel", "threads=4"): (1.0, 0.91, 1.0),
         ("memory_arena=off", "device_allocator=on"): (1.03, 1.05, 1.0),
     },
-    others={DEFAULT: (2.05, 1.0), RECIPE: (1.7, 1.0)},
+    others={DEFAULT: (2.05, 1.0)},
 )
 """Prepacking costs most of a load and saves a third of a run; pairs matter for a soon first result."""
 
@@ -116,7 +115,7 @@ CONVOLUTION_TABLE = Table(
         ("level=extended", "form=ort"): (0.93, 0.97, 1.0),
         ("memory_arena=off", "memory_pattern=off"): (0.97, 0.9, 1.0),
     },
-    others={DEFAULT: (4.8, 1.02), RECIPE: (1.4, 1.0)},
+    others={DEFAULT: (4.8, 1.02)},
 )
 """The layout is in the graph, so prepacking matters little; what pays comes of pairs."""
 
@@ -135,7 +134,7 @@ RECURRENT_TABLE = Table(
         ("threads=1",): (0.84, 0.93, 1.0),
         ("threads=1", "execution=parallel"): (1.0, 0.89, 1.0),
     },
-    others={DEFAULT: (1.9, 1.0), RECIPE: (1.05, 1.0)},
+    others={DEFAULT: (1.9, 1.0)},
 )
 """Small and sequential: fewer threads are better, and branches in parallel do no harm with one each."""
 
@@ -152,8 +151,8 @@ class Machine:
 
     Attributes:
         table: What is true.
-        space: Where its sampler names plans.
-        seed: Of noise and sampler.
+        space: The plans there are.
+        seed: Of noise.
         noise: Distance between the quartiles of a figure, relative to its median.
         start_s: What a process takes beside the session.
         fails: Why a plan's n-th process fails; None if it does not.
@@ -161,9 +160,7 @@ class Machine:
         measured: Processes by plan.
         explored: The same when the last comparison began.
         failed: Plans of which a process failed.
-        recorded: What the search told of.
         said: Its lines.
-        asked: How often the sampler was asked, by the number of trials.
     """
 
     table: Table
@@ -176,9 +173,7 @@ class Machine:
     measured: Counter[PlanChoice] = field(default_factory=Counter)
     explored: Counter[PlanChoice] = field(default_factory=Counter)
     failed: set[PlanChoice] = field(default_factory=set)
-    recorded: list[Trial] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    asked: Counter[int] = field(default_factory=Counter)
 
     def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
         number = self.measured[choice]
@@ -202,33 +197,16 @@ class Machine:
     def process_s(self, figures: Figures) -> float:
         return self.start_s + (figures.ready_ms + 20 * figures.steady_ms) / 1e3
 
-    def suggest(self, trials: Sequence[Trial]) -> PlanChoice:
-        self.asked[len(trials)] += 1
-        chance = random.Random(f"{self.seed} {len(trials)} {self.asked[len(trials)]}")
-        return PlanChoice(tuple((knob.name, chance.choice(knob.values)) for knob in self.space.knobs))
-
-    def record(self, trial: Trial) -> None:
-        self.recorded.append(trial)
-
     def say(self, line: str) -> None:
         self.said.append(line)
         if line.endswith("again"):
             self.explored = Counter(self.measured)
 
-    def effects(self, known: Mapping[PlanChoice, Trial] | None = None) -> SearchEffects:
-        return SearchEffects(
-            measure=self.measure,
-            suggest=self.suggest,
-            clock=lambda: self.now_s,
-            record=self.record,
-            known=known or {},
-            say=self.say,
-        )
+    def effects(self) -> SearchEffects:
+        return SearchEffects(measure=self.measure, clock=lambda: self.now_s, say=self.say)
 
-    def search(
-        self, objective: Objective, limits: SearchLimits, known: Mapping[PlanChoice, Trial] | None = None
-    ) -> PlanSearchResult:
-        return search(self.space, objective, limits, self.effects(known))
+    def search(self, objective: Objective, limits: SearchLimits) -> PlanSearchResult:
+        return search(self.space, objective, limits, self.effects())
 
 
 def true_cost(table: Table, choice: PlanChoice, objective: Objective) -> float:
@@ -241,28 +219,6 @@ def best_choice(
     """Returns what trying everything without noise would find."""
     choices = (choice for choice in space.choices() if works(choice))
     return min(choices, key=lambda choice: true_cost(table, choice, objective))
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: not one of the errors that a search survives."""
-
-
-@dataclass
-class DyingMachine(Machine):
-    """One that ends, with the search, before its n-th process or after its n-th trial."""
-
-    last_process: float = math.inf
-    last_trial: float = math.inf
-
-    def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
-        if self.measured.total() >= self.last_process:
-            raise Killed
-        return super().measure(choice, deadline_s)
-
-    def record(self, trial: Trial) -> None:
-        super().record(trial)
-        if len(self.recorded) >= self.last_trial:
-            raise Killed
 
 
 Request = Mapping[str, Any]

@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 
 from ortprep.errors import ChildTimeoutError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.tuning.budget import SearchLimits
 from ortprep.tuning.knobs import restrict
-from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.objective import Figures, Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import BATCH, HOPELESS, PlanSearchResult, search
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.search import BATCH, HOPELESS, PlanSearchResult, SearchLimits, search
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
 from tests.tuning.fakes import (
+    CONVOLUTION_TABLE,
     RECURRENT_TABLE,
     TABLES,
     TRANSFORMER_TABLE,
-    DyingMachine,
     Factors,
-    Killed,
     Machine,
     Table,
     best_choice,
@@ -45,9 +43,9 @@ Fails = Callable[[PlanChoice, int], str | None]
 
 
 def searched(
-    machine: Machine, objective: Objective, limits: SearchLimits = FREE, *, known: tuple[Trial, ...] = ()
+    machine: Machine, objective: Objective, limits: SearchLimits = FREE
 ) -> tuple[PlanSearchResult, PlanSelection]:
-    found = machine.search(objective, limits, {trial.choice: trial for trial in known})
+    found = machine.search(objective, limits)
     return found, choose(machine.space, objective, found)
 
 
@@ -59,27 +57,20 @@ def of(*choices: PlanChoice) -> Fails:
     return lambda choice, _: "crashed" if choice in choices else None
 
 
-def told(found: PlanSearchResult) -> list[Trial]:
-    """Returns the trials without the time they took."""
-    return [dataclasses.replace(trial, elapsed_s=0.0) for trial in found.trials]
-
-
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_the_chosen_plan_costs_within_3_percent_of_the_best_at_a_quarter_of_its_trials(
-    table: Table, runs_per_load: int
-) -> None:
+def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_per_load: int) -> None:
     objective = Objective(runs_per_load)
-    # Of 54 searches with other seeds one came to 6 % more.
+    # Of 36 searches with other seeds four came to 4 to 6 % more.
     found, verdict = searched(Machine(table, SPACE, seed=2), objective)
     best = min(true_cost(table, choice, objective) for choice in CHOICES)
     assert true_cost(table, verdict.choice, objective) <= 1.03 * best
     assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
-    assert len(found.trials) <= len(CHOICES) / 4
-    assert found.ended in ("the expected gain is below the noise", "the sampler has nothing new")
+    assert len(found.trials) <= 50
+    assert found.ended == "no single change gains more than the noise"
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("table", [TRANSFORMER_TABLE, CONVOLUTION_TABLE])
 def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first(
     table: Table,
 ) -> None:
@@ -88,18 +79,18 @@ def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first
     soonest_ms = min(table.figures(choice).ready_ms for choice in CHOICES)
     first_ms = second_ms if verdict.first_phase is None else table.figures(verdict.first_phase).ready_ms
     assert soonest_ms < 0.9 * second_ms
-    assert first_ms <= 1.25 * soonest_ms
+    assert first_ms <= 1.5 * soonest_ms
     assert verdict.first_phase in {trial.choice for trial in found.trials}
 
 
 def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
     found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1000), SearchLimits(0.0, 5000))
     assert verdict.first_phase == plan(SPACE, prepacking="off")
-    assert len(found.trials) == 4
+    assert len(found.trials) == 3
     found, verdict = searched(
         Machine(TRANSFORMER_TABLE, SPACE), Objective(1000, two_phases=False), SearchLimits(0.0, 5000)
     )
-    assert (verdict.first_phase, len(found.trials)) == (None, 3)
+    assert (verdict.first_phase, len(found.trials)) == (None, 2)
 
 
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
@@ -131,7 +122,7 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
     table = dataclasses.replace(
         TRANSFORMER_TABLE,
         factors=factors,
-        others={DEFAULT: (chance.uniform(0.4, 2), chance.uniform(0.4, 1.2)), RECIPE: (1.5, 1.0)},
+        others={DEFAULT: (chance.uniform(0.4, 2), chance.uniform(0.4, 1.2))},
     )
     objective = Objective(runs)
     _, verdict = searched(Machine(table, SMALL, seed), objective)
@@ -143,7 +134,7 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
 
 
 def test_nothing_beat_the_default_is_a_result() -> None:
-    table = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.1, 0.5), RECIPE: (1.0, 1.0)})
+    table = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.1, 0.5)})
     found, verdict = searched(Machine(table, SMALL), Objective(100))
     assert not verdict.beats_default
     assert true_cost(table, verdict.choice, Objective(100)) <= true_cost(table, SMALL.base, Objective(100))
@@ -187,12 +178,15 @@ def test_a_larger_budget_tries_no_fewer_plans() -> None:
     assert counts == sorted(set(counts))
 
 
-def test_plans_are_tried_in_the_order_that_is_told() -> None:
+def test_forms_are_tried_before_single_changes_of_the_best_of_them() -> None:
     found, _ = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(100_000))
-    kinds = list(dict.fromkeys(trial.kind for trial in found.trials))
-    assert kinds[:5] == ["default", "base", "recipe", "screening", "combination"]
-    singles = len(SPACE.neighbours(SPACE.base))
-    assert {trial.kind for trial in found.trials[3 : 3 + singles]} == {"screening"}
+    assert list(dict.fromkeys(trial.kind for trial in found.trials)) == ["default", "base", "form", "change"]
+    forms = {trial.choice for trial in found.trials if trial.kind in ("base", "form")}
+    pairs = {(choice["form"], choice["prepacking"]) for choice in CHOICES}
+    assert {(choice["form"], choice["prepacking"]) for choice in forms} == pairs
+    assert len(forms) == len(pairs)
+    changes = [trial.choice for trial in found.trials if trial.kind == "change"]
+    assert set(changes) <= {other for trial in found.trials[1:] for other in SPACE.neighbours(trial.choice)}
     assert len({trial.choice for trial in found.trials}) == len(found.trials)
 
 
@@ -204,7 +198,6 @@ def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     lengths = [len(figures) for figures in found.finals.values()]
     assert min(lengths) >= MIN_ROUNDS
     assert max(lengths) == len(found.finals[DEFAULT]) <= FREE.rounds
-    assert machine.recorded == list(found.trials)
 
 
 def test_a_hopeless_plan_gets_one_process() -> None:
@@ -277,19 +270,13 @@ def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
     assert "default not measured: crashed" in machine.said
 
 
-def test_without_a_recipe_the_search_goes_on() -> None:
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=of(RECIPE)), Objective(1))
-    assert [trial.failure for trial in found.trials if trial.choice == RECIPE] == ["crashed"]
-    assert verdict.beats_default
-
-
 def test_without_the_base_what_works_is_chosen() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
     found, verdict = searched(machine, Objective(1))
     assert verdict.beats_default
     assert verdict.choice in found.finals
 
-    slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01), RECIPE: (1.0, 1.0)})
+    slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01)})
     found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), Objective(1))
     assert not verdict.beats_default
     assert verdict.choice in found.finals
@@ -300,7 +287,7 @@ def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: in
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
         searched(machine, Objective(1), SearchLimits(math.inf, max_trials))
-    assert machine.measured.total() == 3  # the default once more: the machine may have been at fault
+    assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
 
 
 def test_when_all_else_fails_the_base_is_left() -> None:
@@ -324,7 +311,7 @@ def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
     fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
     assert [trial for trial in found.trials if trial.failure is None and not trial.figures] == []
-    assert {trial.failure for trial in found.trials[4 : 4 + BATCH]} == {"nothing to compare with: flaky"}
+    assert {trial.failure for trial in found.trials[3 : 3 + BATCH]} == {"nothing to compare with: flaky"}
 
 
 @pytest.mark.parametrize(
@@ -352,55 +339,13 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
     assert keeps(verdict.choice, slack=1.03)
     best = best_choice(table, SPACE, objective, works=keeps)
-    assert true_cost(table, verdict.choice, objective) <= 1.05 * true_cost(table, best, objective)
+    assert true_cost(table, verdict.choice, objective) <= 1.08 * true_cost(table, best, objective)
 
 
 def test_a_limit_that_no_plan_keeps_is_told_and_nothing_is_chosen() -> None:
     objective = Objective(1, max_private_mb=1.0)
     with pytest.raises(TuningError, match="no plan stays within the limits\n  the base plan: private memory"):
         searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
-
-
-def processes_of(objective: Objective) -> int:
-    machine = Machine(TRANSFORMER_TABLE, SMALL, noise=0.0)
-    searched(machine, objective)
-    return machine.measured.total()
-
-
-@pytest.mark.parametrize("kill", ["last_process", "last_trial"])
-def test_a_search_killed_anywhere_goes_on_where_it_was_and_ends_the_same(kill: str) -> None:
-    objective = Objective(1)
-    whole, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
-    count = len(whole.trials) if kill == "last_trial" else processes_of(objective)
-    for last in range(1, count, 1 if kill == "last_trial" else 4):
-        first = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0)
-        setattr(first, kill, last)
-        with pytest.raises(Killed):
-            searched(first, objective)
-        second = Machine(TRANSFORMER_TABLE, SMALL, noise=0.0)
-        found, again = searched(second, objective, known=tuple(first.recorded))
-        assert told(found) == told(whole)
-        assert again == verdict
-        finished = {trial.choice for trial in first.recorded} - {DEFAULT}
-        assert not finished & set(second.explored)
-        assert len(second.recorded) == len(whole.trials) - len(first.recorded)
-
-
-@pytest.mark.parametrize("budget_s", [5.0, 1000.0])
-def test_a_search_without_a_default_that_is_killed_goes_on_too(budget_s: float) -> None:
-    limits = SearchLimits(budget_s, 100)
-    first = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT), last_trial=6)
-    with pytest.raises(Killed):
-        searched(first, Objective(1), SearchLimits(math.inf, 100))
-    found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=of(DEFAULT)),
-        Objective(1),
-        limits,
-        known=tuple(first.recorded),
-    )
-    assert found.anchor == SMALL.base
-    assert {trial.choice for trial in first.recorded} <= {trial.choice for trial in found.trials}
-    assert not verdict.beats_default
 
 
 def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() -> None:
@@ -415,37 +360,10 @@ def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() 
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
 
 
-def test_a_search_killed_again_and_again_ends_all_the_same() -> None:
-    objective = Objective(1)
-    whole, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
-    known: list[Trial] = []
-    for _ in range(100):
-        machine = DyingMachine(TRANSFORMER_TABLE, SMALL, noise=0.0, last_trial=2)
-        try:
-            found, again = searched(machine, objective, known=tuple(known))
-        except Killed:
-            known += machine.recorded
-            continue
-        break
-    assert (told(found), again) == (told(whole), verdict)
-
-
-def test_what_interrupted_runs_took_counts_against_the_budget() -> None:
-    first = DyingMachine(TRANSFORMER_TABLE, SPACE, last_trial=20)
-    with pytest.raises(Killed):
-        searched(first, Objective(1))
-    second = Machine(TRANSFORMER_TABLE, SPACE)
-    found, _ = searched(second, Objective(1), SearchLimits(30.0, 5000), known=tuple(first.recorded))
-    spent_s = sum(trial.elapsed_s for trial in first.recorded)
-    assert found.elapsed_s == pytest.approx(second.now_s + spent_s)
-    assert found.ended.startswith("30 s are used up")
-    assert {trial.kind for trial in second.recorded} <= {"final"}
-
-
 def test_a_restricted_space_is_all_that_is_tried() -> None:
     space: Space = restrict(cpu_space(CONVOLUTIONS), {"form": ("ort",), "threads": ("1", "2")})
     found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
-    own = [trial.choice for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)]
+    own = [trial.choice for trial in found.trials if trial.choice != DEFAULT]
     assert {choice["form"] for choice in own} == {"ort"}
     assert {choice["threads"] for choice in own} == {"1", "2"}
     assert verdict.choice in own
@@ -454,8 +372,8 @@ def test_a_restricted_space_is_all_that_is_tried() -> None:
 def test_a_space_of_one_plan_is_searched_at_once() -> None:
     space = restrict(SMALL, {knob.name: knob.values[:1] for knob in SMALL.knobs})
     found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
-    assert [trial.kind for trial in found.trials] == ["default", "base", "recipe"]
-    assert found.ended == "the sampler has nothing new"
+    assert [trial.kind for trial in found.trials] == ["default", "base"]
+    assert found.ended == "no single change gains more than the noise"
     assert (verdict.choice, verdict.beats_default) == (space.base, True)
 
 
@@ -496,19 +414,6 @@ def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
 
     effects = dataclasses.replace(machine.effects(), measure=measure, prepare=prepared.append)
     found = search(SMALL, Objective(1), FREE, effects)
-    batch = [trial.choice for trial in found.trials[4 : 4 + BATCH]]
+    batch = [trial.choice for trial in found.trials[3 : 3 + BATCH]]
     start = prepared.index(batch[0])
     assert prepared[start : start + BATCH] == batch
-
-
-def test_trials_of_an_interrupted_run_that_the_budget_leaves_no_time_for_still_count() -> None:
-    first = DyingMachine(TRANSFORMER_TABLE, SPACE, last_trial=20)
-    with pytest.raises(Killed):
-        searched(first, Objective(1))
-    found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(30.0, 5000), known=tuple(first.recorded)
-    )
-    assert {trial.choice for trial in first.recorded} <= {trial.choice for trial in found.trials}
-    assert true_cost(TRANSFORMER_TABLE, verdict.choice, Objective(1)) < true_cost(
-        TRANSFORMER_TABLE, SPACE.base, Objective(1)
-    )

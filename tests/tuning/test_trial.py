@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from ortprep.errors import (
 )
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.tuning.budget import SearchLimits
 from ortprep.tuning.objective import Figures, Objective
 from ortprep.tuning.plan_selection import choose
-from ortprep.tuning.search import SearchEffects, search
-from ortprep.tuning.space import DEFAULT, RECIPE, Knob, PlanChoice, Setting, Space, apply_settings
+from ortprep.tuning.search import SearchEffects, SearchLimits, search
+from ortprep.tuning.space import DEFAULT, Knob, PlanChoice, Setting, Space, apply_settings
 from ortprep.tuning.trial import (
     CheckedSample,
     TrialRequest,
@@ -203,7 +201,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
         return measured(request_of_all)
 
     def measure(choice: PlanChoice, _: float) -> Figures:
-        if choice in (DEFAULT, RECIPE) or choice["way"] in ("plain", "unpacked"):
+        if choice == DEFAULT or choice["way"] in ("plain", "unpacked"):
             return usual()
         way = choice["way"]
         request = wrong if way == "wrong" else request_of_all
@@ -218,9 +216,8 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             timeout_s=1.0 if way == "hanging" else TIMEOUT_S,
         )
 
-    suggest: Callable[[object], PlanChoice | None] = lambda _: None  # noqa: E731
     ticks = iter(range(10_000))
-    effects = SearchEffects(measure, suggest, clock=lambda: float(next(ticks)))
+    effects = SearchEffects(measure, clock=lambda: float(next(ticks)))
     found = search(SPACE, Objective(1), SearchLimits(math.inf, 100, repeats=1, rounds=3), effects)
     failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
     assert failures.keys() == {"crashing", "hanging", "wrong", "unknown"}

@@ -133,7 +133,7 @@ class PlanFigures:
     """What one way of loading a model costs.
 
     Attributes:
-        plan: `default`, `recipe`, `prepared`, `portable`, ….
+        plan: `default`, `prepared`, `portable`, ….
         ready_ms: From the start of the process to its first result.
         import_ms: Importing ONNX Runtime.
         init_ms: Making the session.

@@ -55,8 +55,8 @@ class TrialRecord:
 
     Attributes:
         number: In the order they were tried; `ortprep trial NAME NUMBER` measures it again.
-        kind: Why it was tried: `default`, `recipe`, `base`, `screening`, `combination`, `sampler`, `final`.
-        choice: Value by knob; `plan: default` and `plan: recipe` for those two.
+        kind: Why it was tried: `default`, `base`, `form`, `change`.
+        choice: Value by knob; `plan: default` for default ONNX Runtime.
         session_options: How the session is made; None where it could not come to that.
         providers: Execution providers; None where it could not come to that.
         figures: What was measured, None if it failed.

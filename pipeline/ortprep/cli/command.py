@@ -57,7 +57,7 @@ Precision = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
 _EXTRAS = {
-    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock", "optuna"), "build"),
+    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock"), "build"),
     "fsspec": "registry",
 }
 """What the package can be installed without, and the extra that brings it."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.codec import encode
@@ -56,7 +54,7 @@ class StagedBundles:
             self._write(bundle, plan, requirements, io_binding=io_binding)
         stamps = tuple(read_stamp(path) for path in sorted(bundle.rglob("*")) if path.is_file())
         if self._remembered.get(bundle) != stamps:
-            run_child(load_once, {"bundle": str(bundle)}, timeout_s=timeout_s)
+            run_child(load_once, bundle, timeout_s=timeout_s)
             self._remembered[bundle] = stamps
         return bundle
 
@@ -82,13 +80,12 @@ class StagedBundles:
         write_loader_config(bundle, config)
 
 
-def load_once(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function: loads the `bundle` as a job does.
+def load_once(bundle: Path) -> None:
+    """Loads a bundle as a job does (child function).
 
     Raises:
         PipelineError: As `load` does.
     """
     from ortprep.runtime import load
 
-    load(request["bundle"])
-    return {}
+    load(bundle)

@@ -21,7 +21,6 @@ PHASES: tuple[tuple[str, Callable[[PlanFigures], Summary]], ...] = (
 MEANINGS = {
     DEFAULT: "the source model in plain ONNX Runtime, optimised at every load",
     "first phase": "what serves first where `load_progressive` opens the bundle",
-    "recipe": "the graph optimised once, weights inside one file, optimisation off",
     "prepared": "what was prepared for this target",
     "portable": "the variant that runs on any machine",
 }

@@ -185,7 +185,6 @@ class TuneSpec(SpecSection):
     )
     steady_s: Seconds = Field(default=0.3, description="Seconds of repeated runs per process and shape.")
     timeout_s: Seconds = Field(default=300.0, description="Deadline of one process, in seconds.")
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the sampler.")
     max_private_mb: Positive | None = Field(
         default=None, description="Maximum private memory of a session's process, in MB of 2**20 bytes."
     )

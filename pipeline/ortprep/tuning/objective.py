@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ class Trial:
     """One plan that was tried.
 
     Attributes:
-        kind: Why: `default`, `recipe`, `base`, `screening`, `combination`, `sampler` or `final`.
+        kind: Why: `default`, `base`, `form` or `change`.
         anchors: Figures of the plan it is compared with, each from the same round as its own.
         failure: Why it gave no figures, None if it did.
         elapsed_s: Time of the trial, its share of the anchor's processes included.
@@ -126,19 +127,29 @@ class Objective:
         self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
     ) -> tuple[str, ...]:
         """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
-        anchors = anchors[: len(figures)]
-        gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
-        steady = median([one.steady_ms for one in figures]) / median([one.steady_ms for one in anchors])
-        pairs = (
-            ("private memory", median([one.private_mb for one in figures]), self.max_private_mb, "MB"),
-            ("GPU memory", median(gpu) if gpu else 0.0, self.max_gpu_mb, "MB"),
-            ("steady run", steady, self.max_steady_ratio, "× default"),
-        )
         return tuple(
             f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
-            for what, value, limit, unit in pairs
-            if limit is not None and value > slack * limit
+            for what, value, limit, unit in self._limited(figures, anchors)
+            if value > slack * limit
         )
+
+    def excess(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> float:
+        """Returns the factor by which a plan's medians exceed the limits, all together; 1 within them."""
+        return math.prod(max(1.0, value / limit) for _, value, limit, _ in self._limited(figures, anchors))
+
+    def _limited(
+        self, figures: Sequence[Figures], anchors: Sequence[Figures]
+    ) -> Iterator[tuple[str, float, float, str]]:
+        """Yields name, median, limit and unit of every figure that has a limit."""
+        if self.max_private_mb is not None:
+            yield "private memory", median([one.private_mb for one in figures]), self.max_private_mb, "MB"
+        gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
+        if self.max_gpu_mb is not None and gpu:
+            yield "GPU memory", median(gpu), self.max_gpu_mb, "MB"
+        if self.max_steady_ratio is not None:
+            default_ms = median([one.steady_ms for one in anchors[: len(figures)]])
+            ratio = median([one.steady_ms for one in figures]) / default_ms
+            yield "steady run", ratio, self.max_steady_ratio, "× default"
 
     def ratios(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> tuple[float, ...]:
         """Returns a plan's costs relative to the anchor's, round by round."""

@@ -9,7 +9,7 @@ from statistics import median
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.tuning.knobs import needs_binding, shares_files
 from ortprep.tuning.objective import Figures, Finals, Objective, Trial
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice
+from ortprep.tuning.space import DEFAULT, PlanChoice
 
 SAME_READY_RATIO = 1.03
 """Plans that are ready within this factor, and not apart beyond the noise, count as equally fast."""
@@ -45,7 +45,7 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
 
 
 def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> bool:
-    if first in (second, DEFAULT, RECIPE) or needs_binding(first) or len(finals[first]) < MIN_ROUNDS:
+    if first in (second, DEFAULT) or needs_binding(first) or len(finals[first]) < MIN_ROUNDS:
         return False
     gpu_mb = sum(_median(finals[choice], lambda one: one.gpu_mb or 0.0) for choice in (first, second))
     limits = (
@@ -72,7 +72,7 @@ def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objectiv
     if not objective.two_phases:
         return ()
     sooner = until_ready(objective)
-    own = (trial for trial in trials if trial.choice not in (DEFAULT, RECIPE) and sooner.is_allowed(trial))
+    own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
     alike = [choice for choice in ranked if shares_files(choice, second)]
     return tuple(dict.fromkeys([*ranked[:1], *alike[:1], *ranked[1:2]]))

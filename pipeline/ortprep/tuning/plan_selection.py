@@ -22,7 +22,7 @@ from ortprep.tuning.phases import (
     steady_ms,
 )
 from ortprep.tuning.search import PlanSearchResult
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
 STEADY_ALLOWANCE = 1.02
 """Maximum ratio of run times if a plan is adopted for its first result alone."""
@@ -133,7 +133,7 @@ def _unadopted(
         cheapest = rank(costs).leader
         is_level = space.base in costs and _is_level(costs[space.base], costs[cheapest])
         return space.base if is_level else cheapest
-    trials = {trial.choice: trial for trial in found.trials if trial.choice not in (DEFAULT, RECIPE)}
+    trials = {trial.choice: trial for trial in found.trials if trial.choice != DEFAULT}
     working = [
         choice for choice, trial in trials.items() if choice not in own and objective.keeps_limits(trial)
     ]

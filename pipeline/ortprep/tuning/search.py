@@ -1,37 +1,31 @@
 """The search for a plan: which plans are tried, how often, and when it ends. No clock, disk or process.
 
-The order:
-
-- the default, the recipe, the base, and the base without prepacking, which is often the best first phase;
-- every single change of the base;
-- what these predict to be best, as long as it is better than the prediction of every tried plan;
-- every single change of the best plan, since two changes may add up to more or less than their factors;
-- a sampler.
+1. Default ONNX Runtime, the base, and the base without prepacking, which is often the best first phase.
+2. Every form of the files with every kind of prepacking: these two decide most of what a plan costs.
+3. Every single change of the best plan so far, again and again until none gains more than half the noise.
+4. The best plans again, in pairs (`ortprep.tuning.final`).
 
 Plans of one batch race: every round measures the anchor (the default) and each plan once, in a changing
-order; a plan far behind after its first round is dropped. The best few are then compared again.
+order; a plan far behind after its first round is dropped.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from ortprep.errors import PipelineError, TuningError
+from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import order_of_round
-from ortprep.tuning.batch_run import BatchRun
-from ortprep.tuning.budget import SearchLimits, TimeBudget, process_s
 from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants
-from ortprep.tuning.knobs import OFF, PREPACKING, shares_files
+from ortprep.tuning.knobs import FORM, OFF, PREPACKING
 from ortprep.tuning.objective import Figures, Finals, Objective, Trial
-from ortprep.tuning.phases import rank_firsts, until_ready
-from ortprep.tuning.prediction import fit
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space
+from ortprep.tuning.phases import rank_firsts
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
 HOPELESS = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""
@@ -42,18 +36,33 @@ BATCH = 4
 FINALISTS = 3
 """Best plans that are compared again before one is chosen."""
 
-REACH = 1.3
-"""A change of the best plan that is predicted to cost so much more is not tried."""
-
 IDLE = 1.005
-"""Changes that together gain less than this, or than the noise, are left out of a finalist."""
+"""A plan with fewer changes that costs so much more, or more by the noise, is compared too."""
 
-PATIENCE = 2
-"""Batches of the sampler without a gain beyond the noise after which no more is expected."""
+FOR_THE_FINALS = 0.4
+"""Maximum share of the budget that is kept for the last comparison."""
 
 MIN_DEADLINE_S = 30.0
 PATIENT = 10.0
 """A plan may take this many times what the slower of default and base took."""
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Limits of a search.
+
+    Attributes:
+        budget_s: Seconds, the last comparison included. A started batch ends, and the default, two plans and
+            one first-phase plan are always compared in three rounds.
+        max_trials: Maximum number of plans; the default and the base are always tried.
+        repeats: Processes per plan that is not hopeless.
+        rounds: Maximum rounds of the last comparison.
+    """
+
+    budget_s: float
+    max_trials: int
+    repeats: int = 2
+    rounds: int = 12
 
 
 @dataclass(frozen=True)
@@ -63,16 +72,13 @@ class SearchEffects:
     Attributes:
         measure: Measures a plan in a fresh process, given its deadline in seconds (infinite while nothing is
             known); a `PipelineError` is a failed trial.
-        suggest: Asks a sampler for a plan, given all trials; None if it has none.
-        known: Trials of an earlier, interrupted run; they are not measured again.
+        clock: Seconds since any fixed instant.
+        say: Reports a line to the user.
         prepare: Writes a plan's files before any plan of its batch is measured; `measure` repeats its errors.
     """
 
     measure: Callable[[PlanChoice, float], Figures]
-    suggest: Callable[[Sequence[Trial]], PlanChoice | None]
     clock: Callable[[], float]
-    record: Callable[[Trial], None] = lambda _: None
-    known: Mapping[PlanChoice, Trial] = field(default_factory=dict)
     say: Callable[[str], None] = lambda _: None
     prepare: Callable[[PlanChoice], None] = lambda _: None
 
@@ -86,7 +92,7 @@ class PlanSearchResult:
         finals: Figures of the last comparison, the anchor's included. A plan that failed is absent; an anchor
             that failed has the rounds before.
         noise: Distance between the quartiles of a plan's cost relative to the anchor's in the same round.
-        elapsed_s: Seconds, interrupted runs included.
+        elapsed_s: Seconds that the search took.
     """
 
     trials: tuple[Trial, ...]
@@ -108,6 +114,15 @@ def search(
     return _Search(space, objective, limits, effects).run()
 
 
+@dataclass
+class _Entry:
+    """What one plan of a batch was measured at, each figure with the anchor's of its round."""
+
+    figures: list[Figures] = field(default_factory=list)
+    anchors: list[Figures] = field(default_factory=list)
+    failure: str | None = None
+
+
 class _Search:
     """The bookkeeping of one search."""
 
@@ -117,156 +132,176 @@ class _Search:
         self._space, self._objective, self._limits, self._effects = space, objective, limits, effects
         self._trials: dict[PlanChoice, Trial] = {}
         self._anchor = DEFAULT
-        self._budget = TimeBudget(limits.budget_s, effects.clock, effects.known.values())
-        self._deadline_s = math.inf
-        self._enumerated: tuple[PlanChoice, ...] = ()
+        self._started_s, self._deadline_s = effects.clock(), math.inf
+        self._seconds: list[float] = []  # of each process that succeeded
 
     def run(self) -> PlanSearchResult:
         self._begin()
         ended = self._explore()
-        self._add_known_trials()
         finals = self._compare_finalists()
-        return PlanSearchResult(
-            trials=tuple(self._trials.values()),
-            finals=finals,
-            anchor=self._anchor,
-            noise=self._noise(),
-            ended=ended,
-            elapsed_s=self._budget.elapsed_s(),
-        )
+        trials = tuple(self._trials.values())
+        return PlanSearchResult(trials, finals, self._anchor, self._noise(), ended, self._elapsed_s())
 
     def _begin(self) -> None:
-        """Tries the plans that the others are compared with."""
-        base = self._space.base
-        self._try([DEFAULT], "default")
-        if self._trials[DEFAULT].failure is not None:
-            self._effects.say(f"default not measured: {self._trials[DEFAULT].failure}")
-            self._anchor = base
-        if self._anchor == DEFAULT:
-            self._try([base, RECIPE, *self._known_firsts()], "screening")
-        else:
-            self._try([base], "base")
-        failure = self._trials[self._anchor].failure
-        if failure is not None:
-            raise TuningError(f"nothing to compare with: neither the default nor the base runs\n  {failure}")
-        known = [process_s(self._trials[choice]) for choice in (DEFAULT, base) if self._works(choice)]
-        self._deadline_s = max(MIN_DEADLINE_S, PATIENT * max(known))
-        self._try([RECIPE], "recipe")
-
-    def _known_firsts(self) -> list[PlanChoice]:
-        """Returns the change of the base that is ready soonest for most models."""
+        """Tries the plans that the others are compared with, and the usual first phase."""
+        self._race([DEFAULT], "default")
+        default = self._trials[DEFAULT]
+        if default.failure is not None:
+            self._effects.say(f"default not measured: {default.failure}")
+            self._anchor = self._space.base
         changed = self._space.neighbours(self._space.base) if self._objective.two_phases else ()
-        return [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
-
-    def _add_known_trials(self) -> None:
-        """Adds the trials of an earlier run that this one did not reach."""
-        for choice, trial in self._effects.known.items():
-            if choice not in self._trials:
-                self._trials[choice] = replace(trial, number=len(self._trials))
+        firsts = [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
+        self._race([self._space.base, *firsts], "form")
+        base, slowest_s = self._trials[self._space.base], max(self._seconds, default=0.0)
+        if default.failure is not None and base.failure is not None:
+            raise TuningError(
+                f"nothing to compare with: neither the default nor the base runs\n  {base.failure}"
+            )
+        self._deadline_s = max(MIN_DEADLINE_S, PATIENT * slowest_s)
 
     def _explore(self) -> str:
-        barren = 0
-        while barren < PATIENCE:
+        """Tries forms, then single changes of the best plan, and returns why no more were tried."""
+        if reason := self._try(self._forms(), "form"):
+            return reason
+        while True:
+            best, score = self._find_start()
+            around = self._space.neighbours(best)
+            reason = self._try(around, "change") or self._try([self._combine(best, around)], "change")
+            if reason is not None:
+                return reason
+            # Half the noise is about the standard error of a plan's two rounds.
+            if not self._find_start()[1] < score / (1 + self._noise() / 2):
+                return "no single change gains more than the noise"
+
+    def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
+        """Returns a plan with all its single changes that gain, of each knob the best one."""
+        choice, scores = start, self._scores()
+        gains = [other for other in around if scores.get(other, math.inf) < scores.get(start, 0.0)]
+        for other in sorted(gains, key=lambda other: scores[other], reverse=True):
+            for knob, value in set(other.values) - set(start.values):
+                choice = choice.but(knob, value)
+        return self._space.canonical(choice)
+
+    def _find_start(self) -> tuple[PlanChoice, float]:
+        """Returns the plan to change next, and its cost."""
+        scores = self._scores()
+        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
+        return best, scores.get(best, math.inf)
+
+    def _scores(self) -> dict[PlanChoice, float]:
+        """Returns the costs of the plans that work; one beyond a limit is dearer in proportion."""
+        return {
+            choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.anchors)
+            for choice, trial in self._trials.items()
+            if choice != DEFAULT and self._works(choice)
+        }
+
+    def _forms(self) -> list[PlanChoice]:
+        """Returns every form of the base with every kind of prepacking, those with one change first."""
+        base, knobs = self._space.base, [k for k in self._space.knobs if k.name in (FORM, PREPACKING)]
+        choices = []
+        for values in itertools.product(*(knob.values for knob in knobs)):
+            choice = base
+            for knob, value in zip(knobs, values, strict=True):
+                choice = choice.but(knob.name, value)
+            choices.append(self._space.canonical(choice))
+        return sorted(dict.fromkeys(choices), key=lambda choice: len(self._changes(choice)))
+
+    def _changes(self, choice: PlanChoice) -> set[tuple[str, str]]:
+        return set(choice.values) - set(self._space.base.values)
+
+    def _try(self, choices: Iterable[PlanChoice], kind: str) -> str | None:
+        """Races new plans in batches; returns why it stopped before their end, None if it did not."""
+        new = [choice for choice in choices if choice not in self._trials]
+        while new := [choice for choice in new if not self._will_fail(choice)]:
             if reason := self._exhausted():
                 return reason
-            best = self._best_score()
-            kind, batch = self._next_batch()
-            if not batch:
-                return "the sampler has nothing new"
-            self._try(batch, kind)
-            gained = self._best_score() < best * (1 - self._noise())
-            barren = 0 if gained else barren + (kind == "sampler")
-        return "the expected gain is below the noise"
+            self._race(new[:BATCH], kind)
+            new = new[BATCH:]
+        return None
 
-    def _next_batch(self) -> tuple[str, Sequence[PlanChoice]]:
-        if singles := self._new(self._space.neighbours(self._space.base)):
-            return "screening", singles[:BATCH]
-        if promising := self._promising():
-            return "combination", promising
-        if around := self._around_best():
-            return "screening", around[:BATCH]
-        return "sampler", self._sampled()
-
-    def _new(self, choices: Iterable[PlanChoice]) -> list[PlanChoice]:
-        return [choice for choice in choices if choice not in self._trials]
+    def _will_fail(self, choice: PlanChoice) -> bool:
+        """Says whether a plan has every change of one that failed; a hang takes its whole deadline."""
+        failed = [self._changes(one) for one, trial in self._trials.items() if trial.failure is not None]
+        return any(changes and changes <= self._changes(choice) for changes in failed)
 
     def _exhausted(self) -> str | None:
-        # Some of the plans that are compared at last may be new.
-        reserved = min(FINALISTS, self._limits.max_trials // 8)
-        if len(self._trials) >= self._limits.max_trials - reserved:
-            return f"max_trials, {self._limits.max_trials}, is used up or reserved for the last comparison"
-        if not self._works(self._space.base) and self._new(self._space.neighbours(self._space.base)):
-            return None  # there may be nothing to prepare yet
-        if self._budget.is_spent(self._finalists()):
+        if len(self._trials) >= self._limits.max_trials:
+            return f"max_trials, {self._limits.max_trials}, is used up"
+        if all(trial.failure is not None for choice, trial in self._trials.items() if choice != DEFAULT):
+            return None  # there is nothing to prepare yet
+        finalists = min(len((self._anchor, self._space.base)) + FINALISTS, len(self._trials))
+        reserve_s = min(finalists * self._comparison_s(), FOR_THE_FINALS * self._limits.budget_s)
+        if self._elapsed_s() + reserve_s >= self._limits.budget_s:
             return f"{self._limits.budget_s:g} s are used up or reserved for the last comparison"
         return None
 
-    def _finalists(self) -> int:
-        """Returns the minimum number of plans in the last comparison."""
-        return min(len((self._anchor, self._space.base)) + FINALISTS, len(self._trials))
-
-    def _try(self, choices: Iterable[PlanChoice], kind: str) -> None:
-        choices = dict.fromkeys(choices)
-        for choice in [choice for choice in self._new(choices) if choice in self._effects.known]:
-            self._trials[choice] = replace(self._effects.known[choice], number=len(self._trials))
-        new = self._new(choices)
-        room = max(self._limits.max_trials, len((self._anchor, self._space.base))) - len(self._trials)
-        if room > 0 and new:
-            self._race(new[:room], kind)
-
     def _race(self, choices: Sequence[PlanChoice], kind: str) -> None:
         """Measures plans in rounds; one that fails, or is hopeless, leaves the batch."""
-        batch = BatchRun(choices, self._anchor)
-        for choice in choices:
-            started = self._effects.clock()
+        room = max(self._limits.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
+        batch = {choice: _Entry() for choice in choices[: max(room, 0)]}
+        for choice in batch:
             with suppress(PipelineError):
                 self._effects.prepare(choice)
-            batch.spend(choice, self._effects.clock() - started)
         for index in range(self._limits.repeats):
-            running = [choice for choice in choices if batch.runs(choice) and self._has_hope(batch, choice)]
-            if not running:
-                break
-            self._measure_round(batch, running, index)
-        kinds = {self._space.base: "base", RECIPE: "recipe"}
-        for choice in choices:
-            trial = batch.trial(choice, number=len(self._trials), kind=kinds.get(choice, kind))
+            running = [choice for choice, entry in batch.items() if self._has_hope(choice, entry)]
+            if running:
+                self._measure_round(batch, running, index)
+        for choice, entry in batch.items():
+            trial = Trial(
+                number=len(self._trials),
+                kind="base" if choice == self._space.base else kind,
+                choice=choice,
+                figures=tuple(entry.figures),
+                anchors=tuple(entry.anchors),
+                failure=entry.failure,
+            )
             self._trials[choice] = trial
-            self._effects.record(trial)
-            self._report(trial)
+            if trial.failure is not None:
+                reason = trial.failure.splitlines()[0]
+                self._effects.say(f"trial {trial.number} failed: {trial.choice}: {reason}")
 
-    def _measure_round(self, batch: BatchRun, choices: Sequence[PlanChoice], index: int) -> None:
-        for choice in order_of_round(list(dict.fromkeys([self._anchor, *choices])), index):
-            started = self._effects.clock()
+    def _measure_round(
+        self, batch: dict[PlanChoice, _Entry], running: Sequence[PlanChoice], index: int
+    ) -> None:
+        """Measures plans and the anchor once; where that fails, its last figures of the batch count."""
+        results: dict[PlanChoice, Figures | str] = {}
+        for choice in order_of_round(list(dict.fromkeys([self._anchor, *running])), index):
             try:
-                result: Figures | str = measure_with_retry(self._measure, choice)
+                results[choice] = measure_with_retry(self._measure, choice)
             except PipelineError as error:
-                result = error.message
-            batch.spend(choice, self._effects.clock() - started)
-            batch.add(choice, result)
-        batch.close_round(choices)
+                results[choice] = error.message
+        anchor = results[self._anchor]
+        if isinstance(anchor, str):
+            earlier = [figures for entry in batch.values() for figures in entry.anchors]
+            anchor = earlier[-1] if earlier else f"nothing to compare with: {anchor}"
+        for choice in running:
+            entry, own = batch[choice], results[choice]
+            if isinstance(own, str) or isinstance(anchor, str):
+                entry.failure = own if isinstance(own, str) else str(anchor)
+            else:
+                entry.figures.append(own)
+                entry.anchors.append(anchor)
 
     def _measure(self, choice: PlanChoice) -> Figures:
-        started = self._effects.clock()
+        started_s = self._effects.clock()
         figures = self._effects.measure(choice, self._deadline_s)
-        self._budget.add_process(self._effects.clock() - started)
+        self._seconds.append(self._effects.clock() - started_s)
         return figures
 
-    def _has_hope(self, batch: BatchRun, choice: PlanChoice) -> bool:
-        trial = batch.trial(choice, number=0, kind="")
-        if not trial.figures or choice in (self._anchor, self._space.base, RECIPE):
+    def _has_hope(self, choice: PlanChoice, entry: _Entry) -> bool:
+        if entry.failure is not None:
+            return False
+        if not entry.figures or choice in (self._anchor, self._space.base):
             return True
-        return self._objective.score(trial) < HOPELESS * self._best_score()
-
-    def _report(self, trial: Trial) -> None:
-        if trial.failure is not None:
-            self._effects.say(f"trial {trial.number} failed: {trial.choice}: {trial.failure.splitlines()[0]}")
+        return median(self._objective.ratios(entry.figures, entry.anchors)) < HOPELESS * self._best_score()
 
     def _allowed(self) -> list[Trial]:
-        own = (trial for trial in self._trials.values() if trial.choice not in (DEFAULT, RECIPE))
+        own = (trial for choice, trial in self._trials.items() if choice != DEFAULT)
         return [trial for trial in own if self._objective.is_allowed(trial)]
 
     def _best_score(self) -> float:
-        return min((self._objective.score(trial) for trial in self._allowed()), default=float("inf"))
+        return min((self._objective.score(trial) for trial in self._allowed()), default=math.inf)
 
     def _noise(self) -> float:
         """Returns the distance between the quartiles of a plan's cost relative to the anchor's."""
@@ -277,65 +312,20 @@ class _Search:
         # 1.349.
         return 1.349 / 0.954 * median(gaps) if gaps else 0.0
 
-    def _promising(self) -> list[PlanChoice]:
-        """Returns new plans that are predicted to beat the prediction of every tried plan, best first.
-
-        The best of many noisy measurements is too good to compare with.
-        """
-        predictor = fit(self._space, self._trials.values())
-        if predictor is None or not self._allowed():
-            return []
-        cost = predictor.cost
-        new = (choice for choice in self._every_plan() if choice not in self._trials)
-        nearest = heapq.nsmallest(BATCH - 1, new, key=lambda choice: cost(choice, self._objective))
-        seen = min(cost(trial.choice, self._objective) for trial in self._allowed())
-        return [choice for choice in nearest if cost(choice, self._objective) < seen * 0.999]
-
-    def _around_best(self) -> list[PlanChoice]:
-        """Returns the untried single changes of the best plan, by their predicted cost."""
-        predictor = fit(self._space, self._trials.values())
-        if predictor is None or not self._allowed():
-            return []
-        best = min(self._allowed(), key=self._objective.score).choice
-        limit = REACH * predictor.cost(best, self._objective)
-        costs = {
-            choice: predictor.cost(choice, self._objective)
-            for choice in self._new(self._space.neighbours(best))
-        }
-        return sorted((choice for choice, cost in costs.items() if cost < limit), key=lambda c: costs[c])
-
-    def _every_plan(self) -> tuple[PlanChoice, ...]:
-        self._enumerated = self._enumerated or tuple(self._space.choices())
-        return self._enumerated
-
-    def _sampled(self) -> list[PlanChoice]:
-        batch: list[PlanChoice] = []
-        predictor = fit(self._space, self._trials.values())
-        for _ in range(8 * BATCH):
-            choice = self._effects.suggest(tuple(self._trials.values()))
-            if choice is None or len(batch) == BATCH - 1:
-                break
-            choice = self._space.canonical(choice)
-            # What hangs would take its whole deadline each time.
-            hopeless = predictor is not None and predictor.cost(choice, self._objective) == float("inf")
-            if choice not in self._trials and choice not in batch and not hopeless:
-                batch.append(choice)
-        return batch
-
     def _compare_finalists(self) -> Finals:
         """Compares the best plans again, with the first-phase candidates."""
-        allowed = sorted(self._allowed(), key=self._objective.score)
-        strict = [trial.choice for trial in allowed if self._objective.keeps_limits(trial)]
-        ranked = list(dict.fromkeys([*(trial.choice for trial in allowed[:1]), *strict]))
-        plain = self._without_idle_changes(ranked[0], self._objective) if ranked else self._space.base
-        if self._budget.has_room_before(self._finalists(), processes=3 * self._limits.repeats):
-            self._try([plain, *self._predicted_firsts(plain)], "final")
+        ranked = sorted(self._allowed(), key=self._objective.score)
+        best = [trial for trial in ranked if trial is ranked[0] or self._objective.keeps_limits(trial)]
+        limit = max(IDLE, 1 + self._noise()) * self._best_score()
+        level = [trial.choice for trial in best if self._objective.score(trial) <= limit]
+        plain = min(level, key=lambda choice: len(self._changes(choice)), default=self._space.base)
+        choices = [trial.choice for trial in best[:FINALISTS]]
         entrants = pick_entrants(
             self._anchor,
-            # The best comes first, and what there is no time for is left out from the end.
-            [one for one in (*ranked[:1], plain, self._space.base, *ranked[1:FINALISTS]) if self._works(one)],
+            # The best comes first: what there is no time for is left out from the end.
+            [c for c in (*choices[:1], plain, self._space.base, *choices[1:]) if self._works(c)],
             rank_firsts(self._trials.values(), plain, self._objective),
-            most=self._budget.affordable_plans(len(self._trials)),
+            most=self._affordable_plans(),
         )
         self._effects.say(f"{len(self._trials)} plans tried; comparing {len(entrants.all)} of them again")
         return compare_finalists(
@@ -343,25 +333,27 @@ class _Search:
             self._objective,
             most_rounds=self._limits.rounds,
             measure=self._measure,
-            has_time=self._budget.has_time,
+            has_time=lambda processes: self._left_s() >= processes * self._process_s(),
         )
-
-    def _predicted_firsts(self, second: PlanChoice) -> list[PlanChoice]:
-        """Returns the plans predicted to be ready soonest: of all, and of those without own files."""
-        predictor = fit(self._space, self._trials.values())
-        if predictor is None or not self._allowed() or not self._objective.two_phases:
-            return []
-        sooner = until_ready(self._objective)
-        every = sorted(self._every_plan(), key=lambda choice: predictor.cost(choice, sooner))
-        alike = (choice for choice in every if shares_files(choice, second))
-        found = (*every[:1], *itertools.islice(alike, 1))
-        return [self._without_idle_changes(choice, sooner) for choice in found]
 
     def _works(self, choice: PlanChoice) -> bool:
         return choice in self._trials and self._trials[choice].failure is None
 
-    def _without_idle_changes(self, choice: PlanChoice, objective: Objective) -> PlanChoice:
-        """Returns the plan without the changes that are predicted to gain nothing beyond the noise."""
-        predictor = fit(self._space, self._trials.values())
-        factor = max(IDLE, 1 + self._noise())
-        return choice if predictor is None else predictor.simplify(self._space, choice, objective, factor)
+    def _elapsed_s(self) -> float:
+        return self._effects.clock() - self._started_s
+
+    def _left_s(self) -> float:
+        return self._limits.budget_s - self._elapsed_s()
+
+    def _process_s(self) -> float:
+        """Returns the usual time of a process; one that hung says nothing about the others."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def _comparison_s(self) -> float:
+        """Returns what the last comparison takes for each plan at least."""
+        return MIN_ROUNDS * self._process_s()
+
+    def _affordable_plans(self) -> int:
+        """Returns how many plans there is time to compare."""
+        most, left_s = len(self._trials), max(self._left_s(), 0.0)
+        return most if left_s >= most * self._comparison_s() else int(left_s / self._comparison_s())

@@ -41,9 +41,6 @@ class PlanChoice:
 DEFAULT = PlanChoice((("plan", "default"),))
 """The source in plain ONNX Runtime, `ORT_ENABLE_ALL`: the plan that every other one is compared with."""
 
-RECIPE = PlanChoice((("plan", "recipe"),))
-"""The plain recipe: optimised graph, weights inline, optimisation off."""
-
 
 @dataclass(frozen=True)
 class Setting:

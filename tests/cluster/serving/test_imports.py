@@ -7,7 +7,7 @@ import sys
 
 from ortprep.versions import install_command
 
-BUILD = {"onnx", "doit", "typer", "optuna", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
+BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
 
 
 def brought_in(statement: str) -> set[str]:

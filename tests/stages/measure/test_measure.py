@@ -21,10 +21,10 @@ from ortprep.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec,
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, OptimizeResult
-from ortprep.stages.measure.contenders import Contender, device_of, write_recipe
+from ortprep.stages.measure.contenders import Contender, device_of
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
-from tests.builders import conv_net, if_net, matmul_net, write_external_model
+from tests.builders import conv_net
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def fetch_result(*, initializer_bytes: int = 1000) -> FetchResult:
+def fetch_result() -> FetchResult:
     source = SourceRecord(
         kind="path",
         location="net.onnx",
@@ -52,7 +52,7 @@ def fetch_result(*, initializer_bytes: int = 1000) -> FetchResult:
         opsets={"": 21},
         ir_version=10,
         operators={},
-        initializer_bytes=initializer_bytes,
+        initializer_bytes=1000,
     )
     return FetchResult("net.onnx", source, ModelInterface((), (), {}, external=False))
 
@@ -73,7 +73,7 @@ def upstream(folder: Path, result: object) -> Upstream:
     return Upstream(folder, encode(result))
 
 
-def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC, fetched: FetchResult | None = None) -> Context:
+def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
     """Lays out what the earlier stages leave, with graphs that ONNX Runtime itself wrote."""
     folders = {name: tmp_path / name for name in ("fetch", "cpu", "portable", "verify", "out")}
     for folder in folders.values():
@@ -81,8 +81,8 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC, fetched: FetchResul
     source = folders["fetch"] / "net.onnx"
     onnx.save(conv_net(), str(source))
     for variant, level in (("cpu", "ORT_ENABLE_ALL"), ("portable", "ORT_ENABLE_BASIC")):
-        plan = SessionPlan(str(source), SessionOptionsRecord(level), PROVIDERS)
-        write_recipe({"source": encode(plan), "model": str(folders[variant] / "net_optimized.onnx")})
+        written = {"optimized_model_filepath": str(folders[variant] / "net_optimized.onnx")}
+        build_session(default_plan(str(source), CPU, level=level, attributes=written))
     sample = folders["verify"] / "image.npz"
     write_tensors(sample, {"image": np.random.default_rng(0).random((2, 3, 16, 16), np.float32)})
     samples = (Sample(str(sample), "image=[2, 3, 16, 16]", 1536),)
@@ -92,7 +92,7 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC, fetched: FetchResul
         plan=Plan(spec, ("cpu",), {}),
         variant="cpu",
         upstream={
-            TaskId("fetch"): upstream(folders["fetch"], fetched or fetch_result()),
+            TaskId("fetch"): upstream(folders["fetch"], fetch_result()),
             TaskId("optimize", "cpu"): upstream(folders["cpu"], optimize_result()),
             TaskId("optimize", "portable"): upstream(folders["portable"], optimize_result()),
             TaskId("verify", "cpu"): Upstream(folders["verify"], {}),
@@ -123,7 +123,7 @@ def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path: Path
     assert warm.rounds == 6 or (warm.rounds, result.decision.shipped) == (3, "prepared")
     assert (warm.cache, cold.cache, cold.rounds) == ("warm", "cold", 1)
     for record in (warm, cold):
-        assert [figures.plan for figures in record.plans] == ["default", "prepared", "portable", "recipe"]
+        assert [figures.plan for figures in record.plans] == ["default", "prepared", "portable"]
         assert all(figures.init_ms.count == record.rounds for figures in record.plans)
         assert record.shapes == "image=[2, 3, 16, 16]"
         assert not record.skipped
@@ -135,19 +135,18 @@ def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path: Path
 
 def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"measure": MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)})
-    context = build_context(tmp_path, spec=spec, fetched=fetch_result(initializer_bytes=2_000_000_000))
+    context = build_context(tmp_path, spec=spec)
     (tmp_path / "fetch" / "net.onnx").write_bytes(b"not a model")
     _, result = measured(context)
     (warm,) = result.measurements
     assert [figures.plan for figures in warm.plans] == ["prepared", "portable"]
-    assert warm.skipped.keys() == {"default", "recipe"}
-    assert "2000000000 bytes" in warm.skipped["recipe"]
+    assert warm.skipped.keys() == {"default"}
     assert (result.decision.shipped, result.decision.faster) == ("prepared", False)
     assert len([line for line in said(context) if line.startswith("default failed")]) == 1
 
 
 def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path: Path) -> None:
-    context = build_context(tmp_path, fetched=fetch_result(initializer_bytes=2_000_000_000))
+    context = build_context(tmp_path)
     (tmp_path / "cpu" / "net_optimized.onnx").write_bytes(b"")
     with pytest.raises(StageError, match="prepared model failed"):
         MeasureStage().run(context)
@@ -200,25 +199,3 @@ def test_the_device_that_is_locked_is_the_one_that_runs(options: dict[str, str] 
     gpu = () if options is None else (ProviderRecord(CUDA, options),)
     plan = SessionPlan("net.onnx", SessionOptionsRecord("ORT_DISABLE_ALL"), (*gpu, *PROVIDERS))
     assert device_of((Contender("prepared", plan, Path()),)) == device
-
-
-@pytest.mark.parametrize(
-    ("model", "feeds"),
-    [
-        (matmul_net(size=64), {"x": np.ones((2, 64), np.float32)}),
-        (if_net(size=4096), {"x": np.ones((2, 4096), np.float32)}),
-        (conv_net(channels=32), {"image": np.ones((1, 3, 16, 16), np.float32)}),
-    ],
-    ids=["main graph", "branches", "blocked layouts"],
-)
-def test_the_recipe_is_one_file_wherever_the_source_has_its_weights(
-    tmp_path: Path, model: onnx.ModelProto, feeds: dict[str, Any]
-) -> None:
-    source = write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
-    recipe = tmp_path / "b" / "recipe.onnx"
-    recipe.parent.mkdir()
-    write_recipe({"source": encode(default_plan(str(source))), "model": str(recipe)})
-    assert list(recipe.parent.iterdir()) == [recipe]
-    sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, recipe)]
-    expected, got = (session.run(None, feeds) for session in sessions)
-    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5, atol=1e-6)

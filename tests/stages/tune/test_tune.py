@@ -20,7 +20,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.results import OptimizeResult, TuneResult
 from ortprep.stages.optimize.attempt import job_of
-from ortprep.stages.tune.artefacts import Artefacts, readable_by
+from ortprep.stages.tune.artefacts import Artefacts, FormRequest, readable_by, write_form
 from ortprep.stages.tune.model_features import measure_width, read_features
 from ortprep.stages.tune.stage import TuneStage
 from tests import builders as models
@@ -59,7 +59,7 @@ def test_a_target_is_searched_once_it_is_verified() -> None:
     [
         {"tune": {"runs_per_load": 1}},
         {"tune": {"space": {"form": ["ort"]}}},
-        {"tune": {"seed": 1}},
+        {"tune": {"rounds": 9}},
         {"verify": {"rtol": 0.5}},
         {"optimize": {"disabled_optimizers": ["NchwcTransformer"]}},
         {"runtime": {"intra_op_num_threads": 1}},
@@ -144,7 +144,7 @@ def context_in(optimized: Build, folder: Path) -> Context:
 
 
 def artefacts_of(optimized: Build, context: Context) -> Artefacts:
-    return Artefacts(job_of(context), optimized.folder, "all", context.kept, context.say)
+    return Artefacts(job_of(context), optimized.folder, "all", context.folder / "forms", context.say)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def artefacts(optimized: Build, tmp_path_factory: pytest.TempPathFactory) -> Art
 
 def test_the_verified_file_is_taken_as_it_is(optimized: Build, context: Context) -> None:
     assert artefacts_of(optimized, context).get("mapped", "all").folder == optimized.folder
-    assert not context.kept.exists()
+    assert not (context.folder / "forms").exists()
 
 
 @pytest.mark.slow
@@ -171,23 +171,25 @@ def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts: Artefacts
     assert found[0].tobytes() == found[1].tobytes()
 
 
-@pytest.mark.slow
-def test_what_an_interrupted_run_has_written_is_taken_over_and_what_it_half_wrote_is_not(
-    optimized: Build, context: Context
+@pytest.mark.parametrize(
+    ("model", "feeds"),
+    [
+        (models.if_net(size=4096), {"x": np.ones((2, 4096), np.float32)}),
+        (models.conv_net(channels=32), {"image": np.ones((1, 3, 16, 16), np.float32)}),
+    ],
+    ids=["branches", "main graph"],
+)
+def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(
+    tmp_path: Path, model: onnx.ModelProto, feeds: dict[str, Any]
 ) -> None:
-    artefacts = artefacts_of(optimized, context)
-    written = artefacts.get("ort", "all")
-    artefacts.get("ort", "all")
-    assert optimized.said == ["writing ort, all"]
-    assert artefacts_of(optimized, context).get("ort", "all") == written
-    assert optimized.said == ["writing ort, all"]
-
-    for description in context.kept.rglob("*.described"):
-        description.unlink()
-    written.path.write_bytes(b"half")
-    assert artefacts_of(optimized, context).get("ort", "all") == written
-    assert written.path.stat().st_size > 1000
-    assert optimized.said == ["writing ort, all"] * 2
+    source = models.write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
+    inline = tmp_path / "b" / "net.onnx"
+    inline.parent.mkdir()
+    write_form(FormRequest(source, inline, is_ort=False))
+    assert list(inline.parent.iterdir()) == [inline]
+    sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, inline)]
+    expected, got = (session.run(None, feeds) for session in sessions)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -198,7 +200,6 @@ def test_a_level_that_is_not_there_fails_each_time_with_its_reason(
     for _ in range(2):
         with pytest.raises(StageError, match="no such level: 'utmost'"):
             artefacts.get("inline", "utmost")
-    assert not list(context.kept.rglob("*.described"))
     assert len(optimized.said) <= 2
 
 
@@ -208,12 +209,12 @@ def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
 ) -> None:
     prepared = tmp_path / "prepared"
     shutil.copytree(optimized.folder, prepared)
-    artefacts = Artefacts(job_of(context), prepared, "all", context.kept, context.say)
+    artefacts = Artefacts(job_of(context), prepared, "all", context.folder / "forms", context.say)
     artefacts.get("mapped", "all")
     (prepared / "net_optimized.onnx").write_bytes(b"damaged")
     with pytest.raises(PipelineError):
         artefacts.get("ort", "all")
-    assert [path.name for path in (context.kept / "artefacts").iterdir()] == []
+    assert [path.name for path in (context.folder / "forms").iterdir()] == []
 
 
 def outcome(prepared: OptimizeResult, *, failure: str | None) -> dict[str, Any]:

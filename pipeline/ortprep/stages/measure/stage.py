@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +29,6 @@ from ortprep.stages.measure.contenders import (
     compared_variants,
     device_of,
     is_shipped_as_asked,
-    written_recipe,
 )
 from ortprep.stages.measure.decision import (
     Samples,
@@ -51,7 +49,7 @@ class MeasureStage:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
@@ -91,10 +89,9 @@ class MeasureStage:
         device = device_of(contenders)
         with (
             measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
-            _recipe(context) as (recipe, skipped),
             TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
         ):
-            result = _compare(_set_up(context, Path(folder)), (*contenders, *recipe), skipped)
+            result = _compare(_set_up(context, Path(folder)), contenders)
         if result.decision.shipped != PREPARED:
             context.say(result.decision.reason)
         return dict(encode(result))
@@ -144,19 +141,18 @@ def _set_up(context: Context, folder: Path) -> _Setup:
     return _Setup(context, sample, staged, _Steps(0, context.progress))
 
 
-def _compare(setup: _Setup, contenders: Sequence[Contender], skipped: Mapping[str, str]) -> MeasureResult:
+def _compare(setup: _Setup, contenders: Sequence[Contender]) -> MeasureResult:
     spec = setup.context.spec.measure
     setup.steps.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
     # Fills the page cache and is not counted. What fails in it is not tried again.
     first = _measure_rounds(setup, contenders, rounds=1)
-    skipped = {**skipped, **first.failures}
     contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
     warm, decision = _measure_until_sure(setup, contenders)
     outcomes = {"warm": warm}
     if rounds := spec.cold_rounds:
         outcomes["cold"] = _measure_rounds(setup, contenders, rounds=rounds, cold=True)
     records = tuple(
-        _record(cache, setup.sample.shapes, outcome=outcome, skipped=skipped)
+        _record(cache, setup.sample.shapes, outcome=outcome, skipped=first.failures)
         for cache, outcome in outcomes.items()
     )
     return MeasureResult(records, decision, _choose_fallback(setup.context, warm, decision))
@@ -193,16 +189,6 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
     more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
     outcome = outcome.followed_by(more)
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
-
-
-@contextmanager
-def _recipe(context: Context) -> Iterator[tuple[tuple[Contender, ...], Mapping[str, str]]]:
-    """Yields the plain recipe of the source, which says nothing of what was converted."""
-    if is_shipped_as_asked(context.variant_plan):
-        yield (), {}
-        return
-    with written_recipe(context) as written:
-        yield written
 
 
 def _samples(outcome: Runs) -> Samples:

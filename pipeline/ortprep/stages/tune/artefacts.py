@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ortprep.bundle.atomic import new_folder, write_json_atomic
-from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.atomic import new_folder
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
@@ -22,9 +19,8 @@ from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.ladder import plan_ladder
 from ortprep.stages.optimize.lint import errors_of
 from ortprep.stages.optimize.session_plans import loading_providers
-from ortprep.tuning.knobs import INLINE, MAPPED, ORT, PREPACKED
+from ortprep.tuning.knobs import MAPPED, ORT, PREPACKED
 
-_DESCRIPTION = ".described"
 _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
 
 
@@ -44,12 +40,12 @@ class Artefact:
 
 
 class Artefacts:
-    """Makes each artefact once, and reuses those of an interrupted run."""
+    """Makes each artefact once, in a folder of its own below `scratch`."""
 
     def __init__(
-        self, job: OptimizeJob, prepared: Path, level: str, kept: Path, say: Callable[[str], None]
+        self, job: OptimizeJob, prepared: Path, level: str, scratch: Path, say: Callable[[str], None]
     ) -> None:
-        self._job, self._prepared, self._level, self._kept, self._say = job, prepared, level, kept, say
+        self._job, self._prepared, self._level, self._scratch, self._say = job, prepared, level, scratch, say
         self._made: dict[tuple[str, str], Artefact] = {}
         self._failed: dict[tuple[str, str], PipelineError] = {}
 
@@ -75,22 +71,16 @@ class Artefacts:
         if form == MAPPED and level == self._level:
             saved, _ = save_and_describe(self._job, self._prepared, None)
             return Artefact(self._prepared, self._job.model, saved, form)
-        folder = self._kept / "artefacts" / f"{form}-{level}"
-        description = folder.with_name(folder.name + _DESCRIPTION)
-        if not description.is_file():
-            self._say(f"writing {form}, {level}")
-            saved = self._make(form, level, folder)
-            write_json_atomic(description, encode(saved))
-        name = Path(self._job.model).with_suffix(".ort").name if form == ORT else self._job.model
-        return Artefact(folder, name, decode(SaveResult, read_json(description)), form)
-
-    def _make(self, form: str, level: str, folder: Path) -> SaveResult:
-        shutil.rmtree(folder, ignore_errors=True)
+        self._say(f"writing {form}, {level}")
+        folder = self._scratch / f"{form}-{level}"
         with new_folder(folder) as temporary:
             job = dataclasses.replace(self._job, folder=temporary.resolve())
             if form == MAPPED:
-                return _write_level(job, level)
-            return _write_form(job, form, self.get(MAPPED, level), temporary.resolve())
+                saved = _write_level(job, level)
+            else:
+                saved = _write_form(job, form, self.get(MAPPED, level))
+        name = Path(self._job.model).with_suffix(".ort").name if form == ORT else self._job.model
+        return Artefact(folder, name, saved, form)
 
 
 def _write_level(job: OptimizeJob, level: str) -> SaveResult:
@@ -105,24 +95,21 @@ def _write_level(job: OptimizeJob, level: str) -> SaveResult:
     return saved
 
 
-def _write_form(job: OptimizeJob, form: str, mapped: Artefact, folder: Path) -> SaveResult:
+def _write_form(job: OptimizeJob, form: str, mapped: Artefact) -> SaveResult:
+    """Writes a mapped graph in another form, and returns what was found in it."""
+    target, plan = job.folder / job.model, None
     if form == PREPACKED:
-        saved, _ = save_and_describe(job, folder, _prepacking_plan(job, mapped.path, folder / job.model))
-        _require_safe(saved)
-        return saved
-    request = {"form": form, "source": str(mapped.path), "folder": str(folder), "model": job.model}
-    run_child(write_form, request, timeout_s=job.spec.optimize.timeout_s)
+        plan = _prepacking_plan(job, mapped.path, target)
+    else:
+        request = FormRequest(mapped.path, target, is_ort=form == ORT)
+        run_child(write_form, request, timeout_s=job.spec.optimize.timeout_s)
     if form == ORT:
         # Nothing but ONNX Runtime reads the format, and only the version that wrote it is known to.
         return mapped.saved
-    saved, _ = save_and_describe(job, folder, None)
-    _require_safe(saved)
-    return saved
-
-
-def _require_safe(saved: SaveResult) -> None:
+    saved, _ = save_and_describe(job, job.folder, plan)
     if errors := errors_of(saved.findings):
         raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
+    return saved
 
 
 def _prepacking_plan(job: OptimizeJob, source: Path, model: Path) -> SessionPlan:
@@ -135,23 +122,27 @@ def _prepacking_plan(job: OptimizeJob, source: Path, model: Path) -> SessionPlan
     return SessionPlan(str(source), options, loading_providers(job.spec.runtime, job.role))
 
 
-def write_form(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function: writes a prepared graph with its weights in one file.
+@dataclass(frozen=True)
+class FormRequest:
+    """A mapped model, the file to write, and whether in ONNX Runtime's own format."""
 
-    Args:
-        request: `form`, `inline` or `ort`; `source`, the mapped model; `folder` and `model`, what is written.
+    source: Path
+    written: Path
+    is_ort: bool
+
+
+def write_form(request: FormRequest) -> None:
+    """Writes a prepared graph with its weights in one file (child function).
 
     Raises:
         LoadError: ONNX Runtime refuses the model.
     """
-    source, written = Path(request["source"]), Path(request["folder"]) / request["model"]
-    if request["form"] == INLINE:
-        from ortprep.stages.core.graphs.inlining import write_inline
+    if request.is_ort:
+        build_session(_ort_plan(request.source, request.written.with_suffix(".ort")))
+        return
+    from ortprep.stages.core.graphs.inlining import write_inline
 
-        write_inline(source, written, data_folder=source.parent)
-    else:
-        build_session(_ort_plan(source, written.with_suffix(".ort")))
-    return {}
+    write_inline(request.source, request.written, data_folder=request.source.parent)
 
 
 def _ort_plan(source: Path, model: Path) -> SessionPlan:

@@ -16,7 +16,7 @@ from ortprep.stages.tune.record import summarise_figures
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.knobs import FORM, LEVEL
 from ortprep.tuning.objective import Figures
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice
+from ortprep.tuning.space import DEFAULT, PlanChoice
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
 def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
     """Returns the plan as it was recorded, whatever the spec says by now, on files written if need be."""
     choice = PlanChoice(tuple(trial.choice.items()))
-    if choice in (DEFAULT, RECIPE):
+    if choice == DEFAULT:
         return search_context.plan_of(choice)
     if trial.session_options is None:
         raise SpecError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from ortprep.stages.core.accuracy import gate_of, per_sample
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.results import OptimizeResult
 from ortprep.stages.core.sources import read_source
-from ortprep.stages.measure.contenders import Contender, device_of, source_contender, written_recipe
+from ortprep.stages.measure.contenders import Contender, device_of, source_contender
 from ortprep.stages.optimize.attempt import job_of, requirements_of
 from ortprep.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers
@@ -41,7 +41,7 @@ from ortprep.tuning.knobs import (
     restrict,
 )
 from ortprep.tuning.objective import Figures, Objective, objective_of
-from ortprep.tuning.space import DEFAULT, RECIPE, PlanChoice, Space, apply_settings
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space, apply_settings
 from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
 
@@ -52,7 +52,7 @@ class SearchContext:
     Attributes:
         samples: Inputs and the source's answers, one of each shape.
         reference: All samples.
-        others: The plans that cannot be chosen: the default, and the recipe if there is one.
+        default: The source in plain ONNX Runtime, which cannot be chosen.
         staged: Bundles that the plans are loaded from.
     """
 
@@ -63,13 +63,13 @@ class SearchContext:
     artefacts: Artefacts
     samples: tuple[CheckedSample, ...]
     reference: ReferenceAnswers
-    others: Mapping[PlanChoice, Contender]
+    default: Contender
     staged: StagedBundles
 
     @property
     def device(self) -> str:
         """The device that plans are measured on."""
-        return device_of([self.others[DEFAULT]])
+        return device_of([self.default])
 
     @property
     def tune(self) -> TuneSpec:
@@ -82,10 +82,8 @@ class SearchContext:
         Raises:
             PipelineError: They cannot be made.
         """
-        if choice in (DEFAULT, RECIPE):
-            if choice not in self.others:
-                raise StageError("the plain recipe could not be written")
-            return self.others[choice].plan
+        if choice == DEFAULT:
+            return self.default.plan
         artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
         return self.plan_on(artefact.path, choice)
 
@@ -114,7 +112,7 @@ class SearchContext:
         """Measures a choice by the plan that it came to, as `measure` does, with its errors."""
         is_gated = self.context.variant_plan.has_own_precision
         io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None
-        if choice not in (DEFAULT, RECIPE):
+        if choice != DEFAULT:
             needs = self.requirements_of(choice, plan)
             bundle = str(self.staged.stage(plan, needs, io_binding=io_binding, timeout_s=timeout_s))
         request = TrialRequest(
@@ -138,26 +136,19 @@ class SearchContext:
 
 @contextmanager
 def open_search(context: Context) -> Iterator[SearchContext]:
-    """Yields what a search works with, while the files of the plain recipe and the staged bundles exist.
+    """Yields what a search works with, while its files and staged bundles exist.
 
     Raises:
         SpecError: The spec weighs other shapes than there are.
         PipelineError: The prepared graph cannot be read.
     """
-    context.kept.mkdir(parents=True, exist_ok=True)
-    default = source_contender(context)
-    with ExitStack() as stack:
+    with TemporaryDirectory(prefix=".plans-", dir=context.folder) as scratch:
         with working():
-            recipe, _ = stack.enter_context(written_recipe(context))
-            others = dict(zip((DEFAULT, RECIPE), (default, *recipe), strict=False))
-            staged = stack.enter_context(TemporaryDirectory(prefix="staged-", dir=context.kept))
-            search_context = _build_search_context(context, others, Path(staged))
+            search_context = _build_search_context(context, Path(scratch).resolve())
         yield search_context
 
 
-def _build_search_context(
-    context: Context, others: Mapping[PlanChoice, Contender], staged: Path
-) -> SearchContext:
+def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     upstream = context.upstream[TaskId("optimize", context.variant)]
     optimized = decode(OptimizeResult, upstream.result)
     graph = read_source(context)
@@ -180,12 +171,14 @@ def _build_search_context(
         space=_space(context, features, optimized),
         objective=objective_of(tune),
         artefacts=Artefacts(
-            job_of(context), upstream.folder.resolve(), optimized.step, context.kept.resolve(), context.say
+            job_of(context), upstream.folder.resolve(), optimized.step, scratch / "forms", context.say
         ),
         samples=_checked_samples(context.spec, every, reference),
         reference=reference,
-        others=others,
-        staged=StagedBundles(staged, graph.description.interface.inputs, graph.description.interface.outputs),
+        default=source_contender(context),
+        staged=StagedBundles(
+            scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
+        ),
     )
 
 

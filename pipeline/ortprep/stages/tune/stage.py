@@ -31,15 +31,11 @@ from ortprep.stages.tune.record import build_record
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.stages.verify.comparison import describe, run_samples
 from ortprep.stages.verify.reference import reference_variant
-from ortprep.tuning.budget import SearchLimits
-from ortprep.tuning.journal import Journal
 from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
 from ortprep.tuning.objective import Figures
 from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
 from ortprep.tuning.space import PlanChoice
-
-JOURNAL = "journal.log"
 
 FIRST_FOLDER = "first"
 """Where the files of a plan that serves first lie, if it has any of its own."""
@@ -49,7 +45,7 @@ class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -74,7 +70,7 @@ class TuneStage:
             "tolerances": spec.verify.model_dump(mode="json", exclude={"seed"}),
             "disabled_optimizers": list(spec.optimize.disabled_optimizers),
             "runtime": runtime_key(spec.runtime, target),
-            "tools": runtime_versions(target, "numpy", "onnx", "optuna"),
+            "tools": runtime_versions(target, "numpy", "onnx"),
             "python": platform.python_version(),
             "cpu_model": read_hardware(gpus=False).cpu_model,
             "hardware": hardware_fingerprint(target),
@@ -114,14 +110,7 @@ class TuneStage:
 
 def _search(search_context: SearchContext) -> PlanSearchResult:
     context, tune, device = search_context.context, search_context.tune, search_context.device
-    path = context.kept / JOURNAL
-    journal = Journal(path, search_context.space, search_context.objective, seed=tune.seed)
-    known = journal.known()
-    if known:
-        context.say(f"continuing after {len(known)} trials of an interrupted run")
-
-    # Plans are compared with one start for all: that of the search's first process.
-    starts = [figures.start_ms for trial in known.values() for figures in trial.figures][:1]
+    starts: list[float] = []
     waiting = _Waiting(functools.cache(lambda: context.say(f"waiting for {device} to be idle")))
 
     def prepare(choice: PlanChoice) -> None:
@@ -131,6 +120,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
     def measure(choice: PlanChoice, deadline_s: float) -> Figures:
         with waiting.counted(measuring(device, on_wait=waiting.on_wait)):
             figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
+        # Plans are compared with one start for all: that of the search's first process.
         starts.append(figures.start_ms)
         context.progress(min((clock() - began_s) / tune.budget_s, 1.0))
         return figures.with_start(starts[0])
@@ -140,15 +130,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
         return time.monotonic() - waiting.seconds
 
     began_s = clock()
-    effects = SearchEffects(
-        measure=measure,
-        suggest=journal.suggest,
-        clock=clock,
-        record=journal.record,
-        known=known,
-        say=context.say,
-        prepare=prepare,
-    )
+    effects = SearchEffects(measure=measure, clock=clock, say=context.say, prepare=prepare)
     limits = SearchLimits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
     return search(search_context.space, search_context.objective, limits, effects)
 
