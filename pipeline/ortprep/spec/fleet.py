@@ -10,26 +10,27 @@ Labels are selected as Ray selects them (https://docs.ray.io/en/latest/ray-core/
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import SpecError
 from ortprep.spec.fields import Name, Positive, SpecSection, Target
-from ortprep.spec.problems import Place, Problem, build_error
-from ortprep.spec.validation import shown
-from ortprep.spec.yaml_text import MAX_BYTES, YamlDocument, parse_yaml
+from ortprep.spec.problems import build_error
+from ortprep.spec.validation import check, locate
+from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
 
 FLEET_FILE = "fleet.yaml"
 """The fleet file, beside the specs."""
 
 _PART = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_LABEL_KEY = rf"^([A-Za-z0-9]([A-Za-z0-9.-]{{0,251}}[A-Za-z0-9])?/)?{_PART}$"
-_SELECTOR = rf"^!?({_PART}|in\({_PART}(, ?{_PART})*\))$"
+_LABEL_KEY = rf"^([A-Za-z0-9]([A-Za-z0-9.-]{{0,251}}[A-Za-z0-9])?/)?{_PART}\Z"
+_SELECTOR = rf"^!?({_PART}|in\({_PART}(, ?{_PART})*\))\Z"
 _RAYS_OWN = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 
 
@@ -40,8 +41,17 @@ def _check_resources(resources: Mapping[str, float]) -> Mapping[str, float]:
     return resources
 
 
-LabelKey = Annotated[str, Field(pattern=_LABEL_KEY)]
-Selector = Annotated[str, Field(pattern=_SELECTOR)]
+def _check_label(text: str, pattern: str) -> str:
+    if not re.match(pattern, text):
+        raise ValueError(
+            "expected a label's key as in ray.io/accelerator-type, and VALUE, !VALUE, in(A, B) or !in(A, B) "
+            "of letters, digits, '_', '.' and '-'"
+        )
+    return text
+
+
+LabelKey = Annotated[str, AfterValidator(partial(_check_label, pattern=_LABEL_KEY))]
+Selector = Annotated[str, AfterValidator(partial(_check_label, pattern=_SELECTOR))]
 
 
 class HardwareKind(SpecSection):
@@ -115,26 +125,7 @@ def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
             f"cannot read the fleet: {file}\n  {error.strerror}", hint="ortprep prepare --fleet FILE"
         ) from error
     document = parse_yaml(text, file=str(file))
-    if document.problems:
-        raise build_error(document.problems)
-    return _parse(document)
-
-
-def _parse(document: YamlDocument) -> Fleet:
-    try:
-        return Fleet.model_validate_json(json.dumps(document.data), strict=True)
-    except ValidationError as error:
-        raise build_error(_problem(document, detail) for detail in error.errors(include_url=False)) from error
-
-
-def _problem(document: YamlDocument, detail: Any) -> Problem:
-    place: Place = tuple(step for step in detail["loc"] if step != "[key]")
-    texts = {
-        "missing": "missing",
-        "extra_forbidden": "unknown key; expected hardware, and in each kind target, labels and resources",
-        "string_pattern_mismatch": "expected a label's key as in ray.io/accelerator-type, and VALUE, !VALUE, "
-        "in(A, B) or !in(A, B) of letters, digits, '_', '.' and '-'",
-        "value_error": str(detail.get("ctx", {}).get("error")),
-    }
-    text = texts.get(detail["type"], f"{detail['msg'].lower()}, got {shown(detail['input'])}")
-    return Problem(document.file, document.line_of(place), place, text)
+    fleet, faults = check(Fleet, document.data)
+    if fleet is None or document.problems:
+        raise build_error((*document.problems, *locate(faults, document)))
+    return fleet

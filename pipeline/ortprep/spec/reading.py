@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,6 @@ _NO_SPECS = frozenset({DEFAULTS_FILE, FLEET_FILE})
 _OWN_KEYS = ("name", "source")
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """One file, read: a spec, or problems."""
-
-    path: Path
-    name: str | None
-    name_line: int | None
-    spec: ModelSpec | None = None
-    problems: tuple[Problem, ...] = ()
-
-
 def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> ModelSpec:
     """Reads one spec; relative paths in it start from its folder.
 
@@ -57,10 +46,10 @@ def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> Model
         if defaults is None
         else YamlDocument("defaults", defaults)
     )
-    outcome = _read(path, beneath)
-    if outcome.spec is None or beneath.problems:
-        raise build_error((*beneath.problems, *outcome.problems))
-    return outcome.spec
+    document, spec = _read(path, beneath)
+    if spec is None or beneath.problems:
+        raise build_error((*beneath.problems, *document.problems))
+    return spec
 
 
 def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec, ...]:
@@ -79,15 +68,15 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
     """
     paths = _list_specs(folder)
     defaults = _read_defaults(folder / DEFAULTS_FILE)
-    outcomes = [_read(path, defaults) for path in paths]
+    read = [_read(path, defaults) for path in paths]
     if names:
-        _check_known(names, outcomes, folder)
-        outcomes = [o for o in outcomes if o.name in names or (o.name is None and o.path.stem in names)]
-    problems = [*defaults.problems, *(problem for outcome in outcomes for problem in outcome.problems)]
-    problems += _find_namesakes(outcomes)
+        _check_known(names, [_name_of(document) for document, _ in read], folder)
+        read = [(document, spec) for document, spec in read if _name_of(document) in names]
+    problems = [*defaults.problems, *(problem for document, _ in read for problem in document.problems)]
+    problems += _find_namesakes([document for document, _ in read])
     if problems:
         raise build_error(problems)
-    return tuple(outcome.spec for outcome in outcomes if outcome.spec is not None)
+    return tuple(spec for _, spec in read if spec is not None)
 
 
 def list_sources(folder: Path) -> dict[str, ModelSpec | None]:
@@ -150,19 +139,24 @@ def _find_questions(text: str, file: str) -> Iterator[Problem]:
             yield Problem(file, number, (), f"answer this question, then delete the line: {question}")
 
 
-def _read(path: Path, defaults: YamlDocument) -> _Outcome:
+def _read(path: Path, defaults: YamlDocument) -> tuple[YamlDocument, ModelSpec | None]:
+    """Reads a file over the defaults; the document has all problems, and there is a spec if it has none."""
     document = _read_document(path)
-    name = document.data.get("name")
-    outcome = _Outcome(path, name if isinstance(name, str) else None, document.lines.get(("name",)))
     if not document.readable:
-        return replace(outcome, problems=document.problems)
+        return document, None
     data, onnxruntime = merge(defaults.data, document.data), installed_onnxruntime()
     spec, faults = validate(data, onnxruntime=onnxruntime)
-    problems = _combine(document, locate(faults, document, defaults))
-    if spec is None or problems:
-        return replace(outcome, problems=problems)
+    document = replace(document, problems=_combine(document, locate(faults, document, defaults)))
+    if spec is None or document.problems:
+        return document, None
     warn_if_newer(data.get("runtime"), version=onnxruntime)
-    return replace(outcome, spec=spec.located_in(path.parent, file=path.name))
+    return document, spec.located_in(path.parent, file=path.name)
+
+
+def _name_of(document: YamlDocument) -> str:
+    """Returns the model's name, or the file's if it has none."""
+    name = document.data.get("name")
+    return name if isinstance(name, str) else Path(document.file).stem
 
 
 def _combine(document: YamlDocument, others: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -190,8 +184,7 @@ def _read_defaults(path: Path) -> YamlDocument:
     return replace(document, data=data, problems=tuple(problems))
 
 
-def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: Path) -> None:
-    known_names = [outcome.name or outcome.path.stem for outcome in outcomes]
+def _check_known(names: Collection[str], known_names: Sequence[str], folder: Path) -> None:
     unknown = [name for name in names if name not in known_names]
     if not unknown:
         return
@@ -203,12 +196,12 @@ def _check_known(names: Collection[str], outcomes: Sequence[_Outcome], folder: P
     )
 
 
-def _find_namesakes(outcomes: Sequence[_Outcome]) -> Iterator[Problem]:
-    first: dict[str, Path] = {}
-    for outcome in outcomes:
-        if outcome.name is None:
-            continue
-        if outcome.name in first:
-            text = f"{outcome.name!r} is already the name of {first[outcome.name]}; expected another"
-            yield Problem(str(outcome.path), outcome.name_line, ("name",), text)
-        first.setdefault(outcome.name, outcome.path)
+def _find_namesakes(documents: Iterable[YamlDocument]) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for document in documents:
+        name = document.data.get("name")
+        if isinstance(name, str) and name in first:
+            text = f"{name!r} is already the name of {first[name]}; expected another"
+            yield Problem(document.file, document.line_of(("name",)), ("name",), text)
+        elif isinstance(name, str):
+            first[name] = document.file

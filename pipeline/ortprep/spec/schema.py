@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from ortprep.spec.models import ModelSpec
@@ -30,35 +31,30 @@ def spec_schema() -> dict[str, Any]:
 
 
 @functools.cache
-def _root() -> Schema:
-    return spec_schema()
+def known_keys(place: Place, kind: type[BaseModel] = ModelSpec) -> tuple[str, ...]:
+    """Returns the keys that a mapping at `place` of a `kind`'s data may have; none where it takes any."""
+    root = kind.model_json_schema()
+    schemas = list(_alternatives(root, root))
+    for step in place:
+        schemas = [inner for schema in schemas for inner in _step(schema, step, root)]
+    return tuple(key for schema in schemas for key in schema.get("properties", {}))
 
 
-def _alternatives(schema: Schema) -> Iterator[Schema]:
+def _alternatives(schema: Schema, root: Schema) -> Iterator[Schema]:
     if "$ref" in schema:
-        yield from _alternatives(_root()["$defs"][schema["$ref"].rpartition("/")[2]])
-    elif "anyOf" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
         for alternative in schema["anyOf"]:
-            yield from _alternatives(alternative)
+            yield from _alternatives(alternative, root)
     else:
         yield schema
 
 
-def _step(schema: Schema, step: str | int) -> Iterator[Schema]:
-    inner: Any = None
+def _step(schema: Schema, step: str | int, root: Schema) -> Iterator[Schema]:
+    inner: Any = schema.get("items")
     if isinstance(step, str):
         inner = schema.get("properties", {}).get(step, schema.get("additionalProperties"))
     elif "prefixItems" in schema:
-        inner = schema["prefixItems"][step] if step < len(schema["prefixItems"]) else None
-    else:
-        inner = schema.get("items")
+        inner = dict(enumerate(schema["prefixItems"])).get(step)
     if isinstance(inner, Mapping):
-        yield from _alternatives(inner)
-
-
-def known_keys(place: Place) -> tuple[str, ...]:
-    """Returns the keys that a mapping at `place` may have; none where it takes any."""
-    schemas = tuple(_alternatives(_root()))
-    for step in place:
-        schemas = tuple(inner for schema in schemas for inner in _step(schema, step))
-    return tuple(key for schema in schemas for key in schema.get("properties", {}))
+        yield from _alternatives(inner, root)

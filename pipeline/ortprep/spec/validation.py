@@ -6,9 +6,9 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
@@ -20,8 +20,7 @@ from ortprep.spec.yaml_text import YamlDocument
 Fault = tuple[Place, str]
 """What is wrong at a place."""
 
-Verdict = tuple[ModelSpec | None, tuple[Fault, ...]]
-"""A spec, or None, and everything that is wrong."""
+M = TypeVar("M", bound=BaseModel)
 
 
 def parse_spec(
@@ -43,24 +42,30 @@ def parse_spec(
     return spec
 
 
-def validate(data: Mapping[str, Any], *, onnxruntime: str | None) -> Verdict:
-    """Returns the spec, or None, and every problem of `data`; arguments as in `parse_spec`.
+def validate(
+    data: Mapping[str, Any], *, onnxruntime: str | None
+) -> tuple[ModelSpec | None, tuple[Fault, ...]]:
+    """Returns the spec, or None, and every problem of `data`; arguments as in `parse_spec`."""
+    spec, faults = check(ModelSpec, data)
+    if onnxruntime:
+        faults += tuple(find_option_problems(data.get("runtime"), version=onnxruntime))
+    return spec, faults
+
+
+def check(kind: type[M], data: Mapping[str, Any]) -> tuple[M | None, tuple[Fault, ...]]:
+    """Returns a `kind` of data, or None, and every problem of the data.
 
     Types are strict, as in JSON: "5" is no number, 1 is not true.
     """
     try:
-        text = json.dumps(data)
+        return kind.model_validate_json(json.dumps(data), strict=True), ()
+    except ValidationError as error:
+        return None, _reword(error.errors(include_url=False), data, kind)
     except (TypeError, ValueError, RecursionError):
         return None, (((), "expected strings, numbers, lists and mappings only"),)
-    options = tuple(find_option_problems(data.get("runtime"), version=onnxruntime)) if onnxruntime else ()
-    try:
-        return ModelSpec.model_validate_json(text, strict=True), options
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-    return None, (*_reword(details, data), *options)
 
 
-def _reword(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...]:
+def _reword(details: Sequence[Any], data: Mapping[str, Any], kind: type[BaseModel]) -> tuple[Fault, ...]:
     """Rewords pydantic's list: one fault per place, the alternatives of a union joined by "or"."""
     words: dict[Place, dict[str, str]] = {}
     doubtful: set[Place] = set()
@@ -68,7 +73,7 @@ def _reword(details: Sequence[Any], data: Mapping[str, Any]) -> tuple[Fault, ...
         place, exact = _place_in(data, detail)
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # pydantic counts valid items only, and the others have their own problems
-        words.setdefault(place, {})[_word(detail, place)] = _got(detail)
+        words.setdefault(place, {})[_word(detail, place, kind)] = _got(detail)
         if not exact:
             doubtful.add(place)
     # That an alternative of a union failed says less than what failed inside another alternative.
@@ -92,14 +97,14 @@ def _place_in(data: Any, detail: Any) -> tuple[Place, bool]:
     return tuple(place), len(place) == len(detail["loc"])
 
 
-def _word(detail: Any, place: Place) -> str:
+def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
     match detail["type"]:
         case "value_error":
             return str(detail["ctx"]["error"])
         case "missing":
             return "missing"
         case "extra_forbidden":
-            return f"unknown key{_suggest(place)}"
+            return f"unknown key{_suggest(place, kind)}"
         case "json_invalid":
             return "expected text without lone surrogates, nested less than 200 levels deep"
     text = re.sub(r"^\w+ should (be |have |)", "expected ", detail["msg"])
@@ -113,12 +118,13 @@ def _got(detail: Any) -> str:
     return "" if kind == "value_error" and not isinstance(got, str) else f", got {shown(got)}"
 
 
-def _suggest(place: Place) -> str:
+def _suggest(place: Place, kind: type[BaseModel]) -> str:
     """Proposes the nearest key of the same mapping, or the section that has a key of that name."""
     *parents, key = place
-    siblings = known_keys(tuple(parents))
+    siblings = known_keys(tuple(parents), kind)
     near = difflib.get_close_matches(str(key), siblings, n=1, cutoff=0.6)
-    elsewhere = [dotted((s, str(key))) for s in known_keys(()) if key in known_keys((s,))]
+    sections = known_keys((), kind)
+    elsewhere = [dotted((section, str(key))) for section in sections if key in known_keys((section,), kind)]
     if near:
         return f"; did you mean {near[0]!r}?"
     if elsewhere:
