@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
@@ -58,8 +57,8 @@ class Answers:
 @dataclass(frozen=True)
 class _AnswersRequest:
     plan: SessionPlan
-    samples: tuple[str, ...]
-    folder: str
+    samples: tuple[Path, ...]
+    folder: Path
 
 
 def write_answers(
@@ -80,9 +79,8 @@ def write_answers(
         OSError: There is no room for its outputs.
         ChildError: The process died, or its deadline passed.
     """
-    request = _AnswersRequest(plan, tuple(str(sample.resolve()) for sample in samples), str(folder.resolve()))
-    reply = run_child(run_samples, encode(request), timeout_s=timeout_s)
-    return decode(Answers, reply.value)
+    request = _AnswersRequest(plan, tuple(sample.resolve() for sample in samples), folder.resolve())
+    return run_child(run_samples, request, timeout_s=timeout_s).value
 
 
 def read_answer(answer: Answer) -> Array:
@@ -94,25 +92,17 @@ def read_answer(answer: Answer) -> Array:
     return array
 
 
-def run_samples(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `write_answers`: takes its fields and returns `Answers`, both as JSON types."""
-    job = decode(_AnswersRequest, request)
-    session = build_session(job.plan)
-    written = tuple(
-        _answer(
-            session,
-            job.plan.model,
-            Path(sample),
-            folder=Path(job.folder) / str(position),
-        )
-        for position, sample in enumerate(job.samples)
-    )
-    answered = Answers(
+def run_samples(request: _AnswersRequest) -> Answers:
+    """Child function of `write_answers`, which has its errors."""
+    session = build_session(request.plan)
+    return Answers(
         inputs=tuple(_signature(value) for value in session.get_inputs()),
         outputs=tuple(_signature(value) for value in session.get_outputs()),
-        samples=written,
+        samples=tuple(
+            _answer(session, request.plan.model, sample, folder=request.folder / str(position))
+            for position, sample in enumerate(request.samples)
+        ),
     )
-    return dict(encode(answered))
 
 
 def _answer(

@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -18,14 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.bundle.loader_config import Requirements, TensorSpec, VersionRange
+from ortprep.bundle.loader_config import FileEntry, Golden, Requirements, TensorSpec, Tolerance, VersionRange
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
+from ortprep.children.answers import Answer
 from ortprep.children.child import Reply
 from ortprep.errors import SpecError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.verification.golden import read_golden
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
@@ -122,11 +125,12 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return Build(tmp_path)
 
 
-def run_here(
-    function: Callable[[Any], Any], request: Mapping[str, Any], *, timeout_s: float | None = None
-) -> Reply[Any]:
-    value = function(json.loads(json.dumps(request)))
-    return Reply(json.loads(json.dumps(value)), started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
+def run_here(function: Callable[[Any], Any], request: Any, *, timeout_s: float | None = None) -> Reply[Any]:
+    kinds = get_type_hints(function)
+    answer, (request_kind, *_) = kinds.pop("return"), kinds.values()
+    value = function(decode(request_kind, json.loads(json.dumps(encode(request)))))
+    reply = decode(answer, json.loads(json.dumps(encode(value))))
+    return Reply(reply, started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
 
 
 def interface_of(model: onnx.ModelProto) -> ModelInterface:
@@ -365,36 +369,37 @@ def test_the_key_changes_with_a_samples_bytes_and_with_every_tolerance(build: Bu
     assert key() != before
 
 
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(1, 300))
-def test_shares_fit_together_and_waste_no_room(sizes: list[int], room: int) -> None:
-    share = golden.share_room(sizes, room_bytes=room)
-    taken = sum(min(size, share) for size in sizes)
-    assert taken <= room
-    assert taken == sum(sizes) or taken > room - len(sizes)
-
-
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    st.integers(1, 400),
-    st.sampled_from([np.float32, np.int8, np.dtype("<U3")]),
+    shapes=st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3), min_size=1, max_size=3),
+    dtype=st.sampled_from([np.float32, np.int8, np.dtype("<U3")]),
 )
-def test_a_part_is_small_reaches_every_index_and_catches_what_it_holds(
-    shape: list[int], max_bytes: int, dtype: Any
+def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtype: Any
 ) -> None:
-    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    part, layout = golden.take_part(np.asfortranarray(array), max_bytes=max_bytes)
-    step, *recorded_shape = layout.tolist()
-    assert recorded_shape == shape
-    assert part.tolist() == array.reshape(-1)[::step].tolist()
-    assert part.nbytes <= max(max_bytes, array.itemsize)
-    assert math.gcd(step, array.size) == 1 or array.size == 1
+    folder = tmp_path_factory.mktemp("golden")
+    arrays = {f"y{n}": np.arange(math.prod(s)).reshape(s).astype(dtype) for n, s in enumerate(shapes)}
+    recorded = [Answer(name, str(folder / f"{name}.npy")) for name in arrays]
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    write_tensors(folder / "sample.npz", {"x": np.zeros(3)})
+    with mock.patch.multiple(golden, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
+        golden.write_golden(folder / "golden.npz", sample=folder / "sample.npz", answers=recorded)
+    entry = FileEntry("golden.npz", 0, "")
+    inputs, outputs = read_golden(Golden(entry, Tolerance(0, 0)), folder)
+    assert list(inputs) == ["x"]
+    for name, array in arrays.items():
+        assert outputs[name].shape == array.shape
+        np.testing.assert_array_equal(
+            outputs[name].values.reshape(-1), array.reshape(-1)[:: outputs[name].step]
+        )
+        assert outputs[name].values.nbytes <= 3000 // len(arrays)
 
 
 def test_golden_records_a_part_of_every_large_output_and_says_where_its_inputs_are_large(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(golden, "MAX_GOLDEN_BYTES", 0)
-    monkeypatch.setattr(golden, "MIN_OUTPUT_BYTES", 64)
+    monkeypatch.setattr(golden, "MIN_OUTPUT_BYTES", 16)
     monkeypatch.setattr(stage, "MAX_GOLDEN_BYTES", 0)
     build.verify(two_outputs(), **LEFT)
     names = ["input:left", "part:first", "layout:first", "part:second", "layout:second"]

@@ -13,8 +13,8 @@ from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
-from ortprep.stages.core.inputs.agreement import shape_sets
-from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
+from ortprep.stages.core.inputs.agreement import fits_shape, shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface
 from ortprep.stages.core.inputs.samples import build_feeds, read_sample
 from ortprep.stages.core.results import ModelInterface
 

@@ -23,17 +23,15 @@ _LARGEST_FLOATS = {"float16": 65504.0, "float32": 3.4028234663852886e38, "bfloat
 
 def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     """Returns every way in which a spec contradicts its model; nothing if it fits."""
+    inputs, outputs = ([item.name for item in items] for items in (interface.inputs, interface.outputs))
+    gated = () if spec.convert is None else spec.convert.gate.outputs
     return (
         *_unsupported(interface),
-        *_unknown_names("inputs", spec.inputs, [item.name for item in interface.inputs]),
-        *_unknown_names("verify.outputs", spec.verify.outputs, [item.name for item in interface.outputs]),
-        *_unknown_names(
-            "convert.gate.outputs",
-            () if spec.convert is None else spec.convert.gate.outputs,
-            [item.name for item in interface.outputs],
-        ),
+        *_unknown_names("inputs", spec.inputs, inputs),
+        *_unknown_names("verify.outputs", spec.verify.outputs, outputs),
+        *_unknown_names("convert.gate.outputs", gated, outputs),
         *_input_problems(spec, interface),
-        *_set_problems(spec, interface),
+        *dict.fromkeys(_set_problems(spec, interface)),
     )
 
 
@@ -47,57 +45,39 @@ def shape_sets(spec: ModelSpec, interface: ModelInterface) -> tuple[Mapping[str,
         At least one set, the primary one first; each maps every input's name to its shape.
     """
     return tuple(
-        {
-            name: tuple(size for size in shape or () if isinstance(size, int))
-            for name, shape in _filled(spec, interface, index).items()
-        }
-        for index in range(_set_count(spec, interface))
+        {name: tuple(size for size in shape or () if isinstance(size, int)) for name, shape in filled.items()}
+        for filled, _ in _sets(spec, interface)
     )
 
 
-def _set_count(spec: ModelSpec, interface: ModelInterface) -> int:
-    return max([1, *(len(_declared(spec, item)) for item in interface.inputs)])
+_Filled = dict[str, tuple[int | str | None, ...] | None]
+_Uses = dict[str, list[tuple[str, int]]]
 
 
-def _declared(spec: ModelSpec, item: TensorSpec) -> tuple[Shape, ...]:
-    input_spec = spec.inputs.get(item.name)
-    return input_spec.shapes if input_spec is not None else ()
+def _sets(spec: ModelSpec, interface: ModelInterface) -> Iterator[tuple[_Filled, _Uses]]:
+    """Yields each set's shapes, as far as they are known, and what is declared of each symbolic size."""
+    declared = _declared(spec, interface)
+    for index in range(max([1, *map(len, declared.values())])):
+        chosen = {
+            name: shapes[0] if len(shapes) == 1 else next(iter(shapes[index : index + 1]), None)
+            for name, shapes in declared.items()
+        }
+        uses: _Uses = {}
+        for item in interface.inputs:
+            for axis, size in zip(item.shape or (), chosen[item.name] or (), strict=False):
+                if isinstance(axis, str):
+                    uses.setdefault(axis, []).append((item.name, size))
+        filled: _Filled = {
+            item.name: tuple(uses[axis][0][1] if axis in uses else axis for axis in item.shape)
+            if chosen[item.name] is None and item.shape is not None
+            else chosen[item.name]
+            for item in interface.inputs
+        }
+        yield filled, uses
 
 
-def _shape_in_set(spec: ModelSpec, item: TensorSpec, index: int) -> Shape | None:
-    declared = _declared(spec, item)
-    if len(declared) == 1:
-        return declared[0]
-    return declared[index] if index < len(declared) else None
-
-
-def _bindings(spec: ModelSpec, interface: ModelInterface, index: int) -> dict[str, list[tuple[str, int]]]:
-    """Returns what the declared shapes of a set say of each symbolic size: (input, size) pairs."""
-    uses: dict[str, list[tuple[str, int]]] = {}
-    for item in interface.inputs:
-        shape = _shape_in_set(spec, item, index)
-        if shape is None or item.shape is None or len(shape) != len(item.shape):
-            continue
-        for axis, size in zip(item.shape, shape, strict=True):
-            if isinstance(axis, str):
-                uses.setdefault(axis, []).append((item.name, size))
-    return uses
-
-
-def _filled(
-    spec: ModelSpec, interface: ModelInterface, index: int
-) -> dict[str, tuple[int | str | None, ...] | None]:
-    symbols = {symbol: uses[0][1] for symbol, uses in _bindings(spec, interface, index).items()}
-    filled: dict[str, tuple[int | str | None, ...] | None] = {}
-    for item in interface.inputs:
-        declared = _shape_in_set(spec, item, index)
-        if declared is None and item.shape is not None:
-            filled[item.name] = tuple(
-                symbols.get(axis, axis) if isinstance(axis, str) else axis for axis in item.shape
-            )
-        else:
-            filled[item.name] = declared
-    return filled
+def _declared(spec: ModelSpec, interface: ModelInterface) -> dict[str, tuple[Shape, ...]]:
+    return {item.name: spec.inputs.get(item.name, InputSpec()).shapes for item in interface.inputs}
 
 
 def _unsupported(interface: ModelInterface) -> Iterator[str]:
@@ -122,20 +102,22 @@ def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]
         if "(" in item.dtype:
             continue
         for index, shape in enumerate(input_spec.shapes):
-            problem = _shape_problem(item, shape)
-            if problem is not None:
-                yield f"inputs.{item.name}.shapes[{index}]: {problem}"
+            if item.shape is None or fits_shape(item, shape):
+                continue
+            wrong = f" (rank {len(item.shape)}, not {len(shape)})" if len(shape) != len(item.shape) else ""
+            expected = f"expected {_show_shape(item.shape)}, got {list(shape)}{wrong}"
+            yield f"inputs.{item.name}.shapes[{index}]: {expected}"
         yield from _value_problems(item, input_spec, interface.index_bounds.get(item.name))
 
 
-def _shape_problem(item: TensorSpec, shape: Shape) -> str | None:
+def fits_shape(item: TensorSpec, shape: Shape) -> bool:
+    """Returns whether an input takes an array of a shape."""
     if item.shape is None:
-        return None
-    expected = f"expected {_show_shape(item.shape)}, got {list(shape)}"
-    if len(shape) != len(item.shape):
-        return f"{expected} (rank {len(item.shape)}, not {len(shape)})"
-    fixed = zip(item.shape, shape, strict=True)
-    return expected if any(isinstance(axis, int) and axis != size for axis, size in fixed) else None
+        return True
+    fixed = zip(item.shape, shape, strict=False)
+    return len(item.shape) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in fixed
+    )
 
 
 def _show_shape(shape: tuple[int | str | None, ...]) -> str:
@@ -188,30 +170,20 @@ def _value_problem(dtype: str, value: str | int | float | bool, bound: int | Non
 
 
 def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
-    counts = {item.name: len(_declared(spec, item)) for item in interface.inputs}
-    several = {name: count for name, count in counts.items() if count > 1}
+    """Yields what keeps the declared shapes from being sets: their counts, clashes, and sizes left open."""
+    several = {name: len(s) for name, s in _declared(spec, interface).items() if len(s) > 1}
     if len(set(several.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in several.items())
         yield f"inputs: expected the same number of shapes for each input, or one, got {listed}"
         return
-    missing = dict.fromkeys(
-        problem
-        for index in range(_set_count(spec, interface))
-        for problem in (*_clashes(spec, interface, index), *_missing_shapes(spec, interface, index))
-    )
-    yield from missing
-
-
-def _clashes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
-    for symbol, uses in _bindings(spec, interface, index).items():
-        if len({size for _, size in uses}) > 1:
-            listed = ", ".join(f"{size} in {name}" for name, size in uses)
-            yield f"inputs: expected one size of {symbol!r} in shapes[{index}], got {listed}"
-
-
-def _missing_shapes(spec: ModelSpec, interface: ModelInterface, index: int) -> Iterator[str]:
-    for item in interface.inputs:
-        shape = _filled(spec, interface, index)[item.name]
-        if "(" not in item.dtype and (shape is None or not all(isinstance(size, int) for size in shape)):
-            known = "no rank for it" if item.shape is None else _show_shape(item.shape)
-            yield f"inputs.{item.name}.shapes: missing, expected at least one, since the model has {known}"
+    for index, (filled, uses) in enumerate(_sets(spec, interface)):
+        for symbol, sizes in uses.items():
+            if len({size for _, size in sizes}) > 1:
+                listed = ", ".join(f"{size} in {name}" for name, size in sizes)
+                yield f"inputs: expected one size of {symbol!r} in shapes[{index}], got {listed}"
+        for item in interface.inputs:
+            shape = filled[item.name]
+            if "(" not in item.dtype and (shape is None or not all(isinstance(size, int) for size in shape)):
+                known = "no rank for it" if item.shape is None else _show_shape(item.shape)
+                what = f"missing, expected at least one, since the model has {known}"
+                yield f"inputs.{item.name}.shapes: {what}"

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import BundleError
 from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.inputs.agreement import fits_shape
 from ortprep.stages.core.results import ModelInterface
-
-
-@dataclass(frozen=True)
-class ArrayHeader:
-    """What an `.npy` member of a sample says of its array."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
@@ -42,27 +34,24 @@ def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
     *parts, name = pattern.split("/")
     folders = [spec.folder]
     for part in parts:
-        found = (path for folder in folders for path in _find(folder, part))
-        folders = list(_distinct_folders(found))
+        found: dict[tuple[int, int], Path] = {}
+        for folder in folders:
+            for path in sorted(folder.glob(part)) if set(part) & set("*?[") else [folder / part]:
+                status = _stat_folder(path)
+                if status is not None:
+                    found.setdefault((status.st_dev, status.st_ino), path)
+        folders = list(found.values())
     return tuple(sorted(path for folder in folders for path in folder.glob(name) if path.is_file()))
 
 
-def _find(folder: Path, part: str) -> list[Path]:
-    return sorted(folder.glob(part)) if set(part) & set("*?[") else [folder / part]
-
-
-def _distinct_folders(paths: Iterable[Path]) -> Iterable[Path]:
-    found: dict[tuple[int, int], Path] = {}
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            if error.errno in _NO_FOLDER:
-                continue
-            raise
-        if stat.S_ISDIR(status.st_mode):
-            found.setdefault((status.st_dev, status.st_ino), path)
-    return found.values()
+def _stat_folder(path: Path) -> os.stat_result | None:
+    try:
+        status = path.stat()
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return None
+        raise
+    return status if stat.S_ISDIR(status.st_mode) else None
 
 
 def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
@@ -82,30 +71,16 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
         BundleError: It cannot be read, or is not an `.npz` file.
     """
     headers = _read_headers(path)
-    return all(
-        fits_shape(item, headers[item.name].shape) for item in interface.inputs if item.name in headers
-    )
+    return all(fits_shape(item, headers[item.name][1]) for item in interface.inputs if item.name in headers)
 
 
-def fits_shape(item: TensorSpec, shape: Sequence[int]) -> bool:
-    """Returns whether an input takes an array of a shape."""
-    if item.shape is None:
-        return True
-    fixed = zip(item.shape, shape, strict=False)
-    return len(item.shape) == len(shape) and all(
-        not isinstance(axis, int) or axis == size for axis, size in fixed
-    )
-
-
-def _read_headers(path: Path) -> Mapping[str, ArrayHeader]:
+def _read_headers(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Reads names, types and shapes of the arrays in an `.npz` file; raises `BundleError`."""
     # Here and not above: finding the files is part of every no-op build, reading them is not.
     from ortprep.runtime.tensors.arrays import read_headers
     from ortprep.runtime.tensors.element_types import dtype_name
 
-    return {
-        name: ArrayHeader(dtype_name(dtype), shape) for name, (dtype, shape) in read_headers(path).items()
-    }
+    return {name: (dtype_name(dtype), shape) for name, (dtype, shape) in read_headers(path).items()}
 
 
 def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
@@ -116,10 +91,10 @@ def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
         yield " ".join(error.message.split())
         return
     for item in interface.inputs:
-        header = headers.get(item.name)
-        if header is None:
+        if item.name not in headers:
             yield f"{path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
-        elif header.dtype != item.dtype or not fits_shape(item, header.shape):
-            shape = "" if item.shape is None else f" {list(item.shape)}"
-            got = f"{header.dtype} {list(header.shape)}"
-            yield f"{path}: array {item.name!r}: expected {item.dtype}{shape}, got {got}"
+            continue
+        dtype, shape = headers[item.name]
+        if dtype != item.dtype or not fits_shape(item, shape):
+            expected = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
+            yield f"{path}: array {item.name!r}: expected {expected}, got {dtype} {list(shape)}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.children.answers import describe_shapes
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
@@ -40,6 +39,16 @@ class Sample:
         return Path(self.file)
 
 
+@dataclass(frozen=True)
+class SamplesRequest:
+    """What `write_samples` takes; `location` is the folder of the spec."""
+
+    spec: ModelSpec
+    location: Path
+    interface: ModelInterface
+    folder: Path
+
+
 def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tuple[Sample, ...]:
     """Writes the samples as `write_samples` does, but in a child process: one batch can be gigabytes.
 
@@ -48,31 +57,19 @@ def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tu
         BundleError: A sample cannot be read.
         StageError: They cannot be written.
     """
-    request = {
-        "spec": spec.model_dump(mode="json"),
-        "location": str(spec.folder.resolve()),
-        "interface": encode(interface),
-        "folder": str(folder.resolve()),
-    }
-    reply = run_child(write_requested, request)
-    return decode(tuple[Sample, ...], reply.value["samples"])
+    request = SamplesRequest(spec, spec.folder.resolve(), interface, folder.resolve())
+    return run_child(write_requested, request).value
 
 
-def write_requested(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `make_samples`.
-
-    Raises:
-        SpecError: The spec, or a sample of it, does not fit the model.
-        BundleError: A sample cannot be read.
-        StageError: They cannot be written.
-    """
-    spec = ModelSpec.model_validate(request["spec"]).located_in(Path(request["location"]))
-    folder = Path(request["folder"])
+def write_requested(request: SamplesRequest) -> tuple[Sample, ...]:
+    """Child function of `make_samples`, which has its errors."""
+    spec = request.spec.located_in(request.location)
     try:
-        files = write_samples(spec, decode(ModelInterface, request["interface"]), folder)
+        files = write_samples(spec, request.interface, request.folder)
     except OSError as error:
-        raise StageError(f"cannot write samples to {folder}\n  {error.strerror or error}") from error
-    return {"samples": [encode(_describe_sample(file)) for file in files]}
+        place = f"cannot write samples to {request.folder}"
+        raise StageError(f"{place}\n  {error.strerror or error}") from error
+    return tuple(_describe_sample(file) for file in files)
 
 
 def _describe_sample(file: Path) -> Sample:
@@ -93,24 +90,21 @@ def write_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> t
     require_fit(spec, interface)
     folder.mkdir(parents=True, exist_ok=True)
     declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
-    real = [(file, shapes_of(read_sample(file, interface))) for file in find_sample_files(spec)]
-    missing = [shapes for shapes in declared if shapes not in (known for _, known in real)]
-    real.sort(key=lambda sample: sample[1] != declared[0])
-    primary, others = (missing[:1], missing[1:]) if declared[0] in missing else ([], missing)
-    sources: list[Path | Shapes] = [*primary, *(file for file, _ in real), *others]
-    return tuple(
-        _write_sample(source, spec, interface, folder / f"{position}.npz")
-        for position, source in enumerate(sources)
-    )
-
-
-def _write_sample(source: Path | Shapes, spec: ModelSpec, interface: ModelInterface, path: Path) -> Path:
-    if isinstance(source, Path):
-        feeds = read_sample(source, interface)
-    else:
-        feeds = build_feeds(interface, source, spec, seed=spec.verify.seed)
-    write_tensors(path, feeds)
-    return path
+    real = {file: shapes_of(read_sample(file, interface)) for file in find_sample_files(spec)}
+    seeded = [shapes for shapes in declared if shapes not in real.values()]
+    sources: list[Path | Shapes] = [*sorted(real, key=lambda file: real[file] != declared[0]), *seeded]
+    if declared[0] in seeded:
+        sources = [declared[0], *(source for source in sources if source != declared[0])]
+    written = []
+    for position, source in enumerate(sources):
+        written.append(folder / f"{position}.npz")
+        feeds = (
+            read_sample(source, interface)
+            if isinstance(source, Path)
+            else build_feeds(interface, source, spec, seed=spec.verify.seed)
+        )
+        write_tensors(written[-1], feeds)
+    return tuple(written)
 
 
 def shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
@@ -141,10 +135,9 @@ def build_feeds(interface: ModelInterface, shapes: Shapes, spec: ModelSpec, *, s
     Raises:
         SpecError: A string input has no `values`.
     """
-    nothing = InputSpec()
     feeds = {}
     for tensor in interface.inputs:
-        declared = spec.inputs.get(tensor.name, nothing)
+        declared = spec.inputs.get(tensor.name, InputSpec())
         feeds[tensor.name] = draw_feed(
             tensor,
             shapes[tensor.name],

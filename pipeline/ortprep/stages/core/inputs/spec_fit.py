@@ -12,13 +12,12 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SourceError, SpecError, StageError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
+from ortprep.stages.core.inputs.agreement import check_agreement, fits_shape, shape_sets
 from ortprep.stages.core.inputs.dimensions import resolve_dimensions
 from ortprep.stages.core.inputs.sample_files import (
     check_sample_files,
     find_calibration_files,
     find_sample_files,
-    fits_shape,
 )
 from ortprep.stages.core.results import ModelInterface
 
