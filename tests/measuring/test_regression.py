@@ -27,23 +27,13 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.bundle.tuning_record import Summary
 from ortprep.errors import SpecError
+from ortprep.measuring.change import FIGURES, RegressionLimits, judge, parse_limits
+from ortprep.measuring.change import MEASURED as FIELDS
 from ortprep.measuring.comparison import summarise
-from ortprep.measuring.regression.change import judge
-from ortprep.measuring.regression.comparison import Comparison
-from ortprep.measuring.regression.comparison import compare as compare_versions
-from ortprep.measuring.regression.limits import FIGURES, RegressionLimits, parse_limits
+from ortprep.measuring.regression import Comparison
+from ortprep.measuring.regression import compare as compare_versions
 
 HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
-FIELDS = {
-    "ready": "ready_ms",
-    "init": "init_ms",
-    "first-run": "first_ms",
-    "first-result": "first_result_ms",
-    "steady": "steady_ms",
-    "private": "private_mb",
-    "peak": "peak_mb",
-    "gpu": "gpu_mb",
-}
 MEASURED = tuple(FIELDS)
 
 

@@ -16,11 +16,9 @@ from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import LEGEND, format_summary
 from ortprep.errors import PipelineError
-from ortprep.measuring.regression.change import Change, Verdict, format_value
-from ortprep.measuring.regression.comparison import Comparison
-from ortprep.measuring.regression.comparison import compare as compare_bundles
-from ortprep.measuring.regression.limits import FIGURES, parse_limits
-from ortprep.measuring.regression.variant_snapshot import Difference
+from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
+from ortprep.measuring.regression import Comparison, Difference
+from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.quoting import printable
 
 _VERDICTS: dict[Verdict, str] = {

@@ -17,9 +17,9 @@ from ortprep.doctor.upgrade.check import ROUNDS, check_upgrade
 from ortprep.doctor.upgrade.environments import parse_versions
 from ortprep.doctor.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun, describe_verdict
 from ortprep.errors import PipelineError
+from ortprep.measuring.change import FIGURES as UNITS
+from ortprep.measuring.change import parse_limits
 from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.measuring.regression.limits import FIGURES as UNITS
-from ortprep.measuring.regression.limits import parse_limits
 from ortprep.quoting import printable
 
 _DASH = "–"

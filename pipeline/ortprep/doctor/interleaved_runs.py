@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from ortprep.doctor.diagnosis import Finding
+from ortprep.measuring.change import format_value
 from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.measuring.regression.change import format_value
 from ortprep.measuring.rounds import InterleavedRuns, K, T
 
 MAX_COMPARISON_S = 1800.0

@@ -15,8 +15,8 @@ from ortprep.errors import (
     RegistryError,
     SignatureError,
 )
-from ortprep.measuring.regression.comparison import compare
-from ortprep.measuring.regression.limits import VERIFICATION, RegressionLimits
+from ortprep.measuring.change import VERIFICATION, RegressionLimits
+from ortprep.measuring.regression import compare
 from ortprep.measuring.shipped import worst_error
 from ortprep.quoting import quoted
 from ortprep.registry.alias_moves import MAX_HISTORY, MAX_SEQUENCE, Move, encode_move, find_earlier_versions

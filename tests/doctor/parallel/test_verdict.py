@@ -23,7 +23,7 @@ from ortprep.doctor.parallel.verdict import (
     speed_up,
     tabulate,
 )
-from ortprep.measuring.comparison import beats
+from ortprep.measuring.comparison import is_below
 from ortprep.measuring.rounds import InterleavedRuns
 from tests.doctor.builders import RuleCase, codes, name_case, written_codes
 
@@ -187,7 +187,9 @@ def test_a_way_that_is_beaten_by_another_is_chosen_only_where_each_is_beaten(
     columns = {way: [row[index] for row in figures] for index, way in enumerate(WAYS)}
     chosen = find_soonest(columns)
     unbeaten = [
-        way for way in WAYS if not any(beats(columns[other], columns[way], least=MIN_GAIN) for other in WAYS)
+        way
+        for way in WAYS
+        if not any(is_below(columns[other], columns[way], min_gain=MIN_GAIN) for other in WAYS)
     ]
     assert chosen in (unbeaten or WAYS)
     assert not unbeaten or chosen == unbeaten[0]

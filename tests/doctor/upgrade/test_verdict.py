@@ -11,7 +11,7 @@ from ortprep.doctor.upgrade.verdict import (
     find_remarks,
     judge_upgrade,
 )
-from ortprep.measuring.regression.limits import RegressionLimits
+from ortprep.measuring.change import RegressionLimits
 
 OLD, NEW = UpgradeCase("bundle", "1.31.1"), UpgradeCase("bundle", "1.32.0")
 TAKEN = SessionCheck("cpu")

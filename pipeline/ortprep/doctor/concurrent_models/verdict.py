@@ -9,7 +9,7 @@ from typing import Literal
 
 from ortprep.doctor.diagnosis import DiagnosisTable, Finding, TableCell
 from ortprep.doctor.interleaved_runs import PHRASES, explain_failures, phrase_medians, read_rounds
-from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.measuring.rounds import InterleavedRuns
 
 Situation = Literal["alone", "threads", "processes"]
@@ -154,7 +154,7 @@ def _beaten(contention: Contention, *, by: Situation, in_: Situation) -> list[in
     return [
         index
         for index in range(len(contention.models))
-        if beats((runs := contention.medians(index))[by], runs[in_], least=_MIN_SLOW_DOWN)
+        if is_below((runs := contention.medians(index))[by], runs[in_], min_gain=_MIN_SLOW_DOWN)
     ]
 
 

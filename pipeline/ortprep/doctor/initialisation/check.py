@@ -24,7 +24,7 @@ from ortprep.doctor.doctor_model import (
 from ortprep.doctor.initialisation.phases import TITLES, split_prepacking
 from ortprep.doctor.initialisation.tracing import Trace, trace_plan
 from ortprep.doctor.initialisation.verdict import Start, find_in_start, saved_by
-from ortprep.measuring.comparison import beats
+from ortprep.measuring.comparison import is_below
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import order_of_round
 
@@ -141,13 +141,13 @@ def _prepacking_ms(measured: _Measured) -> float:
     """Returns how much less making kernels takes without prepacking, 0 if not beyond the noise."""
     whole = [trace.initialisation.ms("kernels") for trace in measured.traced]
     without = [trace.initialisation.ms("kernels") for trace in measured.unpacked]
-    if not without or (len(whole) > 2 and not beats(without, whole, least=_MIN_DIFFERENCE)):
+    if not without or (len(whole) > 2 and not is_below(without, whole, min_gain=_MIN_DIFFERENCE)):
         return 0.0
     return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
 
 
 def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    return beats(one, other, least=_MIN_DIFFERENCE) or beats(other, one, least=_MIN_DIFFERENCE)
+    return is_below(one, other, min_gain=_MIN_DIFFERENCE) or is_below(other, one, min_gain=_MIN_DIFFERENCE)
 
 
 def _has_weights_outside(model: Path) -> bool:

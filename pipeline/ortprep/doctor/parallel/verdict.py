@@ -10,7 +10,7 @@ from typing import Literal
 from ortprep.doctor.diagnosis import DiagnosisTable, Finding
 from ortprep.doctor.gil.verdict import UPGRADE, releases_in_creation
 from ortprep.doctor.interleaved_runs import PHRASES, explain_failures, phrase_medians, read_rounds
-from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.measuring.rounds import InterleavedRuns
 
 Way = Literal["sequential", "threads", "processes"]
@@ -77,7 +77,9 @@ def find_soonest(figures: Mapping[Way, Sequence[float]]) -> Way:
     """
     ways = [way for way in WAYS if way in figures]
     unbeaten = [
-        way for way in ways if not any(beats(figures[other], figures[way], least=MIN_GAIN) for other in ways)
+        way
+        for way in ways
+        if not any(is_below(figures[other], figures[way], min_gain=MIN_GAIN) for other in ways)
     ]
     # Noise may have them beat each other in a circle; then the smallest median has it.
     return unbeaten[0] if unbeaten else min(ways, key=lambda way: median(figures[way]))
@@ -142,7 +144,7 @@ def _explain_threads(run: ParallelRun) -> Iterator[Finding]:
     if not {"threads", "sequential"} <= creating.keys() or min(run.sessions, run.lanes) < 2:
         return
     gain = paired_ratio(creating["sequential"], creating["threads"])
-    if beats(creating["threads"], creating["sequential"], least=MIN_GAIN):
+    if is_below(creating["threads"], creating["sequential"], min_gain=MIN_GAIN):
         share = gain / min(run.sessions, run.lanes)
         text = f"threads make sessions {gain:.2f}× sooner than one after another: {share:.0%} efficient"
         yield Finding("threads-gain", "ok", text)

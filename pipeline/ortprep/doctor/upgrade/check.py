@@ -25,8 +25,8 @@ from ortprep.doctor.upgrade.verdict import (
     judge_upgrade,
 )
 from ortprep.errors import BundleError, PipelineError
+from ortprep.measuring.change import RegressionLimits
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.regression.limits import RegressionLimits
 from ortprep.measuring.rounds import run_interleaved
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves

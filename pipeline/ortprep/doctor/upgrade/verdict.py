@@ -9,9 +9,8 @@ from typing import Literal, TypeAlias
 from ortprep.bundle.tuning_record import Summary
 from ortprep.children.probe import ProbeResult
 from ortprep.doctor.upgrade.session_check import SessionCheck
+from ortprep.measuring.change import Change, RegressionLimits, compare_figure
 from ortprep.measuring.comparison import is_below, summarise
-from ortprep.measuring.regression.change import Change, measured_change
-from ortprep.measuring.regression.limits import RegressionLimits
 
 Way: TypeAlias = Literal["bundle", "source"]
 """How a model is loaded: its bundle by `load`, or its source by plain ONNX Runtime."""
@@ -152,9 +151,8 @@ def _compare(old: _Values, new: _Values, limits: RegressionLimits) -> tuple[Chan
     """Returns what changed; a regression also has to show in most rounds: both saw the same machine."""
     changes = []
     for name in (name for name in old if name in new):
-        summaries = summarise(old[name]), summarise(new[name])
-        change = measured_change(name, "warm", *summaries, limits, is_comparable=True)
-        if change.verdict == "regression" and not is_below(old[name], new[name]):
-            change = replace(change, verdict="noise")
-        changes.append(change)
+        found = compare_figure(name, summarise(old[name]), summarise(new[name]), limits, cache="warm")
+        if found.verdict == "regression" and not is_below(old[name], new[name]):
+            found = replace(found, verdict="noise")
+        changes.append(found)
     return tuple(changes)

@@ -10,7 +10,7 @@ from ortprep.children.probe import ProbeResult
 from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.doctor_model import DEFAULT, PREPARED
 from ortprep.doctor.initialisation.verdict import PREPARE
-from ortprep.measuring.comparison import MIN_ROUNDS, beats, paired_ratio
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 
 Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]
 Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
@@ -60,11 +60,9 @@ def _compare(
     ratio = paired_ratio(figures, default_figures)
     if len(figures) < MIN_ROUNDS:
         return VariationComparison(ratio, "too few rounds")
-    if beats(figures, default_figures, least=0.0):
+    if is_below(figures, default_figures):
         return VariationComparison(ratio, "less")
-    return VariationComparison(
-        ratio, "more" if beats(default_figures, figures, least=0.0) else "within the noise"
-    )
+    return VariationComparison(ratio, "more" if is_below(default_figures, figures) else "within the noise")
 
 
 def find_in_comparison(

@@ -9,10 +9,9 @@ from ortprep.bundle.manifest import Decision, PlanFigures
 from ortprep.bundle.tuning_record import Summary
 from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import (
+    is_below,
     paired_ratio,
     ratio_interval,
-    ratio_of_medians,
-    separated,
     summarise,
 )
 from ortprep.report.formatting import format_ratio
@@ -29,6 +28,9 @@ _PORTABLE = "portable"
 
 STEADY_ALLOWANCE = 1.03
 """How much slower a run may be, relative to the default, before a faster load is not worth it."""
+
+MIN_GAIN = 0.01
+"""A plan that gains less costs the same, however sure the gain."""
 
 Samples = Mapping[str, Sequence[Figures]]
 """Figures by plan, the k-th of every plan from the same round."""
@@ -101,14 +103,14 @@ def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
     """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
     prepared = samples[_PREPARED]
     phrases = [
-        f"costs {ratio_of_medians(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
+        f"costs {paired_ratio(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
         f"{'default ONNX Runtime' if name == DEFAULT else name} ({_figures(figures)})"
         for name, figures in samples.items()
         if name != _PREPARED
     ]
     reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
     default = samples.get(DEFAULT)
-    faster = default is not None and separated(_readies(prepared), _readies(default))
+    faster = default is not None and _is_better(_readies(prepared), _readies(default))
     return Decision(_PREPARED, faster=faster, reason=reason)
 
 
@@ -124,9 +126,13 @@ def _steadies(figures: Sequence[Figures]) -> list[float]:
     return [run.steady_ms for run in figures]
 
 
+def _is_better(below: Sequence[float], above: Sequence[float]) -> bool:
+    return is_below(below, above, min_gain=MIN_GAIN)
+
+
 def _is_faster(shipped: str, samples: Samples) -> bool:
     first = samples.get(FIRST) if shipped == _PREPARED else None
-    return shipped != DEFAULT and separated(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
+    return shipped != DEFAULT and _is_better(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
 
 
 def _objection(
@@ -137,12 +143,12 @@ def _objection(
 ) -> str | None:
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
-    if first is not None and separated(_costs(default, objective), _costs(candidate, objective)):
+    if first is not None and _is_better(_costs(default, objective), _costs(candidate, objective)):
         return "costs more for a job that does not load it in two phases"
     costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
-    if separated(costs, _costs(default, objective)):
+    if _is_better(costs, _costs(default, objective)):
         return None
-    if not separated(_readies(first or candidate), _readies(default)):
+    if not _is_better(_readies(first or candidate), _readies(default)):
         return "is not ready sooner beyond the noise"
     steady = _steadies(candidate), _steadies(default)
     if ratio_interval(*steady, errors=1)[0] > STEADY_ALLOWANCE:
@@ -161,8 +167,8 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
         )
     chosen = samples[shipped]
     first = samples.get(FIRST, chosen) if shipped == _PREPARED else chosen
-    sooner = ratio_of_medians(_readies(default), _readies(first))
-    steady = ratio_of_medians(_steadies(chosen), _steadies(default))
+    sooner = paired_ratio(_readies(default), _readies(first))
+    steady = paired_ratio(_steadies(chosen), _steadies(default))
     with_first = (
         "" if first is chosen else f" with its first phase, ready {_spread(summarise(_readies(first)))} ms,"
     )

@@ -1,0 +1,402 @@
+"""The gate between two versions of a bundle: may the new one take the old one's place? Pure.
+
+Variants are compared as they are shipped: what became worse, beyond a limit and the noise, and what else
+differs in how they were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.bundle.tuning_record import Summary
+from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
+from ortprep.measuring.comparison import summarise
+from ortprep.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
+
+PORTABLE = "portable"
+
+Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
+"""Nothing became worse; nothing that could be compared did; something did."""
+
+_OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
+_CACHES = ("warm", "cold")
+_DEFAULT = "default"
+_CONTROLS = ("ready", "init", "first-result", "steady")
+_COUNTED = ("size", VERIFICATION)
+
+
+@dataclass(frozen=True)
+class VariantComparison:
+    """A variant of both bundles, or of one of them.
+
+    Attributes:
+        old: Its name in the old one, None if it is new.
+        new: Its name in the new one, None if it is missing.
+        failures: Why it fails, a sentence each.
+        hardware: Differences of the hardware it was measured on.
+        remarks: Further facts for the reader, a sentence each.
+    """
+
+    old: str | None
+    new: str | None
+    target: str
+    outcome: Outcome
+    failures: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    hardware: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two bundles.
+
+    Attributes:
+        outcome: Whether the new one may take the old one's place: the worst of its variants'.
+        variants: Those of the old one in its order, then those that are new.
+    """
+
+    model: str
+    outcome: Outcome
+    differences: tuple[Difference, ...]
+    variants: tuple[VariantComparison, ...]
+
+
+def compare(
+    old: Sequence[Manifest],
+    new: Sequence[Manifest],
+    *,
+    limits: RegressionLimits | None = None,
+    across_hardware: bool = False,
+    partial: bool = False,
+) -> Comparison:
+    """Compares two versions of a bundle, variant by variant, as they are shipped.
+
+    A variant's counterpart has the same target and name, preferably from the same hardware. A missing variant
+    or figure is a regression.
+
+    Args:
+        old: The manifests of the current version: one per machine that prepared it, the last one first.
+        new: Those of the version that is to replace it.
+        limits: How much worse each figure may be; 10 % by default.
+        across_hardware: Whether to compare figures from different hardware.
+        partial: Whether the new one comes from some of the old one's machines: missing variants are remarks
+            then, as long as one is there.
+    """
+    rules = limits or RegressionLimits()
+    variants = []
+    pairs = tuple(pair_snapshots(list_snapshots(old), list_snapshots(new)))
+    partial = partial and any(was is not None and now is not None for was, now in pairs)
+    for was, now in pairs:
+        if was is not None and now is not None:
+            variants.append(_compare_pair(was, now, rules, across_hardware=across_hardware))
+        elif was is not None:
+            variants.append(_miss(was, new[0], partial=partial))
+        elif now is not None:
+            variants.append(_introduce(now, rules))
+    outcomes: list[Outcome] = [variant.outcome for variant in variants]
+    outcome = max(outcomes, key=_OUTCOMES.index, default=_OUTCOMES[0])
+    return Comparison(new[0].name, outcome, compare_manifests(old[0], new[0]), tuple(variants))
+
+
+def _miss(was: VariantSnapshot, new: Manifest, *, partial: bool) -> VariantComparison:
+    name, target = was.name, was.record.target
+    reasons = [missing.reason for missing in new.missing_targets if missing.target == target]
+    if partial:
+        return VariantComparison(name, None, target, "ok", remarks=("it is missing, and was not compared",))
+    failure = ": ".join(["it no longer exists", *reasons])
+    return VariantComparison(name, None, target, "regression", (failure,))
+
+
+def _introduce(now: VariantSnapshot, limits: RegressionLimits) -> VariantComparison:
+    counted = _read_counted(now)
+    changes = tuple(compare_figure(figure, None, counted.get(figure), limits) for figure in _COUNTED)
+    failures = tuple(_regressions(changes))
+    outcome: Outcome = "regression" if failures else "ok"
+    name, target = now.name, now.record.target
+    return VariantComparison(None, name, target, outcome, failures, changes, remarks=("it is new",))
+
+
+def _compare_pair(
+    was: VariantSnapshot, now: VariantSnapshot, limits: RegressionLimits, *, across_hardware: bool
+) -> VariantComparison:
+    facts = read_hardware_facts(was), read_hardware_facts(now)
+    hardware = list_differences(*facts)
+    is_comparable = across_hardware or not hardware
+    measured = _measured(was.record, now.record, limits, is_comparable=is_comparable)
+    changes = (*measured, *_counted(was, now, limits))
+    regressions = (*_regressions(changes), *_losses(changes))
+    unlike = tuple(_incomparable(changes, hardware if not is_comparable else ()))
+    remarks = [] if any(facts) else ["neither says on which hardware it was measured"]
+    remarks += [] if hardware else _controls(was.record, now.record, limits)
+    return VariantComparison(
+        old=was.name,
+        new=now.name,
+        target=now.record.target,
+        outcome="regression" if regressions else "incomparable" if unlike else "ok",
+        failures=(*regressions, *unlike),
+        changes=changes,
+        hardware=hardware,
+        differences=compare_snapshots(was, now),
+        remarks=tuple(remarks),
+    )
+
+
+def _measured(
+    was: VariantRecord, now: VariantRecord, limits: RegressionLimits, *, is_comparable: bool
+) -> Iterator[Change]:
+    for cache in _CACHES:
+        old, new = (_read(record, cache, shipped_plan(record)) for record in (was, now))
+        is_alike = is_comparable and _has_same_shapes(was, now, cache)
+        for name in dict.fromkeys((*old, *new)):
+            pair = old.get(name), new.get(name)
+            yield compare_figure(name, *pair, limits, cache=cache, is_comparable=is_alike)
+
+
+def _has_same_shapes(was: VariantRecord, now: VariantRecord, cache: str) -> bool:
+    before, after = find_measurement(was, cache=cache), find_measurement(now, cache=cache)
+    return before is None or after is None or before.shapes == after.shapes
+
+
+def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Summary]:
+    """Returns a plan's measured figures by their names; what is no number was not measured."""
+    figures = find_plan(find_measurement(record, cache=cache), plan)
+    found = {} if figures is None else {name: getattr(figures, field) for name, field in MEASURED.items()}
+    return {name: one for name, one in found.items() if one is not None and 0 <= one.median < math.inf}
+
+
+def _counted(was: VariantSnapshot, now: VariantSnapshot, limits: RegressionLimits) -> Iterator[Change]:
+    """Yields what is the same wherever it is looked at."""
+    old, new = _read_counted(was), _read_counted(now)
+    known = [name for name in _COUNTED if name in old or name in new]
+    return (compare_figure(name, old.get(name), new.get(name), limits) for name in known)
+
+
+def _read_counted(snapshot: VariantSnapshot) -> dict[str, Summary]:
+    """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
+    size_mb = None if snapshot.size_bytes is None else snapshot.size_bytes / 2**20
+    found = {"size": size_mb, VERIFICATION: worst_error(snapshot.record)}
+    return {name: summarise([value]) for name, value in found.items() if value is not None}
+
+
+def _regressions(changes: Sequence[Change]) -> Iterator[str]:
+    return (str(change) for change in changes if change.verdict == "regression")
+
+
+def _losses(changes: Sequence[Change]) -> Iterator[str]:
+    missing = [change for change in changes if change.verdict == "missing"]
+    for cache in dict.fromkeys(change.cache for change in missing):
+        names = ", ".join(change.figure for change in missing if change.cache == cache)
+        yield f"missing{f', {cache} cache' if cache else ''}: {names}"
+
+
+def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> Iterator[str]:
+    if not any(change.verdict == "incomparable" for change in changes):
+        return
+    if hardware:
+        what = "; ".join(f"{one.what} {one.old or '?'} → {one.new or '?'}" for one in hardware)
+        yield f"not comparable, measured on different hardware: {what}"
+    else:
+        yield "not comparable, measured with inputs of different shapes"
+
+
+def _controls(was: VariantRecord, now: VariantRecord, limits: RegressionLimits) -> list[str]:
+    """Returns what plain ONNX Runtime's own figures, from the same rounds, say about the machine."""
+    if _DEFAULT in (shipped_plan(was), shipped_plan(now)):
+        return []
+    remarks = []
+    for cache in _CACHES:
+        old, new = (_read(record, cache, _DEFAULT) for record in (was, now))
+        is_alike = _has_same_shapes(was, now, cache)
+        changes = [
+            compare_figure(name, old[name], new[name], limits, cache=cache, is_comparable=is_alike)
+            for name in _CONTROLS
+            if name in old and name in new
+        ]
+        moved = [f"{c.figure} {c.ratio:.2f}×" for c in changes if c.verdict in ("regression", "improvement")]
+        if moved:
+            remarks.append(
+                f"plain ONNX Runtime, measured beside it, changed too ({cache} cache: {', '.join(moved)}): "
+                "so did the machine, the source or ONNX Runtime itself"
+            )
+    return remarks
+
+
+@dataclass(frozen=True)
+class VariantSnapshot:
+    """A variant of a bundle.
+
+    Attributes:
+        base: Its name where it was prepared; a bundle from several machines may name it otherwise.
+        environment: Versions and hardware it was made with.
+        size_bytes: Size of the files that a session reads; None without files.
+    """
+
+    name: str
+    record: VariantRecord
+    environment: Mapping[str, Any]
+    size_bytes: int | None
+
+
+def list_snapshots(manifests: Sequence[Manifest]) -> tuple[VariantSnapshot, ...]:
+    """Returns the variants of a version's bundles, in order.
+
+    If equal machines prepared a variant of one name, only that of the first bundle is there.
+    """
+    found: dict[tuple[str, ...], VariantSnapshot] = {}
+    for manifest in manifests:
+        machine = tuple(str(manifest.environment.get(name)) for name in ("onnxruntime", "hardware"))
+        for record in manifest.variants:
+            number = 1 + sum(one.record.name == record.name for one in found.values())
+            name = record.name if number == 1 else f"{record.name} ({number})"
+            found.setdefault((record.name, *machine), _snapshot(name, record, manifest))
+    return tuple(found.values())
+
+
+def _snapshot(name: str, record: VariantRecord, manifest: Manifest) -> VariantSnapshot:
+    # Where the portable variant was faster, its files are all there is.
+    folder = PORTABLE if shipped_plan(record) == PORTABLE else record.name
+    sizes = [entry.size_bytes for entry in manifest.files if entry.path.startswith(f"{folder}/")]
+    return VariantSnapshot(name, record, manifest.environment, sum(sizes) if sizes else None)
+
+
+def read_hardware_facts(snapshot: VariantSnapshot) -> dict[str, str]:
+    """Returns the hardware that a snapshot's figures depend on, by what it is; {} if it was not recorded."""
+    hardware = snapshot.environment.get("hardware")
+    if not isinstance(hardware, Mapping):
+        return {}
+    facts = {
+        "architecture": str(hardware.get("machine", "?")),
+        "processor": str(hardware.get("cpu_model") or "?"),
+        "cores": str(hardware.get("cores", "?")),
+    }
+    if snapshot.record.target != "cpu":
+        gpu = first_gpu(snapshot.environment)
+        facts["GPU"] = f"{gpu.get('name', '?')}, compute capability {_capability(gpu)}" if gpu else "none"
+    return facts
+
+
+def first_gpu(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what was recorded of the GPU that was measured on; {} if there was none."""
+    hardware = environment.get("hardware")
+    gpus = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    first = gpus[0] if isinstance(gpus, list | tuple) and gpus else None
+    return first if isinstance(first, Mapping) else {}
+
+
+def _capability(gpu: Mapping[str, Any]) -> str:
+    found = gpu.get("compute_capability")
+    return ".".join(map(str, found)) if isinstance(found, list | tuple) else "?"
+
+
+def pair_snapshots(
+    old: Sequence[VariantSnapshot], new: Sequence[VariantSnapshot]
+) -> Iterator[tuple[VariantSnapshot | None, VariantSnapshot | None]]:
+    """Yields (old, new) for every variant: same target and name, preferably the same hardware.
+
+    One side is None where a variant has no counterpart. Old variants come first.
+    """
+    partners: dict[int, int] = {}
+    for fits in (_is_same_on_same_hardware, _is_same):
+        for index, before in enumerate(old):
+            if index not in partners:
+                matched = partners.values()
+                free = ((i, after) for i, after in enumerate(new) if i not in matched)
+                match = next((i for i, after in free if fits(before, after)), None)
+                if match is not None:
+                    partners[index] = match
+    for index, before in enumerate(old):
+        yield before, new[partners[index]] if index in partners else None
+    for index, after in enumerate(new):
+        if index not in partners.values():
+            yield None, after
+
+
+def _is_same(one: VariantSnapshot, other: VariantSnapshot) -> bool:
+    return (one.record.target, one.record.name) == (other.record.target, other.record.name)
+
+
+def _is_same_on_same_hardware(one: VariantSnapshot, other: VariantSnapshot) -> bool:
+    return _is_same(one, other) and read_hardware_facts(one) == read_hardware_facts(other)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was.
+
+    Attributes:
+        old: What it was; "" for nothing.
+        new: What it is now; "" for nothing.
+    """
+
+    what: str
+    old: str
+    new: str
+
+
+def list_differences(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Returns what two descriptions do not agree in, in their order."""
+    return tuple(
+        Difference(what, old.get(what, ""), new.get(what, ""))
+        for what in dict.fromkeys((*old, *new))
+        if old.get(what, "") != new.get(what, "")
+    )
+
+
+def compare_manifests(old: Manifest, new: Manifest) -> tuple[Difference, ...]:
+    """Returns what changed for a model as a whole."""
+    return list_differences(_describe_manifest(old), _describe_manifest(new))
+
+
+def _describe_manifest(manifest: Manifest) -> dict[str, str]:
+    return {
+        "model": manifest.name,
+        "source": manifest.source.sha256,
+        "spec": manifest.spec_digest,
+        "git commit": manifest.spec_commit or "",
+        "ortprep": manifest.pipeline_version,
+    }
+
+
+def compare_snapshots(old: VariantSnapshot, new: VariantSnapshot) -> tuple[Difference, ...]:
+    """Returns what changed in how a variant was made."""
+    return list_differences(_describe_snapshot(old), _describe_snapshot(new))
+
+
+def _describe_snapshot(snapshot: VariantSnapshot) -> dict[str, str]:
+    record, environment = snapshot.record, snapshot.environment
+    verification, gpu = record.verification, first_gpu(environment)
+    return {
+        "name": record.name,
+        "optimisation level": record.level,
+        "shipped plan": shipped_plan(record),
+        **_describe_choice(snapshot),
+        "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
+        "verified on": f"{verification.samples} {verification.inputs} inputs",
+        **dict(_flatten({name: value for name, value in environment.items() if name != "hardware"})),
+        **{f"GPU {name}": text for name, text in _flatten(gpu) if name in ("driver_version", "cuda_version")},
+    }
+
+
+def _describe_choice(snapshot: VariantSnapshot) -> dict[str, str]:
+    """Returns the options that the search chose; without one they follow from the spec."""
+    tuning = snapshot.record.tuning
+    if tuning is None:
+        return {}
+    chosen = next((trial for trial in tuning.trials if trial.number == tuning.chosen), None)
+    choice = chosen.choice if chosen else {}
+    return {f"option {knob}": choice[knob] for knob in sorted(choice)}
+
+
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the leaves of nested mappings by their dotted names."""
+    if isinstance(value, Mapping):
+        for key in sorted(map(str, value)):
+            yield from _flatten(value[key], f"{name}.{key}" if name else key)
+    elif value is not None:
+        yield name, str(value)

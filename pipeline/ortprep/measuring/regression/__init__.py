@@ -1,1 +1,0 @@
-"""The gate between two versions of a bundle: what became worse, beyond a limit and the noise."""
