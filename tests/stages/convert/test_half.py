@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16, convert_np_to_float16
 
-from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
 from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.half import BFLOAT16, FLOAT16, largest_beyond, round_to_half
@@ -196,14 +195,6 @@ def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path
     assert converted.weight("big") == (FLOAT, np.float32(1e5).tobytes())
 
 
-def test_a_kept_node_at_the_interface_needs_no_cast(tmp_path: Path) -> None:
-    model = chain(("Mul", "big"), "Sqrt", ("Add", "big"), weights={"big": 1e5})
-
-    converted = Converted(model, tmp_path, keep_nodes=("n0", "n2"))
-
-    assert converted.operators == ["Mul", "Cast", "Sqrt", "Cast", "Add"]
-
-
 @pytest.mark.parametrize("keep_io", [True, False])
 def test_a_value_that_several_kept_nodes_take_is_cast_once(keep_io: bool, tmp_path: Path) -> None:
     nodes = [
@@ -256,15 +247,6 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int
 
     converted.assert_agrees(feeds)
     assert set(chosen) <= set(converted.reply.kept)
-
-
-def test_a_weight_of_converted_and_kept_nodes_is_in_half_precision(tmp_path: Path) -> None:
-    model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [0.1, 0.2, 0.3, 0.4]})
-
-    converted = Converted(model, tmp_path, keep_nodes=("n1",))
-
-    assert converted.weight("w")[0] == TensorProto.FLOAT16
-    converted.assert_agrees({"x": X4})
 
 
 def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path: Path) -> None:
@@ -519,14 +501,6 @@ def test_bfloat16_keeps_what_has_it_in_a_later_opset_only(tmp_path: Path) -> Non
 
     assert "conv" in converted.reply.kept
     assert "relu" in converted.reply.converted
-
-
-def test_a_child_converts_and_names_the_same_nodes(tmp_path: Path) -> None:
-    source = write_external_model(models.two_inputs(), tmp_path / "m.onnx")
-    (tmp_path / "written").mkdir()
-    request = PrecisionRequest(source=source, written=tmp_path / "written" / "m.onnx", name="fp16")
-
-    assert run_child(convert_precision, request).value.converted == ("Add_0", "MatMul_0")
 
 
 def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path: Path) -> None:

@@ -54,13 +54,6 @@ def test_values_in_typed_fields_are_read_as_raw_ones(kind: int, tmp_path: Path) 
     assert values_of(read_graph(path), tmp_path) == {"w": expected}
 
 
-def test_external_files_may_be_hard_links(tmp_path: Path) -> None:
-    path = write_external_model(matmul_net(), tmp_path / "m.onnx")
-    os.link(tmp_path / "weights.bin", tmp_path / "second-name")
-
-    assert values_of(read_graph(path), tmp_path) == expected_values(matmul_net())
-
-
 def test_a_short_or_missing_external_file_is_reported_with_its_tensor(tmp_path: Path) -> None:
     path = write_external_model(matmul_net(layers=1), tmp_path / "m.onnx")
     os.truncate(tmp_path / "weights.bin", 100)

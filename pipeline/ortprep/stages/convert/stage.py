@@ -47,7 +47,9 @@ from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
 
 _FUSED, _BOUND = ".fused", ".bound"
-_HALVES, _INTEGERS = {"fp16", "bf16", "mixed"}, {"int8", "int4"}
+_SECTIONS = {"half": {"fp16", "bf16", "mixed"}, "quantize": {"int8", "int4"}, "search": {*SEARCHED}}
+"""The sections of `convert` that decide a precision."""
+
 _LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
 
@@ -71,27 +73,23 @@ class ConvertStage:
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
-        variant_plan, convert, target = (
-            _variant(plan, variant),
-            convert_section(plan.spec),
-            target_of(plan, variant),
-        )
+        variant_plan, target = _variant(plan, variant), target_of(plan, variant)
+        convert = convert_section(plan.spec)
         libraries = {**runtime_versions(target), **installed_versions(*_LIBRARIES)}
-        if variant_plan.is_bucket:
-            return {"binding": dict(variant_plan.binding), "tools": libraries}
         if not _changes_precision(variant_plan):
-            fusion = None if convert.fusion is None else convert.fusion.model_dump(mode="json")
-            return {"fusion": fusion, "binding": dict(variant_plan.binding), "tools": libraries}
+            used = set() if variant_plan.is_bucket else {"fusion"}
+            options = convert.model_dump(mode="json", include=used)
+            return {**options, "binding": dict(variant_plan.binding), "tools": libraries}
         steps = plan_steps(variant_plan.precision, convert.ladder)
-        others = [name for name in convert.precisions(target) if name in steps[1:]]
+        used = {section for section, precisions in _SECTIONS.items() if precisions & {*steps}}
         return {
             **gate_key(plan.spec),
-            **_options_key(convert, steps),
+            **convert.model_dump(mode="json", include=used),
             "steps": list(steps),
-            "others": others,
+            "others": [name for name in convert.precisions(target) if name in steps[1:]],
             "inputs": inputs_key(plan.spec),
             "samples": samples_key(plan.spec),
-            "calibration": calibration_key(plan.spec) if _INTEGERS & set(steps) else None,
+            "calibration": calibration_key(plan.spec) if "quantize" in used else None,
             "runtime": runtime_key(plan.spec.runtime, target),
             "optimize": plan.spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
             "tools": libraries,
@@ -148,16 +146,6 @@ def _changes_precision(variant: VariantPlan) -> bool:
 def _other_precisions(context: Context, convert: ConvertSpec) -> tuple[str, ...]:
     own = context.variant_plan.precision
     return tuple(name for name in convert.precisions(context.target) if name != own)
-
-
-def _options_key(convert: ConvertSpec, steps: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the options of the passes that may run."""
-    used = {"half": _HALVES, "quantize": _INTEGERS, "search": set(SEARCHED)}
-    return {
-        name: getattr(convert, name).model_dump(mode="json")
-        for name, precisions in used.items()
-        if precisions & set(steps)
-    }
 
 
 def _record_of_parent(context: Context) -> ConversionRecord:
@@ -281,14 +269,14 @@ def _describe(model: Path, parent: Graph, *, name: str) -> FetchResult:
         SourceError: It is no model.
     """
     inspection = inspect_file(model, name=name)
-    files = describe_files(model.parent, DigestCache().digest)
-    model_file = next(entry for entry in files if entry.path == model.name)
+    files = list(describe_files(model.parent, DigestCache().digest))
+    files.sort(key=lambda file: file.path != model.name)  # the model first
     source = dataclasses.replace(
         parent.description.source,
         kind="convert",
         location=model.name,
-        sha256=model_file.sha256,
-        files=(model_file, *(entry for entry in files if entry is not model_file)),
+        sha256=files[0].sha256,
+        files=tuple(files),
         opsets=inspection.opsets,
         ir_version=inspection.ir_version,
         operators=inspection.operators,
