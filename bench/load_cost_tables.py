@@ -32,48 +32,39 @@ TITLES = {
     "gpt2": "GPT-2",
     "bilstm": "BiLSTM",
 }
-"""Models in README's table; docs/performance.md has all of them."""
+"""Models in README's tables; docs/performance.md has all of them."""
 
 Section = Mapping[str, Any]
 
 
-def readme_table(report: Mapping[str, Section], application: Section | None) -> str:
-    """Returns a row per well-known model, the means of each set, and the application.
+def readme_table(section: Section) -> str:
+    """Returns a row per well-known model of a set, and the mean of the whole set.
 
-    Every figure is how many times better than plain ONNX Runtime, so below 1 is worse; brackets have the
-    quartiles over the rounds.
+    But for the time of plain ONNX Runtime, in ms, every figure is how many times better than that, so below
+    1 is worse; brackets have the quartiles over the rounds.
     """
+    ratios = section["ratios"]
+    by_hand = all("hand_sooner" in figures for figures in ratios.values())
+    arms = ("hand", "load") if by_hand else ("load",)
+    titles = {"hand": "first result: by hand", "load": "first result: `load`"}
+    header = ["", "plain, first result", *(titles[arm] for arm in arms), "later runs", "private memory"]
     rows = []
-    if small := report.get("small"):
-        rows += [_readme_row(small, name) for name in small["ratios"] if name in TITLES]
-        rows.append(_mean_row(small, "load", f"**mean of {len(small['ratios'])} trained models**"))
-    if large := report.get("large"):
-        rows += [_readme_row(large, name) for name in large["ratios"]]
-        rows.append(_mean_row(large, "load", "**mean of the large ones, tuned for one run per load**"))
-        rows.append(_mean_row(large, "progressive", "**the same, tuned for 1,000, `load_progressive`**"))
-    if application:
-        rows.append(_application_row(application))
-    header = ["", "first result: by hand", "first result: `load`", "later runs", "private memory"]
+    for name in (name for name in ratios if name in TITLES):
+        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB"
+        plain = f"{section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
+        rows.append(
+            [title, plain, *(_sooner(ratios[name], arm) for arm in arms), *_others(ratios[name], "load")]
+        )
+    means = {
+        figure: geometric_mean(figures[figure] for figures in ratios.values())
+        for figure in (*(f"{arm}_sooner" for arm in arms), "load_steady", "load_private")
+    }
+    sooner = [f"{means[f'{arm}_sooner']:.2f}×" for arm in arms]
+    rows.append([f"**mean of {len(ratios)}**", "", *sooner, *_others(means, "load")])
     return _table(header, rows)
 
 
-def _application_row(application: Section) -> list[str]:
-    cells = (
-        f"{1 / application['figures'][name]['bundles_to_plain']:.2f}×"
-        for name in ("first_ms", "page_ms", "private_mb")
-    )
-    return ["RapidOCR, the unmodified application", "not measured", *cells]
-
-
-def _readme_row(section: Section, name: str) -> list[str]:
-    figures = section["ratios"][name]
-    title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB"
-    return [title, _sooner(figures, "hand"), _sooner(figures, "load"), *_others(figures, "load")]
-
-
 def _sooner(figures: Mapping[str, float], arm: str) -> str:
-    if f"{arm}_sooner" not in figures:
-        return "not measured"
     spread = [figures[f"{arm}_sooner{end}"] for end in ("_p25", "_p75") if f"{arm}_sooner{end}" in figures]
     brackets = f" [{spread[0]:.2f}–{spread[1]:.2f}]" if spread else ""
     return f"{figures[f'{arm}_sooner']:.2f}×{brackets}"
@@ -81,19 +72,6 @@ def _sooner(figures: Mapping[str, float], arm: str) -> str:
 
 def _others(figures: Mapping[str, float], arm: str) -> list[str]:
     return [f"{1 / figures[f'{arm}_{name}']:.2f}×" for name in ("steady", "private")]
-
-
-def _mean_row(section: Section, arm: str, title: str) -> list[str]:
-    means = {
-        name: geometric_mean(of_model[name] for of_model in section["ratios"].values())
-        for name in ("hand_sooner", f"{arm}_sooner", f"{arm}_steady", f"{arm}_private")
-        if all(name in of_model for of_model in section["ratios"].values())
-    }
-    sooner = [
-        f"{means[name]:.2f}×" if name in means else "not measured"
-        for name in ("hand_sooner", f"{arm}_sooner")
-    ]
-    return [title, *sooner, *_others(means, arm)]
 
 
 def performance_tables(report: Mapping[str, Section]) -> str:
@@ -183,7 +161,7 @@ def main() -> int:
         )
     readme, performance = ROOT / "README.md", ROOT / "docs" / "performance.md"
     tables = (
-        (readme, "bench.load_cost", readme_table(report, application)),
+        *((readme, f"bench.load_cost {kind}", readme_table(section)) for kind, section in report.items()),
         (performance, "bench.load_cost", performance_tables(report)),
         *(
             []
