@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,12 @@ import requests
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import RegistryError, RegistryUnavailableError
+from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.client import OciClient
-from tests.fakes import send_status, serve, trickling_server
+from ortprep.stages.fetch.transfer import fetch_file
+from ortprep.stages.fetch.web_file import WebFile
+from tests.fakes import FileServer, Handler, send_status, serve, trickling_server
 
 pytestmark = pytest.mark.attack
 
@@ -97,7 +102,7 @@ LOCATIONS = [
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-@pytest.mark.parametrize("header", ["WWW-Authenticate"])
+@pytest.mark.parametrize("header", ["Location", "WWW-Authenticate"])
 def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
     location: str, header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,3 +118,44 @@ def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
         with pytest.raises(RegistryError):
             ask(own.url).close()
         assert evil.requests == [], "with or without credentials"
+
+
+def ask_mlflow(url: str, folder: Path) -> None:
+    from ortprep.registry.backends.mlflow.server import MlflowServer
+
+    MlflowServer(f"mlflow+{url}").call("GET", "experiments/get-by-name")
+
+
+def ask_oci(url: str, folder: Path) -> None:
+    ask(url).close()
+
+
+def ask_web(url: str, folder: Path) -> None:
+    fetch_file(WebFile(f"{url}/v2/"), folder / "got")
+
+
+@pytest.mark.parametrize("fetch", [ask_oci, ask_mlflow, ask_web])
+def test_the_body_of_a_redirect_is_not_unpacked(fetch: Callable[[str, Path], None], tmp_path: Path) -> None:
+    if fetch is ask_mlflow:  # before its import would be measured
+        pytest.importorskip("ortprep.registry.backends.mlflow.server", reason="needs mlflow")
+    bomb = gzip.compress(bytes(2**22)) * 64
+
+    def redirect(handler: Handler, server: FileServer, content: bytes) -> None:
+        handler.send_response(307)
+        for name, value in {"Location": handler.path, "Content-Encoding": "gzip"}.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(bomb)))
+        handler.end_headers()
+        with suppress(OSError):  # nobody reads it
+            handler.wfile.write(bomb)
+
+    with serve() as server:
+        server.files |= {"/v2/": b"", "/api/2.0/mlflow/experiments/get-by-name": b""}
+        server.script = [redirect] * 20
+        tracemalloc.start()
+        with pytest.raises(PipelineError, match=r"too many redirects|got status 307"):
+            fetch(server.url, tmp_path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(server.requests) <= rest.MAX_REDIRECTS + 1
+    assert peak_bytes < 2**24, "it would be 2**28 bytes"

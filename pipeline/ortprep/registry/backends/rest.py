@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import urljoin
 
 import requests
 import urllib3
@@ -42,6 +43,24 @@ MAX_ERROR_BYTES = 64 * 1024
 UNENCODED = {"Accept-Encoding": "identity"}
 """Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
 
+MAX_REDIRECTS = 10
+
+
+def _hide_redirect(response: requests.Response, **_: object) -> None:
+    if response.is_redirect:
+        response.headers.pop("Location")
+
+
+UNREAD: Mapping[str, Any] = {
+    "stream": True,
+    "allow_redirects": False,
+    "hooks": {"response": _hide_redirect},
+}
+"""Options of every request: `requests` leaves the body to the caller, and redirects to `follow_redirects`.
+
+It reads and unpacks the whole body of a redirect that it sees, even where it is told not to follow it.
+"""
+
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed later."""
 
@@ -51,7 +70,7 @@ _ODD = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 _SYSTEM_ERROR = re.compile(r"\[Errno -?[0-9]+\] ([A-Za-z ,]+)")
 
 
-def connection_error(error: requests.RequestException, doing: str) -> RegistryError:
+def connection_error(error: requests.RequestException | ValueError, doing: str) -> RegistryError:
     """Returns what to raise for a request that got no answer, or only a part of one.
 
     `doing` says what was tried, and where, as in "list the tags: HOST/REPOSITORY". The HTTP library's error
@@ -62,6 +81,8 @@ def connection_error(error: requests.RequestException, doing: str) -> RegistryEr
             f"cannot {doing}\n  expected a TLS certificate that this machine trusts, got another",
             hint="export REQUESTS_CA_BUNDLE=/path/to/the/registry's/ca.pem",
         )
+    if isinstance(error, requests.TooManyRedirects):
+        return RegistryError(f"cannot {doing}\n  expected an answer, got too many redirects")
     if isinstance(error, ValueError):
         return RegistryError(f"cannot {doing}\n  expected a usable URL, got none")
     text = str(error)
@@ -86,6 +107,35 @@ def check_http_url(url: str) -> str:
     if _ODD.search(url) or parts.auth is not None or parts.scheme not in ("http", "https"):
         raise ValueError("expected http(s)://host[:port]/path")
     return str(sent.url)
+
+
+def follow_redirects(
+    ask: Callable[[str], requests.Response], url: str, check: Callable[[str, str], str]
+) -> requests.Response:
+    """Returns the first answer that is no redirect; of the others at most `MAX_ERROR_BYTES` are read.
+
+    Args:
+        ask: Asks at a URL, with the options `UNREAD`.
+        url: Where to begin.
+        check: Takes the URL of a redirect and its target, and returns the target as it may be asked.
+
+    Raises:
+        requests.TooManyRedirects: There are more than `MAX_REDIRECTS`.
+        requests.exceptions.InvalidURL: A target is no URL.
+    """
+    for _ in range(MAX_REDIRECTS + 1):
+        response = ask(url)
+        location = response.raw.headers.get("Location")
+        if response.status_code not in requests.models.REDIRECT_STATI or not location:
+            return response
+        with response:
+            read_refusal(response, "be redirected")
+        try:
+            target = urljoin(url, location.encode("latin-1").decode())
+        except ValueError:
+            raise requests.exceptions.InvalidURL from None
+        url = check(url, target)
+    raise requests.TooManyRedirects
 
 
 def ask_in_time(

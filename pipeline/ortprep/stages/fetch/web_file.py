@@ -17,7 +17,13 @@ import requests
 import urllib3
 
 from ortprep.errors import SourceError
-from ortprep.registry.backends.rest import UNENCODED, is_encoded
+from ortprep.registry.backends.rest import (
+    UNENCODED,
+    UNREAD,
+    check_http_url,
+    follow_redirects,
+    is_encoded,
+)
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
 from ortprep.stages.fetch.transfer import Download, TransferError, call_in_time, first_line, guard_reads
 
@@ -30,29 +36,20 @@ _MAX_DIGITS = 20
 _RETRIED_STATUS = frozenset({408, 425, 429})
 
 
-class _Session(requests.Session):
-    """Sends credentials to the URL that was asked for only, and trusts what the system trusts."""
+def check_redirect(url: str, target: str) -> str:
+    """Refuses redirects from https to what is not, and to a local file: they could send another model.
 
-    def __init__(self) -> None:
-        super().__init__()
-        hide_queries_in_logs()
-        paths = ssl.get_default_verify_paths()
-        self.verify = paths.cafile or paths.capath or True
-
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Refuses redirects from https to what is not, and to a local file: they could send another model.
-
-        Raises:
-            SourceError: The redirect is refused.
-        """
-        prepared_request.headers.pop("Authorization", None)
-        target = prepared_request.url or ""
-        allowed = ("https://",) if response.url.startswith("https:") else ("https://", "http://")
-        if not target.lower().startswith(allowed):
-            raise SourceError(
-                f"cannot fetch: {redact_url(response.url)}\n"
-                f"  expected {allowed[-1].removesuffix('://')}, got a redirect to {redact_url(target)}"
-            )
+    Raises:
+        SourceError: The redirect is refused.
+        ValueError: The target is no URL.
+    """
+    allowed = ("https://",) if url.startswith("https:") else ("https://", "http://")
+    if not target.lower().startswith(allowed):
+        raise SourceError(
+            f"cannot fetch: {redact_url(url)}\n"
+            f"  expected {allowed[-1].removesuffix('://')}, got a redirect to {redact_url(target)}"
+        )
+    return check_http_url(requests.utils.requote_uri(target))
 
 
 @dataclass(frozen=True)
@@ -77,21 +74,33 @@ class WebFile:
         headers = {"User-Agent": "ortprep", **UNENCODED}
         if offset and version is not None:
             headers |= {"Range": f"bytes={offset}-", "If-Range": version}
-        with _Session() as session, self._get(session, headers) as response:
+        with requests.Session() as session, self._get(session, headers) as response:
             if response.status_code not in (200, 206):
                 raise self._refused(response, resumes=offset > 0)
             yield self._describe(response)
 
     def _get(self, session: requests.Session, headers: dict[str, str]) -> requests.Response:
+        """Sends credentials to the URL that was asked for only, and trusts what the system trusts."""
+        hide_queries_in_logs()
+        paths = ssl.get_default_verify_paths()
+        session.verify = paths.cafile or paths.capath or True
+        # Without it requests would look into `~/.netrc` for each host that it is sent to.
+        session.auth = lambda request: request
+
+        def ask(url: str) -> requests.Response:
+            auth = requests.utils.get_netrc_auth(url) if url == first else None
+            return session.get(url, headers=headers, auth=auth, timeout=TIMEOUT_S, **UNREAD)
+
         try:
-            return call_in_time(
-                lambda: session.get(self.url, headers=headers, stream=True, timeout=TIMEOUT_S)
-            )
-        except ValueError:
-            raise SourceError(f"not a URL: {self.name}\n  expected http(s)://host[:port]/path") from None
+            first = check_http_url(requests.utils.requote_uri(self.url))
+            return call_in_time(lambda: follow_redirects(ask, first, check_redirect))
         except requests.TooManyRedirects:
             raise SourceError(
                 f"cannot fetch: {self.name}\n  expected HTTP 200, got too many redirects"
+            ) from None
+        except ValueError:
+            raise SourceError(
+                f"not a URL: {self.name}, or what it redirects to\n  expected http(s)://host[:port]/path"
             ) from None
         except requests.RequestException as error:
             # The text of the error itself has the URL in it, so it is dropped.

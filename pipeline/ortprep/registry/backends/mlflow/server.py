@@ -25,7 +25,14 @@ from ortprep.errors import (
 )
 from ortprep.registry.backend import MAX_LISTING_BYTES
 from ortprep.registry.backends import rest
-from ortprep.registry.backends.rest import UNENCODED, connection_error, read_body, read_refusal, status_error
+from ortprep.registry.backends.rest import (
+    UNENCODED,
+    UNREAD,
+    connection_error,
+    read_body,
+    read_refusal,
+    status_error,
+)
 from ortprep.registry.retries import with_retries
 from ortprep.spec.redaction import redact_url
 
@@ -95,9 +102,8 @@ class MlflowServer:
                 max_retries=0,
                 retry_codes=(),
                 raise_on_status=False,
-                stream=True,
-                # To another host it would be without what made it safe.
-                allow_redirects=False,
+                # Redirects are not followed: to another host it would be without what made it safe.
+                **UNREAD,
                 **options | {"extra_headers": {**UNENCODED, **options.get("extra_headers", {})}},
             )
             # A file that is sent takes as long as it takes.

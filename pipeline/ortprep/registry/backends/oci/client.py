@@ -19,7 +19,10 @@ from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.credentials import read_credentials
 from ortprep.registry.backends.rest import (
     UNENCODED,
+    UNREAD,
     check_http_url,
+    connection_error,
+    follow_redirects,
     read_body,
     read_refusal,
     status_error,
@@ -29,7 +32,6 @@ from ortprep.spec.redaction import hide_queries_in_logs
 _SEND_BLOCK_BYTES = 256 * 1024
 _CONNECTIONS = 16
 _MAX_TOKEN_BYTES = 1024 * 1024
-_MAX_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -80,7 +82,7 @@ class OciClient:
 
     def _request(self, method: str, url: str, doing: str, **options: Any) -> requests.Response:
         """Asks once, and leaves redirects to the caller."""
-        options |= {"timeout": self._timeout_s, "stream": True, "allow_redirects": False}
+        options |= {"timeout": self._timeout_s, **UNREAD}
         sent = options.get("data")
         sent_blocks = len(sent.getbuffer()) / BLOCK_BYTES if sent else 0.0
         limit_s = rest.ANSWER_TIMEOUT_S + rest.BLOCK_TIMEOUT_S * sent_blocks
@@ -88,20 +90,20 @@ class OciClient:
 
     def _follow(self, request: requests.Request, doing: str, authorization: str) -> requests.Response:
         """Sends a request, with credentials to no other host than the registry's own."""
-        url = str(request.url)
-        for _ in range(_MAX_REDIRECTS):
+
+        def ask(url: str) -> requests.Response:
             credentials = {"Authorization": authorization} if authorization and self.is_own(url) else {}
             # In blocks: the time to send one piece is limited, and a chunk may take minutes.
             body = io.BytesIO(cast("bytes", request.data)) if request.data else b""
             headers = {**request.headers, **credentials}
-            response = self._request(str(request.method), url, doing, data=body, headers=headers)
-            location = response.headers.get("Location")
-            if not response.is_redirect or not location or request.method not in ("GET", "HEAD"):
-                return response
-            with response:
-                read_refusal(response, doing)
-            url = self.resolve(urljoin(url, location), doing)
-        raise RegistryError(f"cannot {doing}\n  expected an answer, got too many redirects")
+            return self._request(str(request.method), url, doing, data=body, headers=headers)
+
+        if request.method not in ("GET", "HEAD"):
+            return ask(str(request.url))
+        try:
+            return follow_redirects(ask, str(request.url), lambda _, target: self.resolve(target, doing))
+        except requests.RequestException as error:
+            raise connection_error(error, doing) from None
 
     def _authorize(self, scope: tuple[str, str], challenge: str, rejected: str) -> str:
         """Returns the `Authorization` header for what was refused with another one, or with none."""
@@ -154,8 +156,8 @@ class OciClient:
             raise RegistryError(f"cannot {doing}\n  expected a location, got none")
         try:
             url = check_http_url(urljoin(self.base, location))
-        except ValueError:
-            raise RegistryError(f"cannot {doing}\n  expected a usable URL, got none") from None
+        except ValueError as error:
+            raise connection_error(error, doing) from None
         if url.startswith("http:") and self.is_own("https" + url[4:]):
             # Registries behind a proxy that ends TLS do not know that they are asked over it.
             return "https" + url[4:]
