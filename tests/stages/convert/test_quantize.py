@@ -311,6 +311,17 @@ def test_dynamic_quantises_lookups_and_convolutions_when_told_to(tmp_path: Path)
     _assert_near(conv_net(), tmp_path / "b", share=0.05)
 
 
+def test_dynamic_stores_a_table_once_that_is_not_quantised(tmp_path: Path) -> None:
+    model = _tied()
+    model.graph.node.append(helper.make_node("Transpose", ["table"], ["rows"], name="turn"))
+    model.graph.output.append(value("rows", TensorProto.FLOAT, [32, 50]))
+    del model.graph.node[2]
+    del model.graph.output[1]
+    _quantize("dynamic", model, tmp_path)
+    written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
+    assert [item.name for item in written.graph.initializer if list(item.dims) == [50, 32]] == ["table"]
+
+
 def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
     model = matmul_net()
     weight = np.random.default_rng(0).normal(0, 0.1, (1, 64, 64)).astype(np.float32)

@@ -92,7 +92,7 @@ def quantize_int8(request: PrecisionRequest) -> PrecisionReply:
     operators = quantize.operators or (tuple(sorted(supported)) if is_static else DYNAMIC_OPERATORS)
     model = read_checked_graph(source, quantize, supported)
     nodes = list_nodes(model)
-    _unshare_weights(model, quantize.exclude)
+    _unshare_weights(model, quantize.exclude, is_static=is_static)
     with _scratch_folder(request.written) as folder, quantizer_refusals(source):
         path = folder / "staged.onnx"
         staged, types = _stage(model, source, path, opset=_OPSETS[request.name])
@@ -171,12 +171,12 @@ def _scratch_folder(written: Path) -> Iterator[Path]:
             tempfile.tempdir = previous
 
 
-def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str]) -> None:
+def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str], *, is_static: bool) -> None:
     """Copies weights whose readers cannot share one; nothing large is copied, since they refer to files.
 
-    The quantiser converts a weight once, for all that read it. But the axis of its channels depends on the
-    operator, an excluded node keeps its float32, and the weight of a Gemm is transposed in place, as if
-    nobody else read it.
+    The quantiser converts a weight once, for all that read it. But it transposes the weight of a Gemm in
+    place, as if nobody else read it; and if it is static, the axis of the channels depends on the operator,
+    and an excluded node keeps its float32.
     """
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     # What a subgraph reads has to keep its name.
@@ -187,7 +187,8 @@ def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str]) -> None:
             if name not in weights:
                 continue
             transposed = node.op_type == "Gemm" and index == 1 and read_attribute(node, "transB", 0)
-            key = (name, node.op_type, index, node.name in excluded, node.name if transposed else None)
+            use = (node.op_type, index, node.name in excluded) if is_static else ()
+            key = (name, node.name if transposed else None, *use)
             if key not in owned and name in claimed:
                 own = model.graph.initializer.add()
                 own.CopyFrom(weights[name])
