@@ -100,8 +100,3 @@ def format_bytes(count: float) -> str:
         count /= _STEP
         unit += 1
     return f"{count:.0f} B" if unit == 0 else f"{count:.3g} {_UNITS[unit]}"
-
-
-def format_speed(bytes_per_s: float) -> str:
-    """Returns a speed: `1.04 GB/s`."""
-    return f"{format_bytes(bytes_per_s)}/s"

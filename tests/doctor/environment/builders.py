@@ -14,8 +14,6 @@ from ortprep.bundle.codec import decode
 from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.environment.facts.ort_probe import ProviderAttempt
 from ortprep.doctor.environment.facts.records import (
-    Architecture,
-    DeviceCode,
     DiskSpace,
     Facts,
     GpuState,
@@ -23,7 +21,6 @@ from ortprep.doctor.environment.facts.records import (
     Library,
     PcieLink,
     Provider,
-    ReadSpeed,
     ResourceLimits,
     Wheel,
 )
@@ -46,12 +43,10 @@ HEALTHY = Facts(
     gpus=(GpuState(HOPPER, free_bytes=79 * GB, persistence=True, link=PcieLink(5, 16, 5, 16)),),
     bus_gpus=1,
     driver="580.65.06",
-    device_code=DeviceCode("cuda.so", (Architecture(8, 0), Architecture(9, 0, specific=True)), ()),
     hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),
     limits=ResourceLimits(),
     shared_memory=DiskSpace("/dev/shm", 32 * GB, 32 * GB),
     artifacts=DiskSpace("/srv/artifacts", 500 * GB, 400 * GB),
-    reading=ReadSpeed(64 * 1024 * 1024, 8e9, 2e9),
 )
 """A machine with a GPU, where everything is as it should be."""
 
@@ -74,7 +69,6 @@ def facts_of(recording: dict[str, Any], machine: Facts) -> Facts:
     """Returns a machine with the ONNX Runtime that was recorded on another."""
     runtime = decode(InstalledRuntime, recording["runtime"])
     libraries = decode(tuple[Library, ...], recording["libraries"])
-    code = recording["device_code"]
     return replace(
         machine,
         wheels=(Wheel(runtime.package, runtime.version),),
@@ -84,7 +78,6 @@ def facts_of(recording: dict[str, Any], machine: Facts) -> Facts:
             for name, reply in recording["attempts"].items()
         ),
         libraries=add_packages(libraries, runtime.cuda_version),
-        device_code=None if code is None else decode(DeviceCode, code),
     )
 
 

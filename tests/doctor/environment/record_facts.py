@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import encode
 from ortprep.children.child import run_child
 from ortprep.doctor.environment.facts import ort_probe
-from ortprep.doctor.environment.facts.device_code import read_device_code
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 
@@ -21,11 +19,9 @@ _SITE = "/opt/venv/lib/python3.11/site-packages"
 def record() -> str:
     described = run_child(ort_probe.describe_runtime, {}).value
     runtime = described["runtime"]
-    library = Path(runtime["folder"]) / "capi/libonnxruntime_providers_cuda.so"
     recording = {
         **described,
         "attempts": {name: _attempt(name) for name in runtime["available"]},
-        "device_code": encode(read_device_code(library)),
     }
     text = json.dumps(recording, indent=1)
     for folder in (str(Path(runtime["folder"]).parent), *filter(None, sys.path)):

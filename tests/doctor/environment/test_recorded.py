@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ortprep.doctor.environment.check import describe
-from ortprep.doctor.environment.facts.device_code import name_architecture
 from ortprep.doctor.environment.rules.findings import find
 from ortprep.runtime.loading.session import CPU, CUDA
 from tests.doctor.environment.builders import (
@@ -71,21 +70,6 @@ def test_packages_are_those_of_the_cuda_the_wheel_was_built_with(
 ) -> None:
     libraries = {entry.name: entry for entry in facts_of(read_recording(name), HEALTHY).libraries}
     assert libraries[library].package == package
-
-
-@pytest.mark.parametrize(
-    ("name", "native", "portable"),
-    [
-        ("onnxruntime-gpu-1.23.2", "6.0 7.0 7.5 8.0 8.6 9.0a", "9.0"),
-        ("onnxruntime-gpu-1.27.0", "7.5 8.0 8.6 8.9 9.0a 10.0a 12.0a", "12.0"),
-        ("onnxruntime-gpu-1.31.1", "7.5 8.0 8.6 8.9 9.0a 12.0a", ""),
-    ],
-)
-def test_architectures_of_the_published_wheels(name: str, native: str, portable: str) -> None:
-    code = facts_of(read_recording(name), HEALTHY).device_code
-    assert code is not None
-    assert " ".join(map(name_architecture, code.native)) == native
-    assert " ".join(map(name_architecture, code.portable)) == portable
 
 
 @pytest.mark.parametrize("name", CPU_RECORDINGS)

@@ -9,8 +9,6 @@ import pytest
 
 from ortprep.doctor.diagnosis import Finding, Severity
 from ortprep.doctor.environment.facts.records import (
-    Architecture,
-    DeviceCode,
     DiskSpace,
     Facts,
     GpuState,
@@ -57,11 +55,6 @@ def _limits(**changes: object) -> Facts:
     return replace(HEALTHY, limits=replace(HEALTHY.limits, **changes))  # type: ignore[arg-type]
 
 
-def _reading(**changes: object) -> Facts:
-    assert HEALTHY.reading is not None
-    return replace(HEALTHY, reading=replace(HEALTHY.reading, **changes))  # type: ignore[arg-type]
-
-
 def _imported(**changes: object) -> Facts:
     return replace(HEALTHY, runtime=replace(HEALTHY.runtime, **changes))  # type: ignore[arg-type]
 
@@ -105,18 +98,6 @@ CASES = (
         (CUDA,),
     ),
     FactsCase("driver-too-old", "problem", _gpu(device=replace(HOPPER, cuda_version="12.8"))),
-    FactsCase("native-code", "ok", HEALTHY),
-    FactsCase(
-        "compiles-at-start",
-        "advice",
-        replace(
-            HEALTHY,
-            gpus=_capability(10, 0),
-            device_code=DeviceCode("", (Architecture(9, 0, True),), (Architecture(9, 0),)),
-        ),
-    ),
-    FactsCase("no-code-for-gpu", "problem", replace(HEALTHY, gpus=_capability(10, 0), providers=UNUSABLE)),
-    FactsCase("no-code-for-gpu", "advice", replace(HEALTHY, gpus=_capability(10, 0))),
     FactsCase("eager-module-loading", "advice", replace(HEALTHY, variables={"CUDA_MODULE_LOADING": "eager"})),
     FactsCase("gpu-persistence-off", "advice", _gpu(persistence=False)),
     FactsCase(
@@ -136,7 +117,6 @@ CASES = (
         "advice",
         replace(HEALTHY, shared_memory=DiskSpace("/dev/shm", 0, 0)),
     ),
-    FactsCase("slow-disk", "advice", _reading(cold_bytes_per_s=90e6)),
     FactsCase("low-space", "problem", replace(HEALTHY, artifacts=DiskSpace("/srv", 9 * GB, GB // 2))),
     FactsCase("low-space", "advice", replace(HEALTHY, artifacts=DiskSpace("/srv", 9 * GB, 3 * GB))),
 )

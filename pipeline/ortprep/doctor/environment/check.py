@@ -10,10 +10,9 @@ from pathlib import Path
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Diagnosis, diagnose
 from ortprep.doctor.environment.facts.cgroups import read_limits
-from ortprep.doctor.environment.facts.device_code import read_device_code
-from ortprep.doctor.environment.facts.disk import measure_reading, read_disk_space
+from ortprep.doctor.environment.facts.disk import read_disk_space
 from ortprep.doctor.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
-from ortprep.doctor.environment.facts.records import DeviceCode, DiskSpace, Facts, InstalledRuntime
+from ortprep.doctor.environment.facts.records import DiskSpace, Facts
 from ortprep.doctor.environment.facts.runtime import add_packages, read_runtime, try_providers
 from ortprep.doctor.environment.facts.wheels import read_wheels
 from ortprep.doctor.environment.rules.findings import find, name_providers
@@ -24,7 +23,6 @@ from ortprep.telemetry import TELEMETRY_VARIABLE
 
 CHECK = "env"
 
-_CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
 _SHARED_MEMORY = Path("/dev/shm")
 _ROOT = Path("/")
 _VARIABLES = (
@@ -50,11 +48,11 @@ def diagnose_environment(
 ) -> Diagnosis:
     """Returns what ONNX Runtime finds on this machine, and what it misses; takes a few seconds.
 
-    It makes sessions and reads from the disk, so it waits for measurements. It does not wait for builds,
-    which may take hours where this is a container's start-up check: beside one a disk looks slow.
+    It makes sessions, so it waits for measurements. It does not wait for builds, which may take hours where
+    this is a container's start-up check.
 
     Args:
-        artifacts: Folder of the bundles, there or not: its disk is measured.
+        artifacts: Folder of the bundles, there or not.
         expect: Execution providers that must work: `cuda`, or `CUDAExecutionProvider`.
         root: Folder in which `proc` and `sys` are.
         shared_memory: Where shared memory is kept.
@@ -91,15 +89,9 @@ def read_facts(*, artifacts: Path, root: Path = _ROOT, shared_memory: Path = _SH
         gpus=read_gpu_states(hardware.gpus),
         bus_gpus=count_bus_gpus(root / "sys"),
         driver=read_driver_version(root / "sys"),
-        device_code=_read_code(runtime),
         hardware=replace(hardware, gpus=()),
         limits=read_limits(root),
         shared_memory=read_disk_space(shared_memory) if has_shared_memory else DiskSpace("/dev/shm", 0, 0),
         artifacts=read_disk_space(artifacts.absolute()),
-        reading=measure_reading(artifacts.absolute()),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
-
-
-def _read_code(runtime: InstalledRuntime) -> DeviceCode | None:
-    return read_device_code(Path(runtime.folder) / "capi" / _CUDA_LIBRARY) if runtime.folder else None

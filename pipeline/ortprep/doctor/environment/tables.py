@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortprep.doctor.diagnosis import DiagnosisTable, TableCell, format_bytes, format_speed
-from ortprep.doctor.environment.facts.device_code import (
-    compiles_at_start,
-    name_architecture,
-    runs_natively,
-)
-from ortprep.doctor.environment.facts.records import DeviceCode, Facts, GpuState, short_name
+from ortprep.doctor.diagnosis import DiagnosisTable, TableCell, format_bytes
+from ortprep.doctor.environment.facts.records import Facts, GpuState, short_name
 from ortprep.runtime.machine.hardware import KERNEL_FEATURES
 
 
@@ -30,8 +25,8 @@ def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:
         ),
         DiagnosisTable(
             "GPUs",
-            ("GPU", "memory, GB", "free, GB", "capability", "code", "persistence", "PCIe now", "PCIe most"),
-            tuple(_gpu_row(ordinal, state, facts.device_code) for ordinal, state in enumerate(facts.gpus)),
+            ("GPU", "memory, GB", "free, GB", "capability", "persistence", "PCIe now", "PCIe most"),
+            tuple(_gpu_row(ordinal, state) for ordinal, state in enumerate(facts.gpus)),
         ),
         DiagnosisTable("Machine", ("what", "is"), tuple(_machine_rows(facts))),
     )
@@ -54,9 +49,6 @@ def _runtime_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
         yield "driver", f"{facts.driver or device.driver_version}, serves CUDA up to {device.cuda_version}"
     elif facts.driver:
         yield "driver", facts.driver
-    if facts.device_code is not None:
-        yield "machine code for GPUs", ", ".join(map(name_architecture, facts.device_code.native)) or "none"
-        yield "PTX for GPUs", ", ".join(map(name_architecture, facts.device_code.portable)) or "none"
     yield from facts.variables.items()
 
 
@@ -72,26 +64,17 @@ def _library_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
         yield library.name, library.version, place, library.package, needed_by
 
 
-def _gpu_row(ordinal: int, state: GpuState, code: DeviceCode | None) -> tuple[TableCell, ...]:
+def _gpu_row(ordinal: int, state: GpuState) -> tuple[TableCell, ...]:
     device, link = state.device, state.link
     return (
         f"{ordinal} {device.name}",
         round(device.memory_bytes / 1e9, 1),
         None if state.free_bytes is None else round(state.free_bytes / 1e9, 1),
         ".".join(map(str, device.compute_capability)),
-        _name_code(code, device.compute_capability),
         None if state.persistence is None else "on" if state.persistence else "off",
         None if link is None else f"{link.generation}.0 x{link.width}",
         None if link is None else f"{link.max_generation}.0 x{link.max_width}",
     )
-
-
-def _name_code(code: DeviceCode | None, capability: tuple[int, int]) -> TableCell:
-    if code is None:
-        return None
-    if runs_natively(code, capability):
-        return "native"
-    return "compiled at start" if compiles_at_start(code, capability) else "none"
 
 
 def _machine_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
@@ -108,8 +91,3 @@ def _machine_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     for name, room in (("/dev/shm", facts.shared_memory), ("bundles", facts.artifacts)):
         free, total = format_bytes(room.free_bytes), format_bytes(room.total_bytes)
         yield name, f"{free} of {total} free: {room.path}"
-    reading = facts.reading
-    if reading is not None:
-        cold = reading.cold_bytes_per_s
-        yield "read from disk", "no slower than from memory" if cold is None else format_speed(cold)
-        yield "read from page cache", format_speed(reading.warm_bytes_per_s)

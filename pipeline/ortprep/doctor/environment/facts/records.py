@@ -122,36 +122,6 @@ class GpuState:
     link: PcieLink | None = None
 
 
-@dataclass(frozen=True, order=True)
-class Architecture:
-    """A GPU architecture that code was compiled for.
-
-    Attributes:
-        major: Of the compute capability.
-        minor: Of the compute capability.
-        specific: Whether it runs on this very compute capability only (`sm_90a`).
-    """
-
-    major: int
-    minor: int
-    specific: bool = False
-
-
-@dataclass(frozen=True)
-class DeviceCode:
-    """For which GPUs a provider library has code.
-
-    Attributes:
-        file: The library.
-        native: Architectures it has machine code for.
-        portable: Architectures it has PTX for, which the driver compiles at the first load.
-    """
-
-    file: str
-    native: tuple[Architecture, ...]
-    portable: tuple[Architecture, ...]
-
-
 @dataclass(frozen=True)
 class ResourceLimits:
     """Resources that this process may use.
@@ -185,21 +155,6 @@ class DiskSpace:
 
 
 @dataclass(frozen=True)
-class ReadSpeed:
-    """Sequential read speed of a folder's files.
-
-    Attributes:
-        size_bytes: Bytes read from the page cache.
-        warm_bytes_per_s: From the page cache.
-        cold_bytes_per_s: From the disk; None if that was as fast, or the files stay in memory.
-    """
-
-    size_bytes: int
-    warm_bytes_per_s: float
-    cold_bytes_per_s: float | None
-
-
-@dataclass(frozen=True)
 class Facts:
     """Everything that is read of a machine.
 
@@ -211,12 +166,10 @@ class Facts:
         gpus: CUDA devices this process can use.
         bus_gpus: NVIDIA GPUs on the PCI bus, usable or not.
         driver: Version of NVIDIA's kernel driver, "" if none is loaded.
-        device_code: What the CUDA provider was compiled for, None where there is no such provider.
         hardware: Processor, cores and memory.
         limits: What this process may use of them.
         shared_memory: `/dev/shm`; its size is 0 if there is none.
         artifacts: The file system bundles are on.
-        reading: How fast bundles are read, None where it could not be measured.
         variables: Environment variables that change what is loaded.
     """
 
@@ -227,10 +180,8 @@ class Facts:
     gpus: tuple[GpuState, ...]
     bus_gpus: int
     driver: str
-    device_code: DeviceCode | None
     hardware: Hardware
     limits: ResourceLimits
     shared_memory: DiskSpace
     artifacts: DiskSpace
-    reading: ReadSpeed | None
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,6 @@ def find(facts: Facts, *, expected: Sequence[str] = ()) -> tuple[Finding, ...]:
         *gpu.check_access(facts, expected),
         *gpu.check_driver(facts),
         *runtime.check_libraries(facts, expected),
-        *gpu.check_code(facts),
         *gpu.check_state(facts),
         *machine.check_processor(facts),
         *machine.check_limits(facts),

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ortprep.doctor.diagnosis import Finding
-from ortprep.doctor.environment.facts.device_code import (
-    compiles_at_start,
-    name_architecture,
-    runs_natively,
-)
-from ortprep.doctor.environment.facts.records import DeviceCode, Facts
+from ortprep.doctor.environment.facts.records import Facts
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.machine.hardware import Gpu
 from ortprep.versions import parse_version
 
 _HIDING, _LOADING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING"
@@ -66,15 +60,6 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def check_code(facts: Facts) -> Iterator[Finding]:
-    """Yields whether the wheel has code for each kind of GPU there is."""
-    if facts.device_code is None:
-        return
-    works = any(provider.usable for provider in facts.providers if provider.name == CUDA)
-    for gpu in {state.device.compute_capability: state.device for state in facts.gpus}.values():
-        yield _of_code(facts.device_code, gpu, works=works)
-
-
 def check_state(facts: Facts) -> Iterator[Finding]:
     """Yields what each GPU's driver costs."""
     for ordinal, state in enumerate(facts.gpus):
@@ -112,28 +97,4 @@ def _unused(facts: Facts, expected: Sequence[str]) -> Finding:
         f"{len(facts.gpus)} GPU(s) here ({names}), "
         f"and {package} {facts.runtime.version} has no code for CUDA",
         "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu[cuda,cudnn]'",
-    )
-
-
-def _of_code(code: DeviceCode, gpu: Gpu, *, works: bool) -> Finding:
-    capability = ".".join(map(str, gpu.compute_capability))
-    native = ", ".join(map(name_architecture, code.native)) or "none"
-    if runs_natively(code, gpu.compute_capability):
-        text = f"{gpu.name} ({capability}): the CUDA provider has machine code for it ({native})"
-        return Finding("native-code", "ok", text)
-    if compiles_at_start(code, gpu.compute_capability):
-        return Finding(
-            "compiles-at-start",
-            "advice",
-            f"{gpu.name} ({capability}): the CUDA provider has no machine code for it ({native}); "
-            "the driver compiles every kernel at its first use and keeps what it compiled, up to a size",
-            "export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=…  (a folder that outlives the container)",
-        )
-    return Finding(
-        "no-code-for-gpu",
-        # The list is read from an undocumented layout: where a session ran, it is not the last word.
-        "advice" if works else "problem",
-        f"{gpu.name} ({capability}): the CUDA provider has neither machine code ({native}) nor PTX for it",
-        "install another version of onnxruntime-gpu, or build it with "
-        f"CMAKE_CUDA_ARCHITECTURES={capability.replace('.', '')}",
     )

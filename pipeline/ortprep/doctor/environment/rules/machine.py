@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ortprep.doctor.diagnosis import Finding, format_bytes, format_speed
-from ortprep.doctor.environment.facts.records import DiskSpace, Facts, ReadSpeed, ResourceLimits
+from ortprep.doctor.diagnosis import Finding, format_bytes
+from ortprep.doctor.environment.facts.records import Facts, ResourceLimits
 from ortprep.quoting import quoted
 
 MIN_SHARED_BYTES = 64 * 1024 * 1024
@@ -19,10 +19,6 @@ LOW_SPACE_BYTES = 5 * 1024**3
 
 MIN_MEMORY_BYTES = 1024**3
 
-SLOW_BYTES_PER_S = 200e6
-"""A local disk is faster, even one that turns."""
-
-_EXAMPLE_BYTES = 1e9
 _THROTTLED_SHARE = 0.01
 
 
@@ -71,7 +67,7 @@ def check_shared_memory(facts: Facts) -> Iterator[Finding]:
 
 
 def check_disk(facts: Facts) -> Iterator[Finding]:
-    """Yields whether bundles have room and are read quickly."""
+    """Yields whether bundles have room."""
     room = facts.artifacts
     if room.free_bytes < LOW_SPACE_BYTES:
         yield Finding(
@@ -81,10 +77,6 @@ def check_disk(facts: Facts) -> Iterator[Finding]:
             "needs several times the size of a model",
             quoted("df", "-h", room.path),
         )
-    if facts.reading is not None and facts.reading.cold_bytes_per_s is not None:
-        speed = facts.reading.cold_bytes_per_s
-        if speed < SLOW_BYTES_PER_S:
-            yield _slow(room, facts.reading, speed)
 
 
 def _above_quota(cores: int, quota: float) -> Finding:
@@ -106,15 +98,4 @@ def _throttled(limits: ResourceLimits) -> Finding:
         f"the control group was stopped in {limits.throttled_periods} of {limits.periods} scheduling periods "
         f"({share:.0%}), because its processor time was used up",
         "a higher limit (docker run --cpus=…, resources.limits.cpu), or fewer intra_op_num_threads",
-    )
-
-
-def _slow(room: DiskSpace, reading: ReadSpeed, bytes_per_s: float) -> Finding:
-    return Finding(
-        "slow-disk",
-        "advice",
-        f"{room.path} is read at {format_speed(bytes_per_s)}, from the page cache at "
-        f"{format_speed(reading.warm_bytes_per_s)}: 1 GB takes {_EXAMPLE_BYTES / bytes_per_s:.3g} s after a "
-        "reboot",
-        "keep bundles on a local disk: ortprep pull NAME --out DIR, before the job starts",
     )
