@@ -13,7 +13,7 @@ from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 from ortprep.stages.core.contract import LEFT_OUT
-from ortprep.stages.core.results import TuneResult
+from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.tune.remeasurement import Remeasurement, measure_again
 
 
@@ -53,7 +53,9 @@ def read_search(task: Task) -> TuningRecord:
         )
     if LEFT_OUT in receipt.result:
         raise SpecError(f"nothing was searched: {task.id} of {task.model}\n  {receipt.result[LEFT_OUT]}")
-    return decode(TuneResult, receipt.result).record
+    record = decode(PreparedResult, receipt.result).record
+    assert record is not None
+    return record
 
 
 def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:

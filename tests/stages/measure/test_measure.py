@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.bundle.loader_config import Requirements, VersionRange
+from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.answers import Answers
@@ -20,7 +20,7 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample
-from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, OptimizeResult
+from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, PreparedResult
 from ortprep.stages.measure.contenders import Contender, device_of
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
@@ -57,16 +57,10 @@ def fetch_result() -> FetchResult:
     return FetchResult("net.onnx", source, ModelInterface((), (), {}, external=False))
 
 
-def optimize_result() -> OptimizeResult:
-    return OptimizeResult(
-        model="net_optimized.onnx",
-        step="all",
-        ladder=(),
-        session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
-        providers=PROVIDERS,
-        requirements=Requirements(VersionRange("1.23"), (CPU,)),
-        onnxruntime="1.31.1",
-    )
+def optimize_result() -> PreparedResult:
+    options, needs = SessionOptionsRecord("ORT_DISABLE_ALL"), Requirements(VersionRange("1.23"), (CPU,))
+    variant = Variant("cpu", "cpu", "net_optimized.onnx", (), options, PROVIDERS, needs)
+    return PreparedResult(variant, "all", (), "1.31.1")
 
 
 def upstream(folder: Path, result: object) -> Upstream:

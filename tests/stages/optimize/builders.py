@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
-from ortprep.stages.core.results import FetchResult, OptimizeResult
+from ortprep.stages.core.results import FetchResult, PreparedResult
 from ortprep.stages.fetch.inspection import Inspection, inspect_model
 from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
@@ -97,16 +97,12 @@ def prepare(root: Path, *, channels: int) -> Prepared:
     return Prepared(bundle, root / "image.npy", answers[0])
 
 
-def make_variant(bundle: Path, name: str, result: OptimizeResult) -> Variant:
+def make_variant(bundle: Path, name: str, result: PreparedResult) -> Variant:
     files = sorted(path for path in (bundle / name).iterdir())
-    return Variant(
-        name=name,
-        target="cpu",
-        model=f"{name}/{result.model}",
+    return replace(
+        result.variant,
+        model=f"{name}/{result.variant.model}",
         files=tuple(make_entry(bundle, f"{name}/{path.name}") for path in files),
-        session_options=result.session_options,
-        providers=result.providers,
-        requirements=result.requirements,
     )
 
 
@@ -156,13 +152,13 @@ class Build:
         self.folder = root / "optimize"
         self.said: list[str] = []
 
-    def optimize(self, variant: str = "cpu", **spec: Any) -> OptimizeResult:
+    def optimize(self, variant: str = "cpu", **spec: Any) -> PreparedResult:
         context = self.context(variant, spec)
         self.folder.mkdir()
         stage = OptimizeStage()
         result = stage.run(context)
         stage.ensures(context, result)
-        return decode(OptimizeResult, json.loads(json.dumps(result, allow_nan=False)))
+        return decode(PreparedResult, json.loads(json.dumps(result, allow_nan=False)))
 
     def context(self, variant: str, spec: Mapping[str, Any]) -> Context:
         model = ModelSpec.model_validate({"name": "net", "source": {"path": "model.onnx"}, **spec})

@@ -56,7 +56,7 @@ def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build
     assert result.step == "all"
     assert [attempt.outcome for attempt in result.ladder] == ["taken"]
     assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
-    assert result.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
+    assert result.variant.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
     assert result.ladder[0].peak_rss_bytes > 0
     assert result.ladder[0].elapsed_ms > 0
 
@@ -67,18 +67,18 @@ def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build: Build) -> 
     result = build.optimize(**IMAGE)
     (finding,) = result.ladder[0].findings
     assert (finding.rule, finding.severity) == ("nchwc-layout", "requirement")
-    assert result.requirements.machine is not None
-    assert result.requirements.onnxruntime.below is not None
+    assert result.variant.requirements.machine is not None
+    assert result.variant.requirements.onnxruntime.below is not None
 
 
 def test_the_portable_variant_needs_nothing_of_a_machine(build: Build) -> None:
     write(build, models.conv_net(channels=32))
     result = build.optimize("portable", **IMAGE)
     assert result.step == "basic"
-    assert result.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
-    assert result.requirements.machine is None
-    assert result.requirements.onnxruntime == VersionRange("1.23")
-    written = onnx.load(build.folder / result.model, load_external_data=False)
+    assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
+    assert result.variant.requirements.machine is None
+    assert result.variant.requirements.onnxruntime == VersionRange("1.23")
+    written = onnx.load(build.folder / result.variant.model, load_external_data=False)
     assert {node.domain for node in written.graph.node} == {""}
 
 
@@ -92,9 +92,9 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
     write(build, model)
     result = build.optimize("portable", **IMAGE)
     assert result.step == "basic"
-    assert result.requirements.machine is None
-    assert result.requirements.onnxruntime.below is None
-    written = onnx.load(build.folder / result.model, load_external_data=False)
+    assert result.variant.requirements.machine is None
+    assert result.variant.requirements.onnxruntime.below is None
+    written = onnx.load(build.folder / result.variant.model, load_external_data=False)
     assert {node.domain for node in written.graph.node} == {"", "com.microsoft"}
 
 
@@ -139,8 +139,8 @@ def test_the_prepared_file_answers_as_its_source(build: Build) -> None:
     result = build.optimize(**shapes("x", 2, 128))
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 128), np.float32)}
     plans = [
-        SessionPlan(str(path), result.session_options, result.providers)
-        for path in (build.folder / result.model, build.source / "model.onnx")
+        SessionPlan(str(path), result.variant.session_options, result.variant.providers)
+        for path in (build.folder / result.variant.model, build.source / "model.onnx")
     ]
     prepared, source = (build_session(plan).run(None, feeds)[0] for plan in plans)
     np.testing.assert_allclose(prepared, source, rtol=1e-5, atol=1e-6)
@@ -183,9 +183,9 @@ def test_the_users_options_go_with_the_result(build: Build) -> None:
         optimize={"level": "extended"},
     )
     assert result.step == "extended"
-    assert result.session_options.attributes == {"intra_op_num_threads": 1}
-    assert result.session_options.config_entries == {"session.intra_op.allow_spinning": "0"}
-    assert [provider.name for provider in result.providers] == [CPU]
+    assert result.variant.session_options.attributes == {"intra_op_num_threads": 1}
+    assert result.variant.session_options.config_entries == {"session.intra_op.allow_spinning": "0"}
+    assert [provider.name for provider in result.variant.providers] == [CPU]
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) 
         "source",
     ]
     assert all("provider-name" in attempt.outcome for attempt in result.ladder[:-1])
-    assert result.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
+    assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}
     # Its weights are no second copy, and lying where the source has them is no hazard of the source.
     assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
@@ -225,7 +225,7 @@ def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_t
     source = models.write_external_model(model, build.source / "model.onnx")
     result = build.optimize(**shapes("x", 2, 4096))
     assert result.step == "source"
-    for path in (source, build.folder / result.model):
+    for path in (source, build.folder / result.variant.model):
         build_session(default_plan(str(path)))
 
 
@@ -262,7 +262,7 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
     monkeypatch.setattr(reload_check, "run_child", run)
     result = build.optimize("portable")
     assert [attempt.step for attempt in result.ladder] == ["basic", "basic-only"]
-    assert result.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
+    assert result.variant.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def variant(
     bucket = "batch" in name
     plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, is_bucket=bucket)
     nothing = cast(Any, None)
-    return PreparedVariant(plan, nothing, nothing, measured, None, nothing, nothing, None)
+    return PreparedVariant(plan, nothing, nothing, measured, nothing, nothing, None)
 
 
 def order(*variants: PreparedVariant, targets: tuple[str, ...] = ("cpu",)) -> list[str]:

@@ -18,7 +18,7 @@ from ortprep.errors import PipelineError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.results import OptimizeResult, TuneResult
+from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.optimize.attempt import job_of
 from ortprep.stages.tune.artefacts import Artefacts, FormRequest, readable_by, write_form
 from ortprep.stages.tune.model_features import measure_width, read_features
@@ -217,7 +217,7 @@ def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
     assert [path.name for path in (context.folder / "forms").iterdir()] == []
 
 
-def outcome(prepared: OptimizeResult, *, failure: str | None) -> dict[str, Any]:
+def outcome(prepared: PreparedResult, *, failure: str | None) -> dict[str, Any]:
     trial = TrialRecord(
         0, "base", {"form": "mapped"}, SessionOptionsRecord("ORT_DISABLE_ALL"), (), None, failure
     )
@@ -234,7 +234,7 @@ def outcome(prepared: OptimizeResult, *, failure: str | None) -> dict[str, Any]:
         noise=0.0,
         elapsed_s=0.0,
     )
-    return dict(encode(TuneResult(prepared, record)))
+    return dict(encode(dataclasses.replace(prepared, record=record)))
 
 
 def test_a_plan_that_failed_is_never_handed_on(context: Context) -> None:

@@ -19,7 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.bundle.loader_config import FileEntry, Golden, Requirements, TensorSpec, Tolerance, VersionRange
+from ortprep.bundle.loader_config import (
+    FileEntry,
+    Golden,
+    Requirements,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    VersionRange,
+)
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
@@ -32,7 +40,7 @@ from ortprep.runtime.verification.golden import read_golden
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
-from ortprep.stages.core.results import FetchResult, ModelInterface, OptimizeResult, VerifyResult
+from ortprep.stages.core.results import FetchResult, ModelInterface, PreparedResult, VerifyResult
 from ortprep.stages.verify import golden, stage
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
@@ -90,15 +98,10 @@ class Build:
         fetched = FetchResult(
             "model.onnx", SourceRecord("path", "", "", (), {}, 8, {}, 0), interface_of(source)
         )
-        optimized = OptimizeResult(
-            model="model.onnx",
-            step=step,
-            ladder=(),
-            session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
-            providers=(ProviderRecord(CPU),),
-            requirements=Requirements(VersionRange("1.23"), (CPU,)),
-            onnxruntime="1.31.1",
-        )
+        needs = Requirements(VersionRange("1.23"), (CPU,))
+        options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CPU),)
+        variant = Variant("cpu", "cpu", "model.onnx", (), options, providers, needs)
+        optimized = PreparedResult(variant, step, (), "1.31.1")
         return Context(
             plan=Plan(model.located_in(self.root), ("cpu",), {}),
             variant="cpu",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy
-from ortprep.bundle.loader_config import FirstPhase, Requirements, TensorSpec
+from ortprep.bundle.loader_config import TensorSpec, Variant
 from ortprep.bundle.manifest import (
     Decision,
     LadderAttempt,
@@ -14,7 +15,7 @@ from ortprep.bundle.manifest import (
     SourceRecord,
     VerificationRecord,
 )
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.bundle.tuning_record import TuningRecord
 
 
@@ -57,23 +58,28 @@ class ConvertResult:
 
 
 @dataclass(frozen=True)
-class OptimizeResult:
-    """Of `optimize`. Files: `NAME_optimized.onnx` and, if it has weights, `NAME_optimized.onnx.data`.
+class PreparedResult:
+    """Of `optimize` and `tune`: how jobs load a variant. Files: the model, and what its sessions read.
 
     Attributes:
-        model: Path of the model file in the stage's folder.
-        step: Ladder step that was taken, as `Step.name` lists them.
-        ladder: Every step tried, the taken one last.
+        variant: The variant as the bundle will record it, with paths in the stage's folder, and without the
+            files and the golden sample that `package` adds.
+        step: Ladder step of its graph, as `Step.name` lists them.
+        ladder: Every step that `optimize` tried, the taken one last.
         onnxruntime: ONNX Runtime version that wrote it.
+        record: The search for its plan; None of `optimize`.
     """
 
-    model: str
+    variant: Variant
     step: str
     ladder: tuple[LadderAttempt, ...]
-    session_options: SessionOptionsRecord
-    providers: tuple[ProviderRecord, ...]
-    requirements: Requirements
     onnxruntime: str
+    record: TuningRecord | None = None
+
+    def plan_in(self, folder: Path) -> SessionPlan:
+        """Returns the session that jobs make, of the files in a folder."""
+        own = self.variant
+        return SessionPlan(str(folder / own.model), own.session_options, own.providers)
 
 
 @dataclass(frozen=True)
@@ -90,22 +96,6 @@ class VerifyResult:
 
     record: VerificationRecord
     accuracy: tuple[OutputAccuracy, ...] = ()
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """Of `tune`. Files: those of the chosen plan, and of the one that serves first if it has its own.
-
-    Attributes:
-        prepared: The graph that jobs load, in the form of the result of `optimize`.
-        first_phase: What may serve until that is ready, its model a path in the stage's folder; None for
-            nothing.
-    """
-
-    prepared: OptimizeResult
-    record: TuningRecord
-    first_phase: FirstPhase | None = None
-    io_binding: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from ortprep.stages.core.results import ConvertResult, FetchResult, OptimizeResult, TuneResult
+from ortprep.stages.core.results import ConvertResult, FetchResult, PreparedResult
 
 FETCH = TaskId("fetch")
 
@@ -79,14 +79,13 @@ def prepared_task(plan: Plan, variant: str) -> TaskId:
     return TaskId("tune" if is_tuned else "optimize", variant)
 
 
-def read_prepared(context: Context, variant: str) -> tuple[OptimizeResult, Path]:
+def read_prepared(context: Context, variant: str) -> tuple[PreparedResult, Path]:
     """Returns what jobs load of a variant, and the folder it is in."""
     upstream = context.upstream[prepared_task(context.plan, variant)]
-    tuned = read_tuned(context, variant)
-    return tuned.prepared if tuned else decode(OptimizeResult, upstream.result), upstream.folder
+    return decode(PreparedResult, upstream.result), upstream.folder
 
 
-def read_tuned(context: Context, variant: str) -> TuneResult | None:
-    """Returns what the search for a variant's plan found, None if there was none."""
-    task = prepared_task(context.plan, variant)
-    return decode(TuneResult, context.upstream[task].result) if task.stage == "tune" else None
+def read_optimized(context: Context, variant: str | None) -> tuple[PreparedResult, Path]:
+    """Returns what `optimize` made of a variant, before any search, and the folder it is in."""
+    upstream = context.upstream[TaskId("optimize", variant)]
+    return decode(PreparedResult, upstream.result), upstream.folder.resolve()

@@ -11,7 +11,7 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime.loading.session import CUDA
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, VariantPlan
-from ortprep.stages.core.sources import read_fetched, read_prepared, read_tuned
+from ortprep.stages.core.sources import read_fetched, read_prepared
 from ortprep.stages.measure.decision import DEFAULT, FIRST
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 
@@ -76,17 +76,19 @@ def source_contender(context: Context) -> Contender:
 
 def _variant(context: Context, name: str, variant: str) -> Contender:
     result, folder = read_prepared(context, variant)
-    plan = SessionPlan(str(folder / result.model), result.session_options, result.providers)
-    tuned = read_tuned(context, variant)
-    io_binding = tuned is not None and tuned.io_binding
-    return Contender(name, plan, folder, io_binding=io_binding, requirements=result.requirements)
+    return Contender(
+        name,
+        result.plan_in(folder),
+        folder,
+        io_binding=result.variant.io_binding,
+        requirements=result.variant.requirements,
+    )
 
 
 def _first_phase(context: Context) -> tuple[Contender, ...]:
-    variant = context.variant_plan.name
-    tuned = read_tuned(context, variant)
-    if tuned is None or tuned.first_phase is None:
+    result, folder = read_prepared(context, context.variant_plan.name)
+    variant, first = result.variant, result.variant.first_phase
+    if first is None:
         return ()
-    first, (result, folder) = tuned.first_phase, read_prepared(context, variant)
-    plan = SessionPlan(str(folder / (first.model or result.model)), first.session_options, first.providers)
-    return (Contender(FIRST, plan, folder, requirements=result.requirements),)
+    plan = SessionPlan(str(folder / (first.model or variant.model)), first.session_options, first.providers)
+    return (Contender(FIRST, plan, folder, requirements=variant.requirements),)

@@ -17,7 +17,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, StageError
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import PORTABLE, Context
+from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
@@ -39,7 +39,7 @@ class OptimizeJob:
 
     Attributes:
         spec: The model's spec.
-        variant: Which variant is made.
+        variant: The variant that is made.
         role: `portable`, or the target that it runs on.
         fetched: What it is made of.
         source: Its file.
@@ -48,7 +48,7 @@ class OptimizeJob:
     """
 
     spec: ModelSpec
-    variant: str
+    variant: VariantPlan
     role: str
     fetched: FetchResult
     source: Path
@@ -81,7 +81,7 @@ def job_of(context: Context) -> OptimizeJob:
     graph = read_source(context)
     return OptimizeJob(
         spec=context.spec,
-        variant=variant.name,
+        variant=variant,
         role=PORTABLE if variant.name == PORTABLE else variant.target,
         fetched=graph.description,
         source=graph.path,

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.manifest import LadderAttempt
 from ortprep.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
-from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
+from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import OptimizeResult
+from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import source_task
 from ortprep.stages.optimize.attempt import (
     TAKEN,
@@ -43,7 +44,7 @@ class OptimizeStage:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets and the portable variant."""
@@ -101,14 +102,14 @@ class OptimizeStage:
         Raises:
             StageError: It is not, or it did not.
         """
-        outcome = decode(OptimizeResult, result)
+        outcome = decode(PreparedResult, result)
         last_step = outcome.ladder[-1]
         if last_step.outcome != TAKEN or last_step.step != outcome.step:
             raise StageError(f"no step was taken\n  expected {outcome.step!r}, got {last_step.outcome}")
         if outcome.step != SOURCE and errors_of(last_step.findings):
             raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(last_step.findings))}")
-        if not (context.folder / outcome.model).is_file():
-            raise StageError(f"no {outcome.model} was written: {context.spec.name}/{context.variant}")
+        if not (context.folder / outcome.variant.model).is_file():
+            raise StageError(f"no {outcome.variant.model} was written: {context.spec.name}/{context.variant}")
 
 
 def _require_running_source(job: OptimizeJob) -> None:
@@ -149,18 +150,25 @@ def _require_disk_space(folder: Path, size_bytes: int) -> None:
 
 def _result_of(
     job: OptimizeJob, step: Step, saved: SaveResult, attempts: tuple[LadderAttempt, ...]
-) -> OptimizeResult:
+) -> PreparedResult:
     options = step_options(job.spec.runtime, step)
     providers = loading_providers(job.spec.runtime, job.role)
-    return OptimizeResult(
+    precision = SOURCE_PRECISION if job.conversion is None else job.conversion.precision
+    keeps_io = job.spec.convert is None or job.spec.convert.half.keep_io
+    variant = Variant(
+        name=job.variant.name,
+        target=job.variant.target,
         model=job.model,
-        step=step.name,
-        ladder=attempts,
+        files=(),
         session_options=options,
         providers=providers,
         requirements=requirements_of(job, saved, options, providers),
-        onnxruntime=saved.onnxruntime,
+        precision=precision,
+        binding=job.variant.binding,
+        bucket=job.variant.is_bucket,
+        half_io=not keeps_io and precision in ("fp16", "mixed"),
     )
+    return PreparedResult(variant, step.name, attempts, saved.onnxruntime)
 
 
 def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageError:
@@ -169,7 +177,7 @@ def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageErro
         steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)
     reasons = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in steps.items())
     return StageError(
-        f"every step of the optimisation ladder failed: {job.variant} of {job.spec.name}\n"
+        f"every step of the optimisation ladder failed: {job.variant.name} of {job.spec.name}\n"
         f"{textwrap.indent(reasons, '  ')}",
         hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,11 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import link_or_copy, share_model
-from ortprep.bundle.loader_config import FileEntry, FirstPhase, Golden, Requirements, Tolerance, Variant
+from ortprep.bundle.loader_config import FileEntry, Golden, Requirements, Tolerance, Variant
 from ortprep.bundle.verification import describe_files
-from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, SOURCE_PRECISION, Context, TaskId, VariantPlan
-from ortprep.stages.core.results import FetchResult, MeasureResult, OptimizeResult, TuneResult, VerifyResult
-from ortprep.stages.core.sources import FETCH, read_fetched, read_prepared, read_tuned, source_task
+from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
+from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult, VerifyResult
+from ortprep.stages.core.sources import FETCH, read_fetched, read_prepared, source_task
 from ortprep.stages.measure.contenders import PARENT, PREPARED
 from ortprep.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options
@@ -36,10 +34,9 @@ class PreparedVariant:
     """
 
     plan: VariantPlan
-    optimized: OptimizeResult
+    prepared: PreparedResult
     verified: VerifyResult
     measured: MeasureResult | None
-    tuned: TuneResult | None
     folder: Path
     verified_folder: Path
     conversion: ConversionRecord | None
@@ -48,11 +45,6 @@ class PreparedVariant:
     def name(self) -> str:
         """Its name in the bundle."""
         return self.plan.name
-
-    @property
-    def precision(self) -> str:
-        """What it came to be in."""
-        return SOURCE_PRECISION if self.conversion is None else self.conversion.precision
 
     @property
     def shipped(self) -> str:
@@ -151,13 +143,12 @@ def _read_fallback(context: Context) -> MeasureResult | None:
 
 def _collect(context: Context, variant: str) -> PreparedVariant:
     verified = context.upstream[TaskId("verify", variant)]
-    optimized, folder = read_prepared(context, variant)
+    prepared, folder = read_prepared(context, variant)
     return PreparedVariant(
         plan=context.plan.variant_plans[variant],
-        optimized=optimized,
+        prepared=prepared,
         verified=decode(VerifyResult, verified.result),
         measured=_read_fallback(context) if variant == PORTABLE else _read_measured(context, variant),
-        tuned=read_tuned(context, variant),
         folder=folder,
         verified_folder=verified.folder,
         conversion=_conversion(context, variant),
@@ -172,36 +163,17 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
     """
     if prepared.shipped == DEFAULT:
         return _place_source(context, fetched, prepared)
-    optimized = prepared.optimized
-    files = _place_files(prepared.folder / optimized.model, context.folder, prepared.name)
-    return Variant(
-        name=prepared.name,
-        target=prepared.plan.target,
-        model=f"{prepared.name}/{optimized.model}",
-        files=files,
-        session_options=optimized.session_options,
-        providers=optimized.providers,
-        requirements=optimized.requirements,
-        first_phase=_first_phase(prepared),
-        io_binding=prepared.tuned.io_binding if prepared.tuned else False,
-        precision=prepared.precision,
-        binding=prepared.plan.binding,
-        bucket=prepared.plan.is_bucket,
-        half_io=_takes_half(context.spec, prepared.precision),
+    variant = prepared.prepared.variant
+    first = variant.first_phase
+    if first is not None and first.model is not None:
+        first = replace(first, model=f"{variant.name}/{first.model}")
+    return replace(
+        variant,
+        model=f"{variant.name}/{variant.model}",
+        files=_place_files(prepared.folder / variant.model, context.folder, variant.name),
+        first_phase=first,
         golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )
-
-
-def _first_phase(prepared: PreparedVariant) -> FirstPhase | None:
-    first = prepared.tuned.first_phase if prepared.tuned else None
-    if first is None or first.model is None:
-        return first
-    return dataclasses.replace(first, model=f"{prepared.name}/{first.model}")
-
-
-def _takes_half(spec: ModelSpec, precision: str) -> bool:
-    convert = spec.convert
-    return convert is not None and not convert.half.keep_io and precision in ("fp16", "mixed")
 
 
 def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
@@ -210,11 +182,9 @@ def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVari
     files = _place_files(source, context.folder, prepared.name)
     options = loading_options(context.spec.runtime, level="ORT_ENABLE_ALL")
     # What reads the portable graph reads the source: same opsets, no operator that the source does not have.
-    portable = decode(OptimizeResult, context.upstream[TaskId("optimize", PORTABLE)].result).requirements
+    portable = read_prepared(context, PORTABLE)[0].variant.requirements
     providers = loading_providers(context.spec.runtime, prepared.plan.target)
-    versions = with_options(
-        portable.onnxruntime, options, providers, installed=prepared.optimized.onnxruntime
-    )
+    versions = with_options(portable.onnxruntime, options, providers, installed=prepared.prepared.onnxruntime)
     return Variant(
         name=prepared.name,
         target=prepared.plan.target,
@@ -229,7 +199,7 @@ def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVari
 def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ...]:
     share_model(model, bundle / variant / model.name)
     placed = describe_files(bundle / variant, DigestCache().digest)
-    return tuple(dataclasses.replace(entry, path=f"{variant}/{entry.path}") for entry in placed)
+    return tuple(replace(entry, path=f"{variant}/{entry.path}") for entry in placed)
 
 
 def place_golden(context: Context) -> FileEntry:

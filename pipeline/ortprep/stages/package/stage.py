@@ -48,7 +48,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -156,12 +156,12 @@ def _record(prepared: PreparedVariant) -> VariantRecord:
     return VariantRecord(
         name=prepared.name,
         target=prepared.plan.target,
-        level=prepared.optimized.step,
-        ladder=prepared.optimized.ladder,
+        level=prepared.prepared.step,
+        ladder=prepared.prepared.ladder,
         verification=prepared.verified.record,
         measurements=prepared.measured.measurements if prepared.measured else (),
         decision=prepared.measured.decision if prepared.measured else None,
-        tuning=prepared.tuned.record if prepared.tuned else None,
+        tuning=prepared.prepared.record,
         # What was fused and is not shipped, since it was not faster, is no part of the variant.
         conversion=prepared.conversion if prepared.shipped == PREPARED else None,
         accuracy=prepared.verified.accuracy,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import Requirements
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import SpecError, StageError
@@ -22,8 +21,8 @@ from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.spec.models import ModelSpec, TuneSpec
 from ortprep.stages.core.accuracy import gate_of, per_sample
 from ortprep.stages.core.contract import Context, TaskId
-from ortprep.stages.core.results import OptimizeResult
-from ortprep.stages.core.sources import read_source
+from ortprep.stages.core.results import PreparedResult
+from ortprep.stages.core.sources import read_optimized, read_source
 from ortprep.stages.measure.contenders import Contender, device_of, source_contender
 from ortprep.stages.optimize.attempt import job_of, requirements_of
 from ortprep.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
@@ -57,7 +56,7 @@ class SearchContext:
     """
 
     context: Context
-    optimized: OptimizeResult
+    optimized: PreparedResult
     space: Space
     objective: Objective
     artefacts: Artefacts
@@ -149,18 +148,17 @@ def open_search(context: Context) -> Iterator[SearchContext]:
 
 
 def _build_search_context(context: Context, scratch: Path) -> SearchContext:
-    upstream = context.upstream[TaskId("optimize", context.variant)]
-    optimized = decode(OptimizeResult, upstream.result)
+    optimized, folder = read_optimized(context, context.variant)
     graph = read_source(context)
-    if not (upstream.folder / optimized.model).is_file():
+    if not (folder / optimized.variant.model).is_file():
         raise StageError(
-            f"files of optimize/{context.variant} of {context.spec.name} are gone: {upstream.folder}",
+            f"files of optimize/{context.variant} of {context.spec.name} are gone: {folder}",
             hint=f"ortprep prepare {quoted(context.spec.name)}",
         )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
     features = read_features(
-        upstream.folder / optimized.model,
+        folder / optimized.variant.model,
         initializer_bytes=graph.description.source.initializer_bytes,
         fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
     )
@@ -170,9 +168,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         optimized=optimized,
         space=_space(context, features, optimized),
         objective=objective_of(tune),
-        artefacts=Artefacts(
-            job_of(context), upstream.folder.resolve(), optimized.step, scratch / "forms", context.say
-        ),
+        artefacts=Artefacts(job_of(context), folder, optimized.step, scratch / "forms", context.say),
         samples=_checked_samples(context.spec, every, reference),
         reference=reference,
         default=source_contender(context),
@@ -182,7 +178,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     )
 
 
-def _space(context: Context, features: ModelFeatures, optimized: OptimizeResult) -> Space:
+def _space(context: Context, features: ModelFeatures, optimized: PreparedResult) -> Space:
     runtime, target = context.spec.runtime, context.target
     conditions = Conditions(
         target=target,

@@ -23,7 +23,7 @@ from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import TuneResult
+from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import FETCH, source_task
 from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
@@ -100,11 +100,12 @@ class TuneStage:
         Raises:
             StageError: It was not, or they are not.
         """
-        outcome = decode(TuneResult, result)
+        outcome = decode(PreparedResult, result)
+        assert outcome.record is not None
         chosen = outcome.record.trials[outcome.record.chosen]
         if chosen.figures is None:
             raise StageError(f"the chosen plan failed: {chosen.failure}")
-        if not (context.folder / outcome.prepared.model).is_file():
+        if not (context.folder / outcome.variant.model).is_file():
             raise StageError(f"tuning wrote no model: {context.spec.name}")
 
 
@@ -175,7 +176,7 @@ class _Waiting:
             yield
 
 
-def _hand_on(search_context: SearchContext, verdict: PlanSelection, record: TuningRecord) -> TuneResult:
+def _hand_on(search_context: SearchContext, verdict: PlanSelection, record: TuningRecord) -> PreparedResult:
     choice = verdict.choice
     artefact = search_context.artefacts.get(choice[FORM], choice[LEVEL])
     share_model(artefact.path, search_context.context.folder / artefact.model)
@@ -185,15 +186,17 @@ def _hand_on(search_context: SearchContext, verdict: PlanSelection, record: Tuni
         owner = choice if shares_files(verdict.first_phase, choice) else verdict.first_phase
         first, own_needs = _place_first(search_context, verdict.first_phase, owner)
         needs = needs_of_both(needs, own_needs)
-    prepared = dataclasses.replace(
-        search_context.optimized,
+    optimized = search_context.optimized
+    variant = dataclasses.replace(
+        optimized.variant,
         model=artefact.model,
-        step=choice[LEVEL],
         session_options=plan.session_options,
         providers=plan.providers,
         requirements=needs,
+        first_phase=first,
+        io_binding=needs_binding(choice),
     )
-    return TuneResult(prepared, record, first, needs_binding(choice))
+    return dataclasses.replace(optimized, variant=variant, step=choice[LEVEL], record=record)
 
 
 def _place_first(

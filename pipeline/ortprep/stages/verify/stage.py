@@ -17,7 +17,6 @@ from typing import Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import VerificationRecord
-from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers, TensorDeclaration
 from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CUDA
@@ -27,8 +26,8 @@ from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import OptimizeResult, VerifyResult
-from ortprep.stages.core.sources import FETCH, read_source, source_task
+from ortprep.stages.core.results import VerifyResult
+from ortprep.stages.core.sources import FETCH, read_optimized, read_source, source_task
 from ortprep.stages.verify.comparison import (
     Judged,
     build_errors,
@@ -146,13 +145,10 @@ def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
 
 
 def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
-    upstream = context.upstream[TaskId("optimize", context.variant)]
-    optimized = decode(OptimizeResult, upstream.result)
-    model = str((upstream.folder / optimized.model).resolve())
+    optimized, folder = read_optimized(context, context.variant)
     context.say(f"prepared model ({optimized.step})")
-    plan = SessionPlan(model, optimized.session_options, optimized.providers)
     try:
-        candidate = run_samples(context, plan, reference.samples, scratch / "candidate")
+        candidate = run_samples(context, optimized.plan_in(folder), reference.samples, scratch / "candidate")
     except PipelineError as error:
         raise VerificationError(
             f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
@@ -224,7 +220,7 @@ def _require_equal(
             f"{describe_failure(judged, floor)}",
             hint="give its random operators a seed attribute; random answers cannot be verified",
         )
-    optimized = decode(OptimizeResult, context.upstream[TaskId("optimize", context.variant)].result)
+    optimized, _ = read_optimized(context, context.variant)
     raise VerificationError(
         f"the prepared model's answers differ from its source's: {subject}\n"
         f"{describe_failure(judged, floor)}",
@@ -235,7 +231,7 @@ def _require_equal(
             step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
             in_tf32=any(
                 provider.name == CUDA and provider.options.get("use_tf32") != "0"
-                for provider in optimized.providers
+                for provider in optimized.variant.providers
             ),
         ),
     )
