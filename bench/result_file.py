@@ -11,7 +11,7 @@ from ortprep.stages.core.provenance import describe_environment
 
 def describe_machine() -> dict[str, Any]:
     """Returns processor, memory, GPUs, kernel and versions as JSON types."""
-    environment = run_child(describe_environment, {}, timeout_s=120).value
+    environment = run_child(describe_environment, None, timeout_s=120).value
     hardware = environment["hardware"]
     return {
         "cpu_model": hardware["cpu_model"],

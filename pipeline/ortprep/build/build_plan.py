@@ -29,6 +29,14 @@ from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.stage import VerifyStage
 from ortprep.tuning.knobs import find_space_problems
 
+log = logging.getLogger(__name__)
+
+KNOWN_TARGETS: tuple[str, ...] = get_args(Target)
+"""Every target; a runtime job prefers later ones."""
+
+Availability = Callable[[str], str | None]
+"""Says why this machine cannot build for a target, or None if it can."""
+
 STAGES: tuple[Stage, ...] = (
     FetchStage(),
     ConvertStage(),
@@ -97,31 +105,18 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
     Raises:
         SpecError: A search is restricted to what there is not, or a bundle's folder holds something else.
     """
-    _check_spaces(specs)
-    check_destinations(specs, artifacts.absolute())
-
-
-def _check_spaces(specs: Iterable[ModelSpec]) -> None:
     problems = [
-        f"{spec.name}: tune.space: {problem}"
+        f"  {spec.name}: tune.space: {problem}"
         for spec in specs
         if spec.tune.space
         for problem in find_space_problems(spec.tune.space)
     ]
     if problems:
-        lines = "\n".join(f"  {problem}" for problem in problems)
+        lines = "\n".join(problems)
         raise SpecError(
             f"specs restrict the search to unknown knobs or values\n{lines}", hint="ortprep schema"
         )
-
-
-log = logging.getLogger(__name__)
-
-KNOWN_TARGETS: tuple[str, ...] = get_args(Target)
-"""Every target; a runtime job prefers later ones."""
-
-Availability = Callable[[str], str | None]
-"""Says why this machine cannot build for a target, or None if it can."""
+    check_destinations(specs, artifacts.absolute())
 
 
 def build_plan(

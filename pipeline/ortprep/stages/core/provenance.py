@@ -101,7 +101,7 @@ def _read_text(path: Path) -> str:
 _PACKAGES = ("onnx", "numpy", *ONNXRUNTIME, "doit", *CUDA_LIBRARIES)
 
 
-def describe_environment(request: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - child functions take one
+def describe_environment(request: None) -> dict[str, Any]:  # noqa: ARG001 - child functions take one
     """Child function: returns versions and hardware as JSON types; imports ONNX Runtime."""
     import onnxruntime
 

@@ -14,10 +14,11 @@ from ortprep.bundle.loader_config import Requirements
 from ortprep.bundle.manifest import LadderAttempt, LintFinding
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
-from ortprep.errors import ChildError, ChildKilledError, LoadError, StageError
+from ortprep.errors import ChildKilledError
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
+from ortprep.stages.core.ladder import REFUSALS, TAKEN
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
@@ -27,10 +28,7 @@ from ortprep.stages.optimize.reload_check import run_reload
 from ortprep.stages.optimize.requirements import derive_requirements, with_options
 from ortprep.stages.optimize.session_plans import loading_providers, saving_plan, step_options
 
-TAKEN = "taken"
-
 _ATTEMPT = ".attempt"
-_REFUSALS = (LoadError, ChildError, StageError)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | 
     except ChildKilledError:
         # Says nothing about the step: a lesser graph must not result from a moment without memory.
         raise
-    except _REFUSALS as error:
+    except REFUSALS as error:
         outcome = error.message
     finally:
         shutil.rmtree(job.attempt, ignore_errors=True)

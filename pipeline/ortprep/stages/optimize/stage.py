@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
+from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import source_task
 from ortprep.stages.optimize.attempt import (
-    TAKEN,
     OptimizeJob,
     describe_findings,
     job_of,
@@ -81,20 +80,30 @@ class OptimizeStage:
         if job.conversion is None:
             require_fit(job.spec, job.fetched.interface)
         optimize = job.spec.optimize
-        attempts: list[LadderAttempt] = []
-        for step in plan_ladder(
-            job.role, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
-        ):
-            attempt, saved = try_step(job, step)
-            attempts.append(attempt)
+        steps = plan_ladder(job.role, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers)
+        taken: list[tuple[Step, SaveResult]] = []
+
+        def attempt(step: Step) -> LadderAttempt:
+            tried, saved = try_step(job, step)
             if saved is not None:
-                return dict(encode(_result_of(job, step, saved, tuple(attempts))))
-            if len(attempts) == 1 and job.conversion is None:
+                taken.append((step, saved))
+                return tried
+            if step == steps[0] and job.conversion is None:
                 _require_running_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
-            context.say(f"step {step.name!r} failed: {attempt.outcome.splitlines()[0]}")
-        raise _no_step_holds(job, attempts)
+            context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
+            return tried
+
+        attempts = descend(steps, attempt)
+        if not taken:
+            failures = describe_failures((tried.step, tried.outcome) for tried in attempts)
+            raise StageError(
+                "every step of the optimisation ladder failed: "
+                f"{job.variant.name} of {job.spec.name}\n{failures}",
+                hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
+            )
+        return dict(encode(_result_of(job, *taken[0], attempts)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that the model is there, and that the step that was taken held.
@@ -169,15 +178,3 @@ def _result_of(
         half_io=not keeps_io and precision in ("fp16", "mixed"),
     )
     return PreparedResult(variant, step.name, attempts, saved.onnxruntime)
-
-
-def _no_step_holds(job: OptimizeJob, attempts: list[LadderAttempt]) -> StageError:
-    steps: dict[str, list[str]] = {}
-    for attempt in attempts:
-        steps.setdefault(attempt.outcome.strip(), []).append(attempt.step)
-    reasons = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in steps.items())
-    return StageError(
-        f"every step of the optimisation ladder failed: {job.variant.name} of {job.spec.name}\n"
-        f"{textwrap.indent(reasons, '  ')}",
-        hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
-    )

@@ -96,7 +96,7 @@ class PackageStage:
             source=fetched.source.files,
         )
         write_loader_config(context.folder, config)
-        environment = run_child(describe_environment, {}, timeout_s=120).value
+        environment = run_child(describe_environment, None, timeout_s=120).value
         requirements = context.folder / REQUIREMENTS_FILE
         requirements.write_text(format_requirements(config.name, environment), encoding="utf-8")
         write_manifest(context.folder, _manifest(context, fetched, prepared, environment))
