@@ -12,6 +12,7 @@ from ortprep.errors import RegistryError
 from ortprep.registry.references import open_registry
 from ortprep.spec.models import SourceSpec
 from ortprep.spec.url_schemes import SCHEMES, check_url
+from tests.fakes import serve
 
 
 @pytest.fixture
@@ -34,6 +35,19 @@ def test_a_chained_url_reaches_no_filesystem(reference: str) -> None:
         open_registry(reference)
     with pytest.raises(RegistryError, match=r"not a work store: reference://.*\n.*s3://"):
         WorkStore(reference, "net")
+
+
+@pytest.mark.attack
+def test_a_web_server_is_no_registry_and_no_work_store() -> None:
+    """fsspec would unpack its answers, and follow its listings for ever."""
+    with serve() as server:
+        for url in (server.url, server.url.replace("http", "HTTP"), "https://127.0.0.1:9/"):
+            with pytest.raises(RegistryError, match=r"not a registry(.|\n)*web server") as raised:
+                open_registry(url).list_models()
+            assert "https://" not in str(raised.value).partition("\n")[2]
+            with pytest.raises(RegistryError, match=r"not a work store(.|\n)*web server"):
+                WorkStore(url, "net").check_writable()
+        assert server.requests == []
 
 
 @pytest.mark.attack

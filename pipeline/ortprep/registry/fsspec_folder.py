@@ -32,7 +32,7 @@ from ortprep.registry.backend import BLOCK_BYTES, Block, Report
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.url_schemes import OBJECT_STORES, check_url
+from ortprep.spec.url_schemes import OBJECT_STORES, STORES, check_url
 from ortprep.versions import install_command
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class FsspecFolder:
     what those of `Backend` do. `open` tries once: its caller knows where to go on.
 
     Raises:
-        RegistryError: The URL is not one that `check_url` allows.
+        RegistryError: The URL is not one that `check_url` allows for a store.
         MissingExtraError: The filesystem's package is not installed.
     """
 
@@ -286,7 +286,7 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
         if Path(url).is_absolute():
             filesystem, root = fsspec.filesystem("file", **options), url
         else:
-            check_url(url)
+            check_url(url, STORES)
             filesystem, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise MissingExtraError(
@@ -294,7 +294,11 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
         ) from error
     except ValueError as error:
         others = ", or begins with oci:// or mlflow+" if called == "registry" else ""
-        raise RegistryError(f"not a {called}: {name}\n  {error}{others}; or a folder's path") from error
+        is_web = url.lower().startswith(("http://", "https://"))
+        raise RegistryError(
+            f"not a {called}: {name}\n  {error}{others}; or a folder's path",
+            hint="a web server cannot be one; give a folder or an object store: s3://…" if is_web else None,
+        ) from error
     return filesystem, root.rstrip("/")
 
 
