@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.conversion_record import OutputAccuracy, PassRecord, PrecisionStep
+from ortprep.bundle.conversion_record import PrecisionStep
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
 from ortprep.errors import (
@@ -66,21 +66,8 @@ def why_not_needed(step: str, requested: Sequence[str]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class PrecisionTrial:
-    """A conversion that was tried, and the gate's judgement.
-
-    Attributes:
-        failures: Why it will not do, a line each; none if the gate is passed.
-        accuracy: Figures of every output.
-        made_by: The pass that made it.
-        reply: Its nodes: converted, kept in fp32, and using weights that are too large.
-    """
-
-    failures: tuple[str, ...]
-    accuracy: tuple[OutputAccuracy, ...]
-    made_by: PassRecord
-    reply: PrecisionReply
+Trial = tuple[PrecisionStep, PrecisionReply]
+"""A conversion that was tried: the gate's judgement, and which nodes were converted."""
 
 
 class PrecisionAttempts:
@@ -131,35 +118,36 @@ class PrecisionAttempts:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _try_step(self, precision: str) -> PrecisionStep:
-        trial, always = self._try_first(precision), Kept()
-        if precision == "mixed" and trial.reply.too_large and not self._convert.half.clip:
-            always = frozenset(trial.reply.too_large)
-            trial = self._try(precision, always)
-        if trial.failures and precision in SEARCHED and self._convert.search.max_trials:
-            return self._search(precision, trial, always)
-        is_half = precision == "mixed" and not trial.failures and not always
+        """Converts every node, then searches if that fails and a search may help."""
+        (step, reply), always = self._try_first(precision), Kept()
+        if precision == "mixed" and reply.too_large and not self._convert.half.clip:
+            always = frozenset(reply.too_large)
+            step, reply = self._try(precision, always)
+        if step.outcome != TAKEN and precision in SEARCHED and self._convert.search.max_trials:
+            return self._search(step, reply.converted, always)
+        is_half = precision == "mixed" and step.outcome == TAKEN and not always
         if is_half and not self._is_requested_alone(precision):
             # Mixed precision that keeps no node is fp16, which may be a variant already.
-            precision = "fp16"
-        return _step_of(precision, trial)
+            return dataclasses.replace(step, precision="fp16")
+        return step
 
     def _is_requested_alone(self, precision: str) -> bool:
         """Returns whether the spec asks for mixed precision here, and not for fp16 too."""
         requested = self._convert.precisions(self._context.target)
         return self._context.variant_plan.precision == precision and "fp16" not in requested
 
-    def _search(self, precision: str, first: PrecisionTrial, always: Kept) -> PrecisionStep:
+    def _search(self, first: PrecisionStep, nodes: Sequence[str], always: Kept) -> PrecisionStep:
         """Leaves as few nodes unconverted as the gate needs.
 
         Args:
-            precision: What is tried.
-            first: The trial that converted every node, and failed.
+            first: What became of converting every node: it failed.
+            nodes: Nodes that were converted.
             always: Nodes that are never converted.
         """
-        say, limits, nodes = self._context.say, self._convert.search, first.reply.converted
-        say(f"{precision}: {first.failures[0]}; searching for nodes to leave unconverted")
+        say, limits, precision = self._context.say, self._convert.search, first.precision
+        say(f"{precision}: {first.outcome.splitlines()[0]}; searching for nodes to leave unconverted")
         began_s, count = time.monotonic(), 0
-        latest: dict[Kept, PrecisionTrial] = {}  # the one whose files are at `written`
+        latest: dict[Kept, PrecisionStep] = {}  # the one whose files are at `written`
 
         def share_of_time() -> float:
             return (time.monotonic() - began_s) / limits.budget_s
@@ -169,8 +157,8 @@ class PrecisionAttempts:
             passes, count = False, count + 1
             latest.clear()
             try:
-                latest[kept] = self._try(precision, kept | always)
-                passes = not latest[kept].failures
+                latest[kept], _ = self._try(precision, kept | always)
+                passes = latest[kept].outcome == TAKEN
             except REFUSALS as error:
                 _require_verdict(error)
             self._context.progress(min(share_of_time(), 1.0))
@@ -180,11 +168,11 @@ class PrecisionAttempts:
 
         kept, trials = search(nodes, holds, max_trials=limits.max_trials, expired=lambda: share_of_time() > 1)
         if len(kept) == len(nodes):
-            return _step_of(precision, first, trials=trials)
-        trial = latest.get(kept) or self._try(precision, kept | always)
-        return _step_of(precision, trial, trials=trials)
+            return dataclasses.replace(first, trials=trials)
+        step = latest.get(kept) or self._try(precision, kept | always)[0]
+        return dataclasses.replace(step, trials=trials)
 
-    def _try_first(self, precision: str) -> PrecisionTrial:
+    def _try_first(self, precision: str) -> Trial:
         """Tries a precision without a node kept, and settles the optimisation level of all its trials.
 
         If a session cannot be made, or crashes, it goes down one level as `optimize` does: ONNX Runtime
@@ -199,7 +187,8 @@ class PrecisionAttempts:
                     raise
                 self._levels = self._levels[1:]
 
-    def _try(self, precision: str, kept: Collection[str]) -> PrecisionTrial:
+    def _try(self, precision: str, kept: Collection[str]) -> Trial:
+        """Converts, runs every sample on the target, and asks the gate; raises what either raises."""
         request = precision_request(
             self._convert,
             precision,
@@ -228,7 +217,15 @@ class PrecisionAttempts:
         judgement = judge_accuracy(
             self._context.spec, self._reference.samples, expected=self._reference.answers, got=answers
         )
-        return PrecisionTrial(judgement.failures, judgement.outputs, made_by, reply)
+        step = PrecisionStep(
+            precision=precision,
+            outcome="\n".join(judgement.failures) or TAKEN,
+            kept=reply.kept,
+            nodes=reply.nodes,
+            accuracy=judgement.outputs,
+            passes=(made_by,),
+        )
+        return step, reply
 
     def _plan(self) -> SessionPlan:
         """Returns a session that optimises as `optimize` will, so the gate judges nearly what jobs load."""
@@ -248,15 +245,3 @@ def _require_verdict(error: PipelineError) -> None:
     """Raises an error again if it says nothing about the precision."""
     if isinstance(error, _NO_VERDICTS) or _NO_MEMORY.search(error.message):
         raise error
-
-
-def _step_of(precision: str, trial: PrecisionTrial, *, trials: int = 0) -> PrecisionStep:
-    return PrecisionStep(
-        precision=precision,
-        outcome="\n".join(trial.failures) or TAKEN,
-        kept=trial.reply.kept,
-        nodes=trial.reply.nodes,
-        trials=trials,
-        accuracy=trial.accuracy,
-        passes=(trial.made_by,),
-    )
