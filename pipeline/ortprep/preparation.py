@@ -121,8 +121,8 @@ class PreparedBundle:
         return place
 
     def _repr_html_(self) -> str | None:
-        """Shows the bundle in a notebook: its figures as a table and a picture."""
-        from ortprep.report.notebook_view import render_summary
+        """Shows the bundle in a notebook: its figures as a table."""
+        from ortprep.report.html_page import render_summary
 
         try:
             return render_summary(self.manifest)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.cli.console import build_table, write_table
+from ortprep.cli.console import draw_waterfall, write_table
+from ortprep.tables import Table
 
 texts = st.text(st.characters(categories=["Ll", "Lu", "Nd"]), min_size=1, max_size=60)
 
@@ -14,7 +15,16 @@ def test_a_table_in_a_pipe_has_every_character_in_lines_of_a_hundred(rows: list[
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout.write", written.append)
-        write_table(build_table("title", ("name", *(f">{name}" for name in "abcde")), rows))
+        write_table(Table("title", ("name", *"abcde"), tuple(rows)))
     lines = "".join(written).splitlines()
     assert max(map(len, lines)) <= 100
     assert sorted("".join(lines[4:]).replace(" ", "")) == sorted("".join("".join(row) for row in rows))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_a_bar_begins_where_the_one_before_it_ended(figures: list[float]) -> None:
+    bars = draw_waterfall(figures, cells=40)
+    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
+    assert begins == sorted(begins)
+    assert all(len(bar) <= 42 for bar in bars)
+    assert all(bar.strip() for bar in bars)

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ortprep.cli.doctor_tables import draw_waterfall, format_cell
 from tests.builders import conv_net, embedding, two_inputs, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net
@@ -164,20 +161,3 @@ def test_a_model_that_is_not_there_is_told(project: Project) -> None:
     ended = project.run("doctor", "init", "nothing")
     assert ended.code == 2
     assert "no such model: nothing" in ended.err
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
-def test_a_bar_begins_where_the_one_before_it_ended(figures: list[float]) -> None:
-    bars = draw_waterfall(figures, cells=40)
-    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
-    assert begins == sorted(begins)
-    assert all(len(bar) <= 42 for bar in bars)
-    assert all(bar.strip() for bar in bars)
-
-
-@pytest.mark.parametrize(
-    ("cell", "text"),
-    [(None, "–"), (3, "3"), ("x", "x"), (1234.5, "1234"), (1.2345, "1.23"), (0.0, "0.00"), (0.001, "0.00")],
-)
-def test_cells_have_the_digits_that_count(cell: float | str | None, text: str) -> None:
-    assert format_cell(cell) == text

@@ -164,15 +164,6 @@ def test_an_earlier_package_is_replaced_whole(bundle: Path, tmp_path: Path) -> N
     assert json.loads((package / "manifest.json").read_text())["package_name"] == "second"
 
 
-def test_a_known_version_lets_in_what_is_bound_to_it(tmp_path: Path) -> None:
-    own = Requirements(VersionRange("1.31", "1.32"), ("CPUExecutionProvider",))
-    bundle = write_bundle(tmp_path / "linear", requirements={"cpu": own, "portable": CPU_ONLY})
-    for version, expected in ((None, "portable"), ("1.31.1", "cpu"), ("1.32.0", "portable")):
-        request = ExportRequest(onnxruntime=version)
-        (model,) = export_package([bundle], tmp_path / "package", request).models
-        assert model.variant == expected
-
-
 def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
     FileEntry,
-    Requirements,
-    VersionRange,
     read_loader_config,
     write_loader_config,
 )
@@ -166,14 +164,6 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle: Path, tmp_path: 
     with pytest.raises(IntegrityError):
         export_one(bundle, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
-
-
-def test_a_variant_bound_to_a_processor_is_passed_over_for_one_that_is_not(tmp_path: Path) -> None:
-    bound = Requirements(VersionRange("1.23"), ("CPUExecutionProvider",), "x86_64", ("avx2",))
-    bundle = write_bundle(tmp_path / "linear", requirements={"cpu": bound, "portable": CPU_ONLY})
-    exported = export_one(bundle, tmp_path / "repository")
-    assert exported.models[0].variant == "portable"
-    assert "avx2" in str(exported.passed_over[0])
 
 
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path: Path) -> None:
@@ -326,16 +316,6 @@ def test_without_triton_s_messages_the_extra_is_named(
     with pytest.raises(MissingExtraError) as raised:
         export_one(bundle, tmp_path / "repository")
     assert raised.value.hint == install_command("triton")
-
-
-def test_a_server_of_another_version_gets_no_variant_that_needs_its_own(tmp_path: Path) -> None:
-    own = Requirements(VersionRange("1.31", "1.32"), ("CPUExecutionProvider",))
-    bundle = write_bundle(tmp_path / "linear", requirements={"cpu": own})
-    with pytest.raises(ExportError, match="known to fit"):
-        export_one(bundle, tmp_path / "repository")
-    request = dataclasses.replace(named("cpu"), onnxruntime="1.28.0")
-    with pytest.raises(ExportError, match=r"1\.28\.0"):
-        export_one(bundle, tmp_path / "repository", request)
 
 
 def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:

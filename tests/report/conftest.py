@@ -18,13 +18,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from ortprep.report.vega import bundle_vega
+from ortprep.report.html_page import bundle_vega
 
 
 @pytest.fixture(scope="session")
 def library() -> str:
     """The script that draws charts."""
-    return str(bundle_vega({})["script"])
+    return bundle_vega("window.vegaEmbed = vegaEmbed;")
 
 
 @pytest.fixture(scope="module")

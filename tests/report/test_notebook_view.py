@@ -1,4 +1,4 @@
-"""What a notebook shows of a bundle: its headline, a picture and a table, and no text of others as markup."""
+"""What a notebook shows of a bundle: its headline and a table, and no text of others as markup."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from ortprep.report.notebook_view import render_summary
+from ortprep.report.html_page import render_summary
 from tests.report.builders import manifest
 
 
-def test_a_measured_model_has_a_picture_and_a_table_without_empty_columns() -> None:
+def test_a_measured_model_has_a_table_without_empty_rows() -> None:
     html = render_summary(manifest())
-    assert html.count("<svg") == 1
+    assert html.count("<table") == 1
+    assert "GPU MB" not in html
     assert "prepared (shipped)" in html
     assert "<script" not in html
     assert "http-equiv" not in html
 
 
-def test_a_model_that_was_not_measured_has_neither() -> None:
+def test_a_model_that_was_not_measured_has_none() -> None:
     html = render_summary(replace(manifest(), variants=()))
     assert "not measured" in html
-    assert "<svg" not in html
     assert "<table" not in html
 
 

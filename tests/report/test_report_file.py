@@ -137,7 +137,7 @@ def test_the_command_says_what_it_could_not_find(project: Project) -> None:
     assert "hint: ortprep prepare nothing" in outcome.err
 
 
-def test_versions_in_a_registry_are_versions_like_others(project: Project) -> None:
+def test_versions_in_a_registry_are_bundles_like_others(project: Project) -> None:
     (project.root / "registry").mkdir()
     for label, day in (("1.0", "20"), ("1.1", "21")):
         build = Build(created_at=f"2026-11-{day}T00:00:00+00:00", extra={"label": label.encode()})
@@ -149,7 +149,7 @@ def test_versions_in_a_registry_are_versions_like_others(project: Project) -> No
     assert outcome.code == 0, outcome.err
     assert "2 bundles, " in outcome.err
     page = (project.artifacts / "report.html").read_text()
-    assert "1 model, 2 versions" in page
+    assert "2 bundles; last prepared" in page
     assert project.call("report", "net@2.0", "--registry", "registry").code == 5
 
 

@@ -10,10 +10,9 @@ import ortprep
 from ortprep.build.receipts import WORK_FOLDER, read_receipt
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.report.html_page import render_report
+from ortprep.report.html_page import read_vega, render_report
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject, TaskHistory, digest_inputs, read_subjects
-from ortprep.report.vega import read_vega
 
 _INPUTS = re.compile(rb'<meta name="ortprep-inputs" content="([^"]*)">')
 _HEAD_BYTES = 4096

@@ -10,15 +10,14 @@ import typer
 
 from ortprep.bundle.codec import encode
 from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
-from ortprep.cli.console import build_table, echo, write_json, write_table
+from ortprep.cli.console import echo, write_json, write_table
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 from ortprep.runtime.dropin.observation import MAX_MODELS
+from ortprep.tables import Table, fill_table
 from ortprep.versions import installed_onnxruntime
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ortprep.adopt.adoption import AdoptedModel
     from ortprep.runtime.dropin.observation import ProcessRecord
 
@@ -87,19 +86,19 @@ def _report(models: Sequence[AdoptedModel], out: Path) -> None:
 
 
 def _build_table(models: Sequence[AdoptedModel]) -> Table:
-    rows = [
+    """Returns one row per model of the application."""
+    return fill_table(
+        "models of the application",
+        models,
         (
-            model.name or "–",
-            _shorten(model.model),
-            str(model.use.loads),
-            str(model.use.runs),
-            model.use.shape_count,
-            ", ".join(_describe_options(model)) or "defaults",
-        )
-        for model in models
-    ]
-    headings = ("spec", "model", ">sessions", ">runs", ">shapes", "options")
-    return build_table("models of the application", headings, rows)
+            ("spec", lambda model: model.name),
+            ("model", lambda model: _shorten(model.model)),
+            ("sessions", lambda model: model.use.loads),
+            ("runs", lambda model: model.use.runs),
+            ("shapes", lambda model: model.use.shape_count),
+            ("options", lambda model: ", ".join(_describe_options(model)) or "defaults"),
+        ),
+    )
 
 
 def _shorten(model: str) -> str:

@@ -26,6 +26,7 @@ from ortprep.cli.command import (
 from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table, write_text
 from ortprep.cli.init_command import names_of_specs
 from ortprep.errors import SpecError
+from ortprep.tables import count_of
 
 if TYPE_CHECKING:
     from ortprep.build.engine import Engine
@@ -227,7 +228,8 @@ def tune(
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.runner import run_builds, with_requirements
     from ortprep.build.search_results import read_searches, tune_tasks
-    from ortprep.cli.tables import build_trials_table, describe_search
+    from ortprep.cli.tables import describe_search
+    from ortprep.report.trials import build_trials_table
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -244,7 +246,10 @@ def tune(
         write_json({name: encode(record) for name, record in searches.items()})
         return
     for name, record in searches.items():
-        write_table(build_trials_table(record, title=name))
+        runs = count_of(record.runs_per_load, "run")
+        write_table(
+            build_trials_table(record, f"{name}, cost at {runs} per load, relative to default ONNX Runtime")
+        )
         for line in describe_search(record):
             write_text(line)
 

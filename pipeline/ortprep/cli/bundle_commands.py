@@ -25,13 +25,13 @@ from ortprep.cli.options_table import (
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
     build_accuracy_table,
-    build_figures_table,
     build_variants_table,
     describe_bundle,
     describe_figures,
     describe_interface,
 )
 from ortprep.options import NEWEST
+from ortprep.report.variant_sections import build_plans_table
 from ortprep.versions import installed_onnxruntime
 
 
@@ -51,11 +51,12 @@ def show(
         write_text(line)
     write_table(build_variants_table(manifest))
     accuracy = build_accuracy_table(manifest)
-    if accuracy is not None:
+    if accuracy.rows:
         write_table(accuracy)
     for variant in manifest.variants:
-        for measurement in variant.measurements:
-            write_table(build_figures_table(measurement, title=f"{manifest.name} on {variant.name}"))
+        for one in variant.measurements:
+            title = f"{manifest.name} on {variant.name}, {one.cache} cache, {one.shapes}"
+            write_table(build_plans_table(one, title))
     for line in describe_figures(manifest):
         write_text(line)
 
@@ -105,7 +106,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Models, bundles, manifests, NAME@VERSION; several of one model are its versions.",
+            help="Models, bundles, manifests, or NAME@VERSION.",
         ),
     ] = None,
     artifacts: Artifacts = ARTIFACTS,

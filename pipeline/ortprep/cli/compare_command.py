@@ -11,15 +11,16 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.tuning_record import Summary
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
-from ortprep.cli.console import build_table, echo, write_json, write_line, write_table
+from ortprep.cli.console import echo, write_json, write_line, write_table
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
-from ortprep.cli.tables import LEGEND, format_summary
+from ortprep.cli.tables import LEGEND
 from ortprep.errors import PipelineError
 from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
 from ortprep.measuring.regression import Comparison, Difference
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.quoting import printable
+from ortprep.tables import CellValue, Table, fill_table, number_cell
 
 _VERDICTS: dict[Verdict, str] = {
     "regression": "regression",
@@ -30,11 +31,8 @@ _VERDICTS: dict[Verdict, str] = {
     "new": "new",
     "incomparable": "not comparable",
 }
-_HEADINGS = ("figure", "cache", ">old", ">new", ">ratio", "verdict")
-_WHAT_HEADINGS = ("what else changed", "old", "new")
 _MAX_CHARACTERS = 90
 _DIGEST_DIGITS = 12
-_DASH = "–"
 _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 
@@ -92,20 +90,45 @@ def compare(
 
 
 def _write_tables(comparison: Comparison, *, title: str) -> None:
+    """Writes what changed of every variant, and what else did."""
     for variant in comparison.variants:
         name = f"{comparison.model} on {variant.new or variant.old or ''}"
         if variant.changes:
-            write_table(build_table(f"{name}, {title}", _HEADINGS, map(_changes_row, variant.changes)))
+            write_table(_build_changes_table(variant.changes, title=f"{name}, {title}"))
         _write_differences((*variant.hardware, *variant.differences), title=name)
     if any(variant.changes for variant in comparison.variants):
         write_line(LEGEND)
     _write_differences(comparison.differences, title=comparison.model)
 
 
+def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
+    def figure(summary: Summary | None, change: Change) -> CellValue:
+        if summary is None or change.cache:
+            return summary
+        return number_cell(summary.median, format_value(summary.median))  # exact: it has no spread
+
+    return fill_table(
+        title,
+        changes,
+        (
+            ("figure", lambda change: f"{change.figure} {FIGURES[change.figure]}"),
+            ("cache", lambda change: change.cache),
+            ("old", lambda change: figure(change.old, change)),
+            ("new", lambda change: figure(change.new, change)),
+            ("ratio", lambda change: change.ratio and number_cell(change.ratio, f"{change.ratio:.2f}×")),
+            ("verdict", lambda change: _VERDICTS[change.verdict]),
+        ),
+    )
+
+
 def _write_differences(differences: Sequence[Difference], *, title: str) -> None:
+    columns = (
+        ("what else changed", lambda one: _shorten(one.what)),
+        ("old", lambda one: _shorten(one.old)),
+        ("new", lambda one: _shorten(one.new)),
+    )
     if differences:
-        rows = map(_differences_row, differences)
-        write_table(build_table(title, _WHAT_HEADINGS, rows))
+        write_table(fill_table(title, differences, columns))
 
 
 def _judge(comparison: Comparison, *, title: str) -> None:
@@ -131,30 +154,8 @@ def _judge(comparison: Comparison, *, title: str) -> None:
     )
 
 
-def _changes_row(change: Change) -> tuple[str, ...]:
-    unit = FIGURES[change.figure]
-    return (
-        f"{change.figure} {unit}",
-        change.cache,
-        _format(change.old, is_exact=not change.cache),
-        _format(change.new, is_exact=not change.cache),
-        _DASH if change.ratio is None else f"{change.ratio:.2f}×",
-        _VERDICTS[change.verdict],
-    )
-
-
-def _format(summary: Summary | None, *, is_exact: bool) -> str:
-    if summary is None or not is_exact:
-        return format_summary(summary)
-    return format_value(summary.median)
-
-
-def _differences_row(difference: Difference) -> tuple[str, ...]:
-    return tuple(_shorten(text) for text in (difference.what, difference.old, difference.new))
-
-
 def _shorten(text: str) -> str:
-    line = printable(text, lines=False) or _DASH
+    line = printable(text, lines=False)
     if is_digest(line):
         return line.removeprefix(PREFIX)[:_DIGEST_DIGITS]
     return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"

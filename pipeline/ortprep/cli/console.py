@@ -13,7 +13,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,15 +32,18 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 from rich.style import Style
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ortprep.errors import PipelineError
 from ortprep.quoting import printable, terminal_handler
 from ortprep.registry.progress import Progress
+from ortprep.tables import Table
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 100
+_BAR_CELLS = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def start_streams() -> None:
@@ -117,28 +120,41 @@ class _PlainConsole(Console):
         _redirect_to_null(_STDOUT)
 
 
-def build_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Returns a table for people, which wraps what does not fit and cuts nothing off.
+def build_table(table: Table) -> RichTable:
+    """Returns a table for a terminal, which wraps what does not fit and cuts nothing off.
 
-    Args:
-        title: What it shows.
-        headings: One per column; those that start with `>` are of figures, which stand to the right.
-        rows: One text per column.
+    Figures stand to the right. A table with bars gets them as a last column.
     """
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in headings:
-        name = heading.removeprefix(">")
-        table.add_column(name, justify="left" if name == heading else "right", overflow="fold")
+    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading, is_numeric in zip(table.columns, table.numeric, strict=True):
+        drawn.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
+    rows = [[cell.text for cell in row] for row in table.cells]
+    if table.bars is not None:
+        index = table.columns.index(table.bars)
+        drawn.add_column("", no_wrap=True)
+        bars = draw_waterfall([row[index].value or 0.0 for row in table.cells])
+        rows = [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
     for row in rows:
-        table.add_row(*row)
-    return table
+        drawn.add_row(*row)
+    return drawn
 
 
-def write_table(table: Table) -> None:
+def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tuple[str, ...]:
+    """Returns a bar for each figure; each begins where the one before it ended, and all fill the width."""
+    total, begin, bars = sum(figures) or 1.0, 0.0, []
+    for figure in figures:
+        eighths = round(figure / total * cells * 8)
+        whole, part = divmod(eighths, 8)
+        bars.append(" " * int(begin / total * cells) + ("█" * whole + _EIGHTHS[part].strip() or "▏"))
+        begin += figure
+    return tuple(bars)
+
+
+def write_table(table: Table | RichTable) -> None:
     """Writes a table to stdout: at most as wide as the terminal, or as 100 characters in a pipe."""
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(table)
+        console.print(build_table(table) if isinstance(table, Table) else table)
     with _ignoring_broken_pipe():
         sys.stdout.write(capture.get())
 

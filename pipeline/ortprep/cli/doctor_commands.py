@@ -17,7 +17,6 @@ from ortprep.bundle.codec import encode
 from ortprep.children.scratch_folder import scratch_folder
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
 from ortprep.cli.console import echo, write_json, write_line, write_table
-from ortprep.cli.doctor_tables import build_diagnosis_table, describe_findings
 from ortprep.cli.model_resolution import Locations, examine_all
 from ortprep.doctor.conclusion import conclude
 from ortprep.doctor.diagnosis import Diagnosis, Finding, exit_code_of
@@ -200,9 +199,12 @@ def _failed(check: str, error: PipelineError | OSError) -> Diagnosis:
 
 def _show(diagnosis: Diagnosis) -> None:
     for table in diagnosis.tables:
-        write_table(build_diagnosis_table(table))
-    for line in describe_findings(diagnosis):
-        write_line(line)
+        write_table(table)
+    for finding in diagnosis.findings:
+        mark = "PROBLEM" if finding.severity == "problem" else finding.severity
+        write_line(f"{diagnosis.check}: {mark}: {finding.text}")
+        if finding.hint is not None:
+            write_line(f"  hint: {finding.hint}")
     write_line("")
 
 

@@ -4,71 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rich.table import Table
-
-from ortprep.cli.console import build_table
 from ortprep.registry.alias_moves import Move
 from ortprep.registry.documents import PartVariant, Version
 from ortprep.registry.garbage_collection import CollectResult
 from ortprep.registry.versions import ModelState
-from ortprep.report.formatting import count_of
+from ortprep.tables import Table, count_of, fill_table
 
 
 def build_models_table(states: Iterable[ModelState]) -> Table:
     """Returns one row per model."""
-    return build_table("models", ("model", "latest", "aliases", ">versions"), map(_model_row, states))
 
+    def aliases(state: ModelState) -> str:
+        known = ((name, state.versions.get(digest)) for name, digest in state.aliases.items())
+        return ", ".join(f"{name} → {version.label}" for name, version in known if version is not None)
 
-def _model_row(state: ModelState) -> tuple[str, ...]:
-    latest = state.latest().label if state.versions else "–"
-    aliases = (
-        f"{name} → {state.versions[digest].label}"
-        for name, digest in state.aliases.items()
-        if digest in state.versions
+    return fill_table(
+        "models",
+        states,
+        (
+            ("model", lambda state: state.model),
+            ("latest", lambda state: state.latest().label if state.versions else None),
+            ("aliases", aliases),
+            ("versions", lambda state: len(state.versions)),
+        ),
     )
-    return state.model, latest, ", ".join(aliases) or "–", str(len(state.versions))
 
 
 def build_versions_table(state: ModelState) -> Table:
     """Returns one row per version, the latest last."""
-    headings = ("label", "aliases", "parts", "published", "by", ">MB")
-    rows = [_version_row(state, version) for version in state.versions.values()]
-    return build_table(state.model, headings, rows)
 
+    def variant(one: PartVariant) -> str:
+        hardware = one.hardware.rpartition(" (")[0]
+        return f"{one.name} on {hardware}" if hardware else one.name
 
-def _version_row(state: ModelState, version: Version) -> tuple[str, ...]:
-    aliases = [name for name, digest in state.aliases.items() if digest == version.digest]
-    return (
-        f"{version.label}{' (superseded)' if version.digest in state.superseded_by else ''}",
-        ", ".join(aliases) or "–",
-        "\n".join(", ".join(map(_describe, part.variants)) for part in version.parts),
-        version.published_at[:16],
-        version.by or "–",
-        f"{sum(part.size_bytes for part in version.parts) / 2**20:.1f}",
+    def aliases(version: Version) -> str:
+        return ", ".join(name for name, digest in state.aliases.items() if digest == version.digest)
+
+    return fill_table(
+        state.model,
+        state.versions.values(),
+        (
+            ("label", lambda one: f"{one.label}{' (superseded)' * (one.digest in state.superseded_by)}"),
+            ("aliases", aliases),
+            ("parts", lambda one: "; ".join(", ".join(map(variant, part.variants)) for part in one.parts)),
+            ("published", lambda one: one.published_at[:16]),
+            ("by", lambda one: one.by),
+            ("MB", lambda one: sum(part.size_bytes for part in one.parts) / 2**20),
+        ),
     )
-
-
-def _describe(variant: PartVariant) -> str:
-    hardware = variant.hardware.rpartition(" (")[0]
-    return f"{variant.name} on {hardware}" if hardware else variant.name
 
 
 def build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
     """Returns one row per move of an alias, oldest first."""
-    rows = [
+    return fill_table(
+        "aliases",
+        moves,
         (
-            move.alias,
-            move.at[:16],
-            move.action,
-            state.versions[move.version].label,
-            move.by or "–",
-            move.reason or "–",
-            "; ".join(move.forced) or "–",
-        )
-        for move in moves
-    ]
-    headings = ("alias", "when", "what", "version", "by", "reason", "overridden")
-    return build_table("aliases", headings, rows)
+            ("alias", lambda move: move.alias),
+            ("when", lambda move: move.at[:16]),
+            ("what", lambda move: move.action),
+            ("version", lambda move: state.versions[move.version].label),
+            ("by", lambda move: move.by),
+            ("reason", lambda move: move.reason),
+            ("overridden", lambda move: "; ".join(move.forced)),
+        ),
+    )
 
 
 def describe_collected(collected: CollectResult, *, done: bool) -> Iterator[str]:

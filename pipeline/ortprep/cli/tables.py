@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from ortprep.bundle.conversion_record import ConversionRecord
 from ortprep.bundle.loader_config import LoaderConfig
-from ortprep.bundle.manifest import (
-    Manifest,
-    MeasurementRecord,
-    PlanFigures,
-    VariantRecord,
-    VerificationRecord,
-)
+from ortprep.bundle.manifest import Manifest, PlanFigures, VariantRecord, VerificationRecord
 from ortprep.bundle.requirements_file import pin_onnxruntime
-from ortprep.bundle.tuning_record import FirstPhaseRecord, Summary, TrialFigures, TrialRecord, TuningRecord
-from ortprep.cli.console import build_table
+from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialFigures, TrialRecord, TuningRecord
 from ortprep.measuring.shipped import shipped_figures
-from ortprep.report.formatting import count_of, format_ratio
-from ortprep.report.measurement_sections import MEANINGS
-from ortprep.report.trials import describe_choice, figures_of, find_remarks, rank_trial
+from ortprep.report.trials import FIGURES, describe_choice, figures_of
+from ortprep.report.variant_sections import MEANINGS
+from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
 if TYPE_CHECKING:
     from ortprep.doctor.load_test import LoadTestResult
@@ -34,32 +25,7 @@ if TYPE_CHECKING:
 LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"
 """What the figures of every table are."""
 
-_ROWS: tuple[tuple[str, Callable[[PlanFigures], Summary | None]], ...] = (
-    ("ready ms", lambda plan: plan.ready_ms),
-    ("init ms", lambda plan: plan.init_ms),
-    ("first run ms", lambda plan: plan.first_ms),
-    ("steady ms", lambda plan: plan.steady_ms),
-    ("private MB", lambda plan: plan.private_mb),
-    ("peak MB", lambda plan: plan.peak_mb),
-    ("GPU MB", lambda plan: plan.gpu_mb),
-)
-
-
-def build_figures_table(measurement: MeasurementRecord, *, title: str) -> Table:
-    """Returns a column per plan: medians, the distance between quartiles, and ratios to the default plan."""
-    plans = measurement.plans
-    default = next((plan for plan in plans if plan.plan == "default"), None)
-    rows = [
-        (name, *(format_summary(figure(plan)) for plan in plans))
-        for name, figure in _ROWS
-        if any(figure(plan) is not None for plan in plans)
-    ]
-    if default is not None:
-        rows.append(
-            ("sooner", *(format_ratio(default.ready_ms.median / plan.ready_ms.median) for plan in plans))
-        )
-    headings = ("", *(f">{plan.plan}" for plan in plans))
-    return build_table(f"{title}, {measurement.cache} cache, {measurement.shapes}", headings, rows)
+_MB = 2**20
 
 
 def describe_figures(manifest: Manifest) -> Iterator[str]:
@@ -74,20 +40,6 @@ def describe_figures(manifest: Manifest) -> Iterator[str]:
             yield f"{plan}: {MEANINGS[plan]}"
 
 
-def format_summary(summary: Summary | None) -> str:
-    """Returns `median ± half the distance between quartiles`, or a dash where nothing was measured."""
-    if summary is None:
-        return "–"
-    spread = (summary.p75 - summary.p25) / 2
-    return f"{_figure(summary.median)} ± {_figure(spread)}"
-
-
-def _figure(value: float) -> str:
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
 def describe_first_phase(first: FirstPhaseRecord) -> str:
     """Returns the line that says what `load_progressive` starts with, and what both sessions take."""
     return (
@@ -98,55 +50,62 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
 
 def build_variants_table(manifest: Manifest) -> Table:
     """Returns one row per variant: the size and cost of what is shipped, side by side."""
-    headings = ("variant", "for", ">size MB", ">ready ms", ">init ms", ">steady ms", ">private MB")
-    rows = [_variant_row(manifest, variant) for variant in manifest.variants]
-    return build_table(f"{manifest.name}: variants", headings, rows)
 
+    def shapes(variant: VariantRecord) -> str:
+        binding = {} if variant.conversion is None else variant.conversion.binding
+        return " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes"
 
-def _variant_row(manifest: Manifest, variant: VariantRecord) -> tuple[str, ...]:
-    figures = shipped_figures(variant)
-    sizes = [entry.size_bytes for entry in manifest.files if entry.path.startswith(f"{variant.name}/")]
-    binding = {} if variant.conversion is None else variant.conversion.binding
-    costs = (
-        (None, None, None, None)
-        if figures is None
-        else (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
-    )
-    return (
-        variant.name,
-        " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes",
-        _figure(sum(sizes) / 2**20) if sizes else "–",
-        *map(format_summary, costs),
-    )
+    def size_mb(variant: VariantRecord) -> float | None:
+        sizes = [one.size_bytes for one in manifest.files if one.path.startswith(f"{variant.name}/")]
+        return sum(sizes) / _MB if sizes else None
 
+    def cost(read: Callable[[PlanFigures], CellValue]) -> Callable[[VariantRecord], CellValue]:
+        return lambda variant: None if (shipped := shipped_figures(variant)) is None else read(shipped)
 
-def build_accuracy_table(manifest: Manifest) -> Table | None:
-    """Returns one row per converted variant: how near its answers are to the source's; None without any."""
-    converted = [variant for variant in manifest.variants if variant.accuracy]
-    if not converted:
-        return None
-    headings = ("variant", "precision", ">SNR dB", ">cosine", ">top-1")
-    title = f"{manifest.name}: the worst output of each converted variant, against the source"
-    return build_table(title, headings, map(_accuracy_row, converted))
-
-
-def _accuracy_row(variant: VariantRecord) -> tuple[str, ...]:
-    accuracy = variant.accuracy
-    top1 = [output.top1 for output in accuracy if output.top1 is not None]
-    return (
-        variant.name,
-        _show_precision(variant.conversion),
-        f"{min(output.snr_db for output in accuracy):.1f}",
-        f"{min(output.cosine for output in accuracy):.5f}",
-        f"{min(top1):.3f}" if top1 else "–",
+    return fill_table(
+        f"{manifest.name}: variants",
+        manifest.variants,
+        (
+            ("variant", lambda variant: variant.name),
+            ("for", shapes),
+            ("size MB", size_mb),
+            ("ready ms", cost(lambda plan: plan.ready_ms)),
+            ("init ms", cost(lambda plan: plan.init_ms)),
+            ("steady ms", cost(lambda plan: plan.steady_ms)),
+            ("private MB", cost(lambda plan: plan.private_mb)),
+        ),
     )
 
 
-def _show_precision(conversion: ConversionRecord | None) -> str:
-    if conversion is None:
-        return "fp32"
-    stepped = "" if conversion.asked == conversion.precision else f" (instead of {conversion.asked})"
-    return f"{conversion.precision}{stepped}"
+def build_accuracy_table(manifest: Manifest) -> Table:
+    """Returns one row per converted variant: how near its answers are to the source's."""
+
+    def precision(variant: VariantRecord) -> str:
+        made = variant.conversion
+        if made is None:
+            return "fp32"
+        stepped = "" if made.asked == made.precision else f" (instead of {made.asked})"
+        return f"{made.precision}{stepped}"
+
+    def top1(variant: VariantRecord) -> Cell | None:
+        found = [output.top1 for output in variant.accuracy if output.top1 is not None]
+        return number_cell(min(found), f"{min(found):.3f}") if found else None
+
+    def worst(variant: VariantRecord, name: str, digits: int) -> Cell:
+        value = min(getattr(output, name) for output in variant.accuracy)
+        return number_cell(value, f"{value:.{digits}f}")
+
+    return fill_table(
+        f"{manifest.name}: the worst output of each converted variant, against the source",
+        [variant for variant in manifest.variants if variant.accuracy],
+        (
+            ("variant", lambda variant: variant.name),
+            ("precision", precision),
+            ("SNR dB", lambda variant: worst(variant, "snr_db", 1)),
+            ("cosine", lambda variant: worst(variant, "cosine", 5)),
+            ("top-1", top1),
+        ),
+    )
 
 
 def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
@@ -224,33 +183,6 @@ def _size(size: int | str | None) -> str:
     return "?" if size is None else str(size)
 
 
-_FIGURES = (">ready ms", ">init ms", ">steady ms", ">private MB", ">cost")
-
-
-def build_trials_table(record: TuningRecord, *, title: str) -> Table:
-    """Returns one row per trial, cheapest first; a choice is told by what it changes."""
-    rows = [
-        (
-            str(trial.number),
-            "; ".join((describe_choice(record, trial), *find_remarks(record, trial))),
-            *_cells(figures_of(trial)),
-        )
-        for trial in sorted(record.trials, key=rank_trial)
-    ]
-    return build_table(
-        f"{title}, cost at {record.runs_per_load} runs per load, relative to default ONNX Runtime",
-        (">trial", "plan", *_FIGURES),
-        rows,
-    )
-
-
-def _cells(figures: TrialFigures | None) -> tuple[str, ...]:
-    if figures is None:
-        return ("–",) * 5
-    summaries = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
-    return (*(format_summary(summary) for summary in summaries), f"{figures.cost_ratio.median:.3f}×")
-
-
 def describe_search(record: TuningRecord) -> list[str]:
     """Returns the lines that say what a search came to."""
     lines = [
@@ -270,60 +202,57 @@ def describe_search(record: TuningRecord) -> list[str]:
 
 def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -> Table:
     """Returns a trial's figures then and now, and default ONNX Runtime's now."""
-    rows = (
-        ("recorded", *_cells(figures_of(trial))),
-        ("now", *_cells(again.figures)),
-        ("default, now", *_cells(again.default)),
-    )
-    return build_table(f"{title}, trial {trial.number}", ("", *_FIGURES), rows)
+
+    def column(read: Callable[[TrialFigures], CellValue]) -> Callable[[_Again], CellValue]:
+        return lambda row: None if row[1] is None else read(row[1])
+
+    rows = (("recorded", figures_of(trial)), ("now", again.figures), ("default, now", again.default))
+    figures = [(heading, column(read)) for heading, read in FIGURES]
+    return fill_table(f"{title}, trial {trial.number}", rows, (("", lambda row: row[0]), *figures))
 
 
-_MB = 2**20
+_Again = tuple[str, TrialFigures | None]
 
 
 def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> Table:
     """Returns one row per device: its models, the work of a round, and the memory they take."""
     costs = {load.name: load.cost_ms for load in loads}
-    rows = [
+    return fill_table(
+        f"a round of one request per model takes at least {placement.makespan_ms:.3g} ms",
+        placement.assignments,
         (
-            assignment.device,
-            ", ".join(f"{name} ({costs[name]:.3g} ms)" for name in assignment.models) or "–",
-            f"{assignment.cost_ms:.3g}",
-            f"{assignment.memory_bytes / _MB:.0f}",
-        )
-        for assignment in placement.assignments
-    ]
-    title = f"a round of one request per model takes at least {placement.makespan_ms:.3g} ms"
-    return build_table(title, ("device", "models", ">ms a round", ">memory MB"), rows)
+            ("device", lambda one: one.device),
+            ("models", lambda one: ", ".join(f"{name} ({costs[name]:.3g} ms)" for name in one.models)),
+            ("ms a round", lambda one: one.cost_ms),
+            ("memory MB", lambda one: one.memory_bytes / _MB),
+        ),
+    )
 
 
 def build_workers_table(stats: PoolStats) -> Table:
     """Returns one row per worker: what it took to start and what it has served."""
-    figures = (">pid", ">ready after s", ">private MB", ">served", ">p50 ms", ">p99 ms", ">restarts")
-    headings = ("worker", "state", "variant", *figures)
-    return build_table("workers", headings, map(_worker_row, stats.workers))
-
-
-def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
-    private_mb = None if worker.private_bytes is None else worker.private_bytes / _MB
-    return (
-        worker.name,
-        worker.state,
-        ", ".join(_served_variants(worker)) or "–",
-        "–" if worker.pid is None else str(worker.pid),
-        _pool_figure(worker.start_s),
-        _pool_figure(private_mb),
-        str(worker.served),
-        _pool_figure(worker.p50_ms),
-        _pool_figure(worker.p99_ms),
-        str(worker.restarts),
+    return fill_table(
+        "workers",
+        stats.workers,
+        (
+            ("worker", lambda worker: worker.name),
+            ("state", lambda worker: worker.state),
+            ("variant", lambda worker: ", ".join(_served_variants(worker))),
+            ("pid", lambda worker: worker.pid),
+            ("ready after s", lambda worker: worker.start_s),
+            ("private MB", lambda worker: worker.private_bytes and worker.private_bytes / _MB),
+            ("served", lambda worker: worker.served),
+            ("p50 ms", lambda worker: worker.p50_ms),
+            ("p99 ms", lambda worker: worker.p99_ms),
+            ("restarts", lambda worker: worker.restarts),
+        ),
     )
 
 
 def _served_variants(worker: WorkerStats) -> Iterator[str]:
     for model, variant in worker.variants.items():
         buckets = len(worker.buckets.get(model, ()))
-        yield f"{variant} and {buckets} bucket{'s' if buckets > 1 else ''}" if buckets else variant
+        yield f"{variant} and {count_of(buckets, 'bucket')}" if buckets else variant
 
 
 def describe_load_test(result: LoadTestResult) -> Iterator[str]:
@@ -335,7 +264,3 @@ def describe_load_test(result: LoadTestResult) -> Iterator[str]:
     yield "p50 and p99 ms: from a request's call to its answer, including the wait for a free worker"
     for problem in result.problems:
         yield f"  {problem}"
-
-
-def _pool_figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,9 +11,8 @@ import typer
 from ortprep.bundle.codec import encode
 from ortprep.children.scratch_folder import scratch_folder
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, command
-from ortprep.cli.console import build_table, echo, write_json, write_table
+from ortprep.cli.console import echo, write_json, write_table
 from ortprep.cli.model_resolution import Locations, examine_prepared
-from ortprep.cli.tables import format_summary
 from ortprep.doctor.upgrade.check import ROUNDS, check_upgrade
 from ortprep.doctor.upgrade.environments import parse_versions
 from ortprep.doctor.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun, describe_verdict
@@ -21,8 +21,7 @@ from ortprep.measuring.change import FIGURES as UNITS
 from ortprep.measuring.change import parse_limits
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.quoting import printable
-
-_DASH = "–"
+from ortprep.tables import Cell, fill_table, format_spread
 
 
 @command
@@ -70,25 +69,36 @@ def upgrade_check(
 
 
 def _write_check(check: UpgradeCheck) -> None:
-    figures = [name for name in FIGURES if any(name in run.figures for run in check.runs)]
-    columns = (f">{name} {UNITS[name]}" for name in figures)
-    headings = ("version", "loads", "answers", *columns, "verdict")
-    rows = [_row(check, run, figures) for run in check.runs]
-    write_table(build_table(f"{check.name} on {check.device}", headings, rows))
+    """Writes one row per load of a bundle by a version of ONNX Runtime, and what there is to remark."""
+    write_table(
+        fill_table(
+            f"{check.name} on {check.device}",
+            check.runs,
+            (
+                ("version", lambda run: run.case.version),
+                ("loads", lambda run: f"{run.case.way}: {run.variant}" if run.variant else run.case.way),
+                ("answers", lambda run: "as recorded" if run.failure is None else None),
+                *(
+                    (f"{name} {UNITS[name]}", functools.partial(_figure, name))
+                    for name in FIGURES
+                    if any(name in run.figures for run in check.runs)
+                ),
+                ("verdict", lambda run: describe_verdict(run, check.versions[0])),
+            ),
+        )
+    )
     for remark in check.remarks:
         echo(printable(f"{check.name}: {remark}", lines=False))
 
 
-def _row(check: UpgradeCheck, run: UpgradeRun, figures: Sequence[str]) -> tuple[str, ...]:
-    ratios = {change.figure: change.ratio for change in run.changes}
-    cells = []
-    for name in figures:
-        ratio = ratios.get(name)
-        compared = "" if ratio is None else f" ({ratio:.2f}×)"
-        cells.append(f"{format_summary(run.figures.get(name))}{compared}")
-    loaded = run.case.way if run.variant is None else f"{run.case.way}: {run.variant}"
-    answers = "as recorded" if run.failure is None else _DASH
-    return (run.case.version, loaded, answers, *cells, describe_verdict(run, check.versions[0]))
+def _figure(name: str, run: UpgradeRun) -> Cell | None:
+    """Returns a figure of a run, with its ratio to the first version's."""
+    summary = run.figures.get(name)
+    if summary is None:
+        return None
+    ratio = next((change.ratio for change in run.changes if change.figure == name), None)
+    compared = "" if ratio is None else f" ({ratio:.2f}×)"
+    return Cell(f"{format_spread(summary)}{compared}", summary.median)
 
 
 def _judge(checks: Sequence[UpgradeCheck]) -> None:

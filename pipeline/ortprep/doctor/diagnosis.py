@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-TableCell: TypeAlias = str | float | int | None
-"""A table's entry; None where there is no figure."""
+from ortprep.tables import Table
 
 Severity: TypeAlias = Literal["ok", "note", "advice", "problem"]
 """As it should be; worth knowing; something to gain; something to mend."""
 
 SEVERITIES: tuple[Severity, ...] = ("ok", "note", "advice", "problem")
-
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000
@@ -39,23 +37,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class DiagnosisTable:
-    """Figures for people; units are in the headings.
-
-    Attributes:
-        title: What it shows.
-        columns: Headings.
-        rows: One cell per column.
-        bars: Column whose figures are also drawn, as a waterfall: each begins where the one before it ended.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[TableCell, ...], ...]
-    bars: str | None = None
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """Result of one check.
 
@@ -70,7 +51,7 @@ class Diagnosis:
     check: str
     subject: str
     findings: tuple[Finding, ...]
-    tables: tuple[DiagnosisTable, ...] = ()
+    tables: tuple[Table, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,7 +60,7 @@ def diagnose(
     findings: Sequence[Finding],
     *,
     subject: str = "",
-    tables: Sequence[DiagnosisTable] = (),
+    tables: Sequence[Table] = (),
     figures: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Returns a diagnosis, its findings in order of severity."""

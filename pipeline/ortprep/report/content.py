@@ -4,56 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
+
+from ortprep.tables import Table, Tone
 
 _MAX_ROWS_TOLD = 6
-
-Tone: TypeAlias = Literal["plain", "good", "warning", "bad"]
-"""What a figure means; it is always said in words as well."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table's entry.
-
-    Attributes:
-        text: As people read it, with a dash where there is no figure.
-        value: What it is sorted by, None for text.
-        tone: What it means.
-        link: Identifier of the part of the page it leads to, "" for none.
-    """
-
-    text: str
-    value: float | None = None
-    tone: Tone = "plain"
-    link: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A table's column.
-
-    Attributes:
-        title: Heading, with the unit.
-        numeric: Whether its cells are figures.
-        wide: Whether its text may be long and is wrapped.
-    """
-
-    title: str
-    numeric: bool = False
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """Figures or facts in rows; `filterable` by their text; `marked` is the row that stands out."""
-
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    sortable: bool = False
-    filterable: bool = False
-    marked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,25 +21,23 @@ class Chart:
         values: Rows of data.
         table: The same figures, exactly.
         parameters: What replaces `$NAME` in the specification.
-        wide: Whether it takes the width of the page.
     """
 
     kind: str
     title: str
     values: tuple[Mapping[str, Any], ...]
-    table: ReportTable
+    table: Table
     parameters: Mapping[str, Any]
-    wide: bool = False
 
     @property
     def text(self) -> str:
         """The first figures of the table in a sentence, for readers who cannot see the picture."""
-        figure = next((i for i, column in enumerate(self.table.columns) if i and column.numeric), 0)
-        words = "; ".join(f"{row[0].text}: {row[figure].text}" for row in self.table.rows[:_MAX_ROWS_TOLD])
-        more = len(self.table.rows) - _MAX_ROWS_TOLD
-        names = [self.table.columns[index].title for index in (0, figure)]
-        heading = ", ".join(name for name in names if name)
-        return f"{heading or self.title}: {words}{f'; and {more} more' if more > 0 else ''}."
+        table = self.table
+        figure = next((i for i, is_numeric in enumerate(table.numeric) if i and is_numeric), 0)
+        words = "; ".join(f"{row[0].text}: {row[figure].text}" for row in table.cells[:_MAX_ROWS_TOLD])
+        more = len(table.rows) - _MAX_ROWS_TOLD
+        heading = ", ".join((table.columns[0], table.columns[figure]))
+        return f"{heading}: {words}{f'; and {more} more' if more > 0 else ''}."
 
 
 @dataclass(frozen=True)
@@ -104,7 +57,7 @@ class ReportSection:
     title: str
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
-    tables: tuple[ReportTable, ...] = ()
+    tables: tuple[Table, ...] = ()
     quiet: bool = False
 
 
@@ -119,14 +72,13 @@ class VariantPart:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What is said of one model."""
+    """What is said of one bundle of a model."""
 
     anchor: str
     name: str
     headline: str
     tone: Tone
     notes: tuple[str, ...]
-    versions: tuple[ReportSection, ...]
     history: tuple[ReportSection, ...]
     variants: tuple[VariantPart, ...]
 

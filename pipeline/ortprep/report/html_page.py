@@ -1,4 +1,4 @@
-"""From a report to one HTML file that needs nothing else: no network, no folder of files beside it."""
+"""A report as one HTML file that needs nothing else, and what a notebook shows of a bundle."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortprep.bundle.manifest import Manifest
+from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report
+from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
+from ortprep.report.variant_sections import build_measurement_sections
 from ortprep.versions import install_command
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
+_EXPOSE = "window.vegaEmbed = vegaEmbed;"
+_TIMEOUT_S = 120.0
 
 
 def render_report(report: Report, *, library: str, inputs: str = "") -> str:
@@ -56,6 +62,55 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
         place=place,
         charts=lambda: Markup(format_script_json(_encode(placed))),
     )
+
+
+def render_summary(manifest: Manifest) -> str:
+    """Returns a bundle's headline and figures as a fragment of HTML without scripts, files or network.
+
+    Raises:
+        MissingExtraError: The template engine is not installed.
+    """
+    variant = headline_variant(manifest)
+    gain = None if variant is None else find_gain(variant)
+    section = None if variant is None else next(build_measurement_sections(variant), None)
+    return (
+        make_environment()
+        .get_template("summary.html.jinja")
+        .render(
+            manifest=manifest,
+            variant=variant,
+            headline=describe_gain(gain),
+            facts=build_gain_facts(gain),
+            tables=() if section is None else section.tables,
+        )
+    )
+
+
+def read_vega() -> str:
+    """Returns Vega, Vega-Lite and vega-embed as one script, as vl-convert-python ships them.
+
+    Raises:
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    # By a child: the engine that makes it would stay in memory.
+    return run_child(bundle_vega, _EXPOSE, timeout_s=_TIMEOUT_S).value
+
+
+def bundle_vega(script: str) -> str:
+    """Returns the library that draws charts, with a script that uses it, in a child process.
+
+    Raises:
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise MissingExtraError(
+            "charts need vl-convert-python, which is not installed", hint=install_command("report")
+        ) from error
+    library: str = vl_convert.javascript_bundle(script)
+    # A script element ends at the first `</script`, wherever in a text that is.
+    return library.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def make_environment() -> jinja2.Environment:

@@ -3,85 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
 
+from ortprep.bundle.digest import digest_json
 from ortprep.bundle.manifest import Manifest, VariantRecord
-from ortprep.report.content import ModelPart, Report, ReportSection, VariantPart
-from ortprep.report.conversion_section import build_conversion_section
-from ortprep.report.environments import build_environment_sections
-from ortprep.report.formatting import (
+from ortprep.measuring.shipped import worst_error
+from ortprep.report.content import Fact, ModelPart, Report, ReportSection, VariantPart
+from ortprep.report.report_subjects import ReportSubject, TaskHistory
+from ortprep.report.speedup import (
+    GAINS,
+    HOW_SURE,
+    TONES,
+    Gain,
+    build_gain_facts,
+    describe_gain,
+    find_gain,
+    headline_variant,
+)
+from ortprep.report.trials import build_search_section
+from ortprep.report.variant_sections import (
+    build_conversion_section,
+    build_measurement_sections,
+    build_options_section,
+    build_verification_section,
+)
+from ortprep.tables import (
+    Cell,
+    Table,
+    Tone,
     count_of,
+    fill_table,
     format_duration,
     format_instant,
     format_mb,
-    make_table,
+    format_ratio,
+    join_words,
     number_cell,
+    ratio_cell,
 )
-from ortprep.report.front_charts import build_break_even_table, build_front_charts
-from ortprep.report.measurement_sections import build_measurement_sections
-from ortprep.report.options_section import build_options_section
-from ortprep.report.overview import build_overall_facts, build_overview
-from ortprep.report.report_subjects import ReportSubject, TaskHistory
-from ortprep.report.speedup import TONES, build_gain_facts, describe_gain, find_gain, headline_variant
-from ortprep.report.trials import build_trials_table
-from ortprep.report.verification_section import build_verification_section
-from ortprep.report.versions import build_versions_section
 
 
 def build_report(subjects: Sequence[ReportSubject], *, version: str) -> Report:
-    """Returns what is said of some models; several subjects of one name are versions of one model."""
-    models = _group(subjects)
-    manifests = [versions[-1].manifest for versions in models.values()]
-    parts = tuple(_model_part(index, versions) for index, versions in enumerate(models.values()))
-    names = list(models)
+    """Returns what is said of some bundles, in their order, by a version of ortprep."""
+    manifests = [subject.manifest for subject in subjects]
+    names = [manifest.name for manifest in manifests]
+    last = format_instant(max((manifest.created_at for manifest in manifests), default="never"))
+    overview = (_models_table(manifests),) if len(manifests) > 1 else ()
     return Report(
-        title=f"{names[0]}: prepared by ortprep" if len(names) == 1 else "Models prepared by ortprep",
-        subtitle=_subtitle(models, version),
-        facts=build_overall_facts(manifests),
-        sections=(build_overview(manifests, {part.name: part.anchor for part in parts}),),
-        models=parts,
-        environments=build_environment_sections(manifests),
+        title=f"{names[0]}: prepared by ortprep" if len(set(names)) == 1 else "Models prepared by ortprep",
+        subtitle=f"{count_of(len(subjects), 'bundle')}; last prepared {last}; report by ortprep {version}",
+        facts=_overall_facts(manifests),
+        sections=(ReportSection("How much sooner, how sure", (HOW_SURE,), tables=overview),),
+        models=tuple(
+            _model_part(number, subject, is_alone=names.count(subject.manifest.name) == 1)
+            for number, subject in enumerate(subjects, 1)
+        ),
+        environments=tuple(_environment_sections(manifests)),
     )
 
 
-def _group(subjects: Sequence[ReportSubject]) -> Mapping[str, tuple[ReportSubject, ...]]:
-    """Returns versions by model, oldest first; the models in the order they were named."""
-    named: dict[str, list[ReportSubject]] = {}
-    for subject in subjects:
-        named.setdefault(subject.manifest.name, []).append(subject)
-    return {
-        name: tuple(sorted(found, key=lambda one: (one.manifest.created_at, one.manifest.spec_digest)))
-        for name, found in named.items()
-    }
+# -- all bundles
 
 
-def _subtitle(models: Mapping[str, Sequence[ReportSubject]], version: str) -> str:
-    instants = [subject.manifest.created_at for versions in models.values() for subject in versions]
-    many = sum(map(len, models.values()))
-    counts = [count_of(len(models), "model"), *([count_of(many, "version")] if many > len(models) else [])]
-    span = format_instant(max(instants)) if instants else "never"
-    return f"{', '.join(counts)}; last prepared {span}; report by ortprep {version}"
+def _overall_facts(manifests: Sequence[Manifest]) -> tuple[Fact, ...]:
+    """Returns the figures at the head of the page: of one variant its own, of several their means."""
+    variants = [variant for manifest in manifests for variant in manifest.variants]
+    gains = [gain for variant in variants if (gain := find_gain(variant)) is not None]
+    if len(gains) < 2:
+        return build_gain_facts(gains[0]) if gains else ()
+    sure = sum(gain.certainty == "beyond the noise" for gain in gains)
+    tone: Tone = "good" if sure == len(gains) else "warning"
+    facts = [Fact(f"{sure} of {len(gains)}", "sooner beyond the noise", "variants that were measured", tone)]
+    for index, (label, _) in enumerate(GAINS):
+        values = [ratio.value for gain in gains if (ratio := gain.ratios[index]) is not None]
+        if values:
+            span = f"{format_ratio(min(values))} to {format_ratio(max(values))}"
+            facts.append(Fact(format_ratio(geometric_mean(values)), label, f"geometric mean; {span}"))
+    return tuple(facts)
 
 
-def _model_part(index: int, versions: Sequence[ReportSubject]) -> ModelPart:
-    newest = versions[-1]
-    manifest = newest.manifest
+def _models_table(manifests: Sequence[Manifest]) -> Table:
+    """Returns a row per measured variant of every bundle, or one of a bundle without any."""
+    rows: list[tuple[str, Manifest, VariantRecord | None, Gain | None]] = []
+    for number, manifest in enumerate(manifests, 1):
+        measured = [one for one in manifest.variants if find_gain(one)]
+        shown: Sequence[VariantRecord | None] = measured or manifest.variants[:1] or [None]
+        rows += [(_anchor(number), manifest, one, find_gain(one) if one else None) for one in shown]
+
+    def ratio(gain: Gain | None, index: int) -> Cell:
+        found = gain.ratios[index] if gain else None
+        return ratio_cell(found.value if found else None)
+
+    def sure(gain: Gain | None) -> Cell:
+        certainty = gain.certainty if gain else "not compared"
+        return Cell(certainty, tone=TONES[certainty])
+
+    def error(variant: VariantRecord | None) -> Cell | None:
+        worst = worst_error(variant) if variant else None
+        return None if worst is None else number_cell(worst, f"{worst:.2g}")
+
+    return fill_table(
+        "All models",
+        rows,
+        (
+            ("model", lambda row: Cell(row[1].name, link=row[0])),
+            ("variant", lambda row: row[2].name if row[2] else None),
+            ("how sure", lambda row: sure(row[3])),
+            (GAINS[0][0], lambda row: ratio(row[3], 0)),
+            ("default’s, ms", lambda row: row[3].default.ready_ms if row[3] and row[3].default else None),
+            ("shipped, ms", lambda row: row[3].plan.ready_ms if row[3] and row[3].plan else None),
+            (GAINS[1][0], lambda row: ratio(row[3], 1)),
+            (GAINS[2][0], lambda row: ratio(row[3], 2)),
+            (GAINS[3][0], lambda row: ratio(row[3], 3)),
+            ("worst error, of its tolerance", lambda row: error(row[2])),
+            ("bundle MB", lambda row: sum(entry.size_bytes for entry in row[1].files) / 2**20),
+            ("prepared", lambda row: row[1].created_at[:10]),
+        ),
+    )
+
+
+def _anchor(number: int) -> str:
+    return f"model-{number}"
+
+
+# -- one bundle
+
+
+def _model_part(number: int, subject: ReportSubject, *, is_alone: bool) -> ModelPart:
+    """Returns all of a bundle; its date is part of its name where others have the same name."""
+    manifest = subject.manifest
     headline = headline_variant(manifest)
     gain = find_gain(headline) if headline else None
-    manifests = [subject.manifest for subject in versions]
-    versions_section = build_versions_section(manifests, headline.name if headline else None)
     return ModelPart(
-        anchor=f"model-{index + 1}",
-        name=manifest.name,
+        anchor=_anchor(number),
+        name=manifest.name if is_alone else f"{manifest.name}, {format_instant(manifest.created_at)}",
         headline=describe_gain(gain),
         tone=TONES[gain.certainty] if gain else "plain",
         notes=tuple(_notes(manifest)),
-        versions=(versions_section,) if versions_section else (),
-        history=tuple(_history_section(newest.history)),
-        variants=tuple(_variant_part(newest, variant) for variant in manifest.variants),
+        history=_history_sections(subject.history),
+        variants=tuple(
+            VariantPart(
+                f"Variant {variant.name}: target {variant.target}, graph optimised at level {variant.level}",
+                build_gain_facts(find_gain(variant)),
+                tuple(_variant_sections(subject, variant)),
+            )
+            for variant in manifest.variants
+        ),
     )
 
 
 def _notes(manifest: Manifest) -> Iterator[str]:
+    """Yields where a bundle is from, and what is missing in it."""
     source = manifest.source
     size = sum(entry.size_bytes for entry in manifest.files)
     yield (
@@ -100,65 +173,79 @@ def _notes(manifest: Manifest) -> Iterator[str]:
         yield f"Variant {left_out.variant} is left out: {left_out.reason}."
 
 
-def _variant_part(subject: ReportSubject, variant: VariantRecord) -> VariantPart:
-    gain = find_gain(variant)
-    options = build_options_section(subject, variant)
-    converted = build_conversion_section(variant)
-    sections = [
-        *_decision_section(variant),
-        *([converted] if converted else []),
-        *build_measurement_sections(variant),
-        *_search_section(variant),
-        build_verification_section(variant),
-        *([options] if options else []),
-    ]
-    title = f"Variant {variant.name}: target {variant.target}, graph optimised at level {variant.level}"
-    return VariantPart(title, build_gain_facts(gain), tuple(sections))
-
-
-def _decision_section(variant: VariantRecord) -> Iterator[ReportSection]:
+def _variant_sections(subject: ReportSubject, variant: VariantRecord) -> Iterator[ReportSection]:
+    """Yields the sections of a variant: the decision first, then what led to it."""
     if variant.decision is not None:
         reason = variant.decision.reason
         yield ReportSection(f"Ships {variant.decision.shipped}", (f"{reason[:1].upper()}{reason[1:]}.",))
+    yield from build_conversion_section(variant)
+    yield from build_measurement_sections(variant)
+    if variant.tuning is not None:
+        yield build_search_section(variant.tuning)
+    yield build_verification_section(variant)
+    yield from build_options_section(subject, variant)
 
 
-def _search_section(variant: VariantRecord) -> Iterator[ReportSection]:
-    record = variant.tuning
-    if record is None:
-        return
-    notes = [
-        f"{count_of(len(record.trials), 'plan')} of {count_of(record.combinations, 'combination')} tried in "
-        f"{format_duration(record.elapsed_s)}, until {record.ended}; noise {record.noise:.1%}.",
-        f"Chosen: trial {record.chosen}: {record.reason}.",
-    ]
-    if record.limits:
-        limits = ", ".join(f"{name} {value:g}" for name, value in record.limits.items())
-        notes.append(f"Limits: {limits}.")
-    if record.first_phase is not None:
-        notes.append(
-            f"Trial {record.first_phase.trial} may serve until it is ready (load_progressive); both sessions "
-            f"together take about {record.first_phase.overlap_mb:.0f} MB."
-        )
-    tables = ([build_break_even_table(record)] if record.front else []) + [build_trials_table(record)]
-    yield ReportSection("Search", tuple(notes), build_front_charts(record), tuple(tables))
-
-
-def _history_section(history: Sequence[TaskHistory]) -> Iterator[ReportSection]:
+def _history_sections(history: Sequence[TaskHistory]) -> tuple[ReportSection, ...]:
     if not history:
-        return
-    columns = ("task", "last run", ">took", "~because")
-    rows = tuple(
+        return ()
+    table = fill_table(
+        "Tasks of the build",
+        sorted(history, key=lambda one: one.finished_at),
         (
-            built.task,
-            format_instant(built.finished_at),
-            number_cell(built.elapsed_s, format_duration(built.elapsed_s)),
-            "; ".join(built.reasons) or "not recorded",
-        )
-        for built in sorted(history, key=lambda one: one.finished_at)
+            ("task", lambda built: built.task),
+            ("last run", lambda built: format_instant(built.finished_at)),
+            ("took", lambda built: number_cell(built.elapsed_s, format_duration(built.elapsed_s))),
+            ("because", lambda built: "; ".join(built.reasons) or "not recorded"),
+        ),
     )
     note = (
         "Each task of the build, when it was last run and why; “ortprep explain” says what would be run now."
     )
-    yield ReportSection(
-        "What was rebuilt, and why", (note,), tables=(make_table("Tasks of the build", columns, rows),)
-    )
+    return (ReportSection("What was rebuilt, and why", (note,), tables=(table,)),)
+
+
+# -- environments
+
+
+def _environment_sections(manifests: Sequence[Manifest]) -> Iterator[ReportSection]:
+    """Yields a section per distinct environment, with the models that are from it."""
+    found: dict[str, tuple[Mapping[str, Any], dict[str, None]]] = {}
+    for manifest in manifests:
+        environment = manifest.environment
+        found.setdefault(digest_json(environment), (environment, {}))[1][manifest.name] = None
+    for environment, owners in found.values():
+        table = Table("Versions and hardware", ("what", "value"), tuple(_flatten(environment, "")))
+        notes = (f"Prepared here: {join_words([*owners])}.",)
+        yield ReportSection(describe_machine(environment), notes, tables=(table,), quiet=True)
+
+
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Returns processor or GPU, cores and ONNX Runtime in a few words."""
+    hardware = environment.get("hardware")
+    hardware = hardware if isinstance(hardware, Mapping) else {}
+    gpus = [str(gpu.get("name")) for gpu in hardware.get("gpus") or () if isinstance(gpu, Mapping)]
+    cores = hardware.get("cores")
+    parts = [
+        str(hardware.get("cpu_model") or ""),
+        f"{cores} cores" if cores else "",
+        join_words(gpus),
+        f"ONNX Runtime {environment['onnxruntime']}" if "onnxruntime" in environment else "",
+    ]
+    return ", ".join(part for part in parts if part) or "not recorded"
+
+
+def _flatten(value: object, name: str) -> Iterator[tuple[str, str]]:
+    """Yields nested facts as dotted names and texts."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        if any(isinstance(item, Mapping) for item in value):
+            for index, item in enumerate(value):
+                yield from _flatten(item, f"{name}.{index}")
+        else:
+            yield name, " ".join(map(str, value))
+    elif value is not None:
+        size = f" ({format_mb(value)})" if name.endswith("_bytes") and isinstance(value, int) else ""
+        yield name, f"{value}{size}"

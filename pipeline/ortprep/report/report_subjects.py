@@ -1,4 +1,4 @@
-"""What a report is about: versions of models, read from bundles or from manifests by themselves."""
+"""What a report is about: bundles, or manifests by themselves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TaskHistory:
 
 @dataclass(frozen=True)
 class ReportSubject:
-    """One version of one model.
+    """One bundle of a model.
 
     Attributes:
         manifest: Its record.
@@ -66,14 +66,11 @@ def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
     if names:
         paths = [_find_manifest(name, artifacts) for name in names]
     else:
-        paths = sorted(path for path in artifacts.glob(f"*/{MANIFEST_FILE}") if not _is_hidden(path.parent))
+        found = artifacts.glob(f"*/{MANIFEST_FILE}")
+        paths = sorted(path for path in found if not path.parent.name.startswith("."))
         if not paths:
             raise BundleError(f"no bundle in {artifacts}\n  expected at least one", hint="ortprep prepare")
     return tuple({path.resolve(): path for path in paths}.values())
-
-
-def _is_hidden(folder: Path) -> bool:
-    return folder.name.startswith(".")
 
 
 def _find_manifest(name: str, artifacts: Path) -> Path:
@@ -99,13 +96,15 @@ def read_subjects(
         UnsupportedVersionError: One has a newer major version.
         IntegrityError: One was changed.
     """
-    return tuple(_read_subject(path, read_history) for path in manifests)
-
-
-def _read_subject(path: Path, read_history: ReadHistory) -> ReportSubject:
-    if path.name != MANIFEST_FILE:
-        return ReportSubject(read_manifest_file(path))
-    return ReportSubject(read_manifest(path.parent), _read_loader(path.parent), read_history(path.parent))
+    subjects = []
+    for path in manifests:
+        folder = path.parent
+        if path.name != MANIFEST_FILE:
+            subjects.append(ReportSubject(read_manifest_file(path)))
+            continue
+        loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
+        subjects.append(ReportSubject(read_manifest(folder), loader, read_history(folder)))
+    return tuple(subjects)
 
 
 def read_manifest_file(path: Path) -> Manifest:
@@ -113,10 +112,6 @@ def read_manifest_file(path: Path) -> Manifest:
     manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
     check_file_entries(manifest.files, name=str(path))
     return manifest
-
-
-def _read_loader(folder: Path) -> LoaderConfig | None:
-    return read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
 
 
 def digest_inputs(files: Iterable[Path], *, version: str) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import geometric_mean
 from typing import Literal, TypeAlias
 
-from ortprep.bundle.manifest import Manifest, MeasurementRecord, VariantRecord
+from ortprep.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
 from ortprep.bundle.tuning_record import Summary
 from ortprep.measuring.shipped import find_plan
-from ortprep.report.content import Fact, Tone
-from ortprep.report.formatting import count_of, format_ratio
+from ortprep.report.content import Fact
+from ortprep.tables import ABSENT, Tone, count_of, format_ratio
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime."""
@@ -39,48 +39,16 @@ class Ratio:
 
     Attributes:
         value: Ratio of their medians.
-        low: With the nearer quartiles.
-        high: With the further ones.
+        low: Ratio with the nearer quartiles.
+        high: Ratio with the further ones.
     """
 
     value: float
     low: float
     high: float
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether the quartile ranges do not overlap."""
-        return self.low > 1 or self.high < 1
-
     def __str__(self) -> str:
         return f"{format_ratio(self.value)} [{format_ratio(self.low)}–{format_ratio(self.high)}]"
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What preparing a variant achieved, warm.
-
-    Attributes:
-        shipped: The plan that is shipped.
-        certainty: Whether it is sooner.
-        rounds: Fresh processes per plan.
-        ready: Default's time by the shipped plan's: how many times sooner.
-        init: The same for init.
-        steady: The shipped plan's time per run by the default's.
-        private: The same for private memory.
-        default_ready: The default's figures, None where it could not be measured.
-        shipped_ready: The shipped plan's.
-    """
-
-    shipped: str
-    certainty: Certainty
-    rounds: int
-    ready: Ratio | None
-    init: Ratio | None
-    steady: Ratio | None
-    private: Ratio | None
-    default_ready: Summary | None
-    shipped_ready: Summary | None
 
 
 def compare(above: Summary, below: Summary) -> Ratio | None:
@@ -92,33 +60,60 @@ def compare(above: Summary, below: Summary) -> Ratio | None:
     return Ratio(above.median / below.median, above.p25 / below.p75, above.p75 / below.p25)
 
 
-def find_warm(variant: VariantRecord) -> MeasurementRecord | None:
-    """Returns the measurement that decides: the warm one, else the first."""
-    warm = [one for one in variant.measurements if one.cache == "warm"]
-    return next(iter((*warm, *variant.measurements)), None)
+GAINS: tuple[tuple[str, Callable[[PlanFigures, PlanFigures], Ratio | None]], ...] = (
+    ("ready sooner", lambda default, plan: compare(default.ready_ms, plan.ready_ms)),
+    ("init sooner", lambda default, plan: compare(default.init_ms, plan.init_ms)),
+    ("time per run, of default’s", lambda default, plan: compare(plan.steady_ms, default.steady_ms)),
+    ("private memory, of default’s", lambda default, plan: compare(plan.private_mb, default.private_mb)),
+)
+"""What a gain consists of: a label, and the ratio of the default's and the shipped plan's figures."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What preparing a variant achieved, warm.
+
+    Attributes:
+        shipped: Name of the plan that is shipped.
+        certainty: Whether it is sooner.
+        rounds: Fresh processes per plan.
+        default: Figures of the default plan, None where it could not be measured.
+        plan: Figures of the shipped plan.
+    """
+
+    shipped: str
+    certainty: Certainty
+    rounds: int
+    default: PlanFigures | None
+    plan: PlanFigures | None
+
+    @property
+    def ratios(self) -> tuple[Ratio | None, ...]:
+        """One ratio for each of `GAINS`, None where there is none."""
+        default, plan = self.default, self.plan
+        if default is None or plan is None:
+            return (None,) * len(GAINS)
+        return tuple(read(default, plan) for _, read in GAINS)
+
+    @property
+    def ready(self) -> Ratio | None:
+        """How many times sooner the shipped plan is ready."""
+        return self.ratios[0]
 
 
 def find_gain(variant: VariantRecord) -> Gain | None:
-    """Returns what was gained, None where nothing was measured or decided."""
-    measurement = find_warm(variant)
+    """Returns what was gained by the measurement that decides, None where nothing was measured or decided."""
+    warm = [one for one in variant.measurements if one.cache == "warm"]
+    measurement = next(iter((*warm, *variant.measurements)), None)
     if measurement is None or variant.decision is None:
         return None
-    shipped = find_plan(measurement, variant.decision.shipped)
-    default = find_plan(measurement, DEFAULT)
-    certainty = _certainty(variant, measurement)
-    if shipped is None or default is None:
-        both = [plan.ready_ms if plan else None for plan in (default, shipped)]
-        return Gain(variant.decision.shipped, certainty, measurement.rounds, None, None, None, None, *both)
+    shipped = variant.decision.shipped
     return Gain(
-        variant.decision.shipped,
-        certainty,
+        shipped,
+        _certainty(variant, measurement),
         measurement.rounds,
-        ready=compare(default.ready_ms, shipped.ready_ms),
-        init=compare(default.init_ms, shipped.init_ms),
-        steady=compare(shipped.steady_ms, default.steady_ms),
-        private=compare(shipped.private_mb, default.private_mb),
-        default_ready=default.ready_ms,
-        shipped_ready=shipped.ready_ms,
+        find_plan(measurement, DEFAULT),
+        find_plan(measurement, shipped),
     )
 
 
@@ -150,32 +145,18 @@ def build_gain_facts(gain: Gain | None) -> tuple[Fact, ...]:
     """Returns the figures at the head of a variant."""
     if gain is None:
         return ()
-    sure = f"{gain.certainty}, {count_of(gain.rounds, 'round')}"
-    facts = [_ready_fact(gain, sure)]
-    named = (
-        ("init sooner", gain.init, "good"),
-        ("time per run, of default’s", gain.steady, "plain"),
-        ("private memory, of default’s", gain.private, "plain"),
-    )
-    for label, ratio, tone in named:
-        if ratio is not None:
-            apart = "quartiles apart" if ratio.is_apart else "quartiles overlap"
-            shown: Tone = "good" if tone == "good" and ratio.low > 1 else "plain"
-            facts.append(Fact(format_ratio(ratio.value), label, f"{_bracket(ratio)}, {apart}", shown))
+    facts = []
+    for (label, _), ratio in zip(GAINS, gain.ratios, strict=True):
+        is_ready = label == GAINS[0][0]
+        sure = f"{gain.certainty}, {count_of(gain.rounds, 'round')}"
+        tone: Tone = TONES[gain.certainty] if is_ready else "plain"
+        if ratio is None:
+            facts += [Fact(ABSENT, label, sure, tone)] if is_ready else []
+            continue
+        if not is_ready:
+            apart = ratio.low > 1 or ratio.high < 1
+            sure = "quartiles apart" if apart else "quartiles overlap"
+            tone = "good" if label.endswith("sooner") and ratio.low > 1 else "plain"
+        span = f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
+        facts.append(Fact(format_ratio(ratio.value), label, f"{span}, {sure}", tone))
     return tuple(facts)
-
-
-def _ready_fact(gain: Gain, sure: str) -> Fact:
-    tone = TONES[gain.certainty]
-    if gain.ready is None:
-        return Fact("–", "ready sooner", sure, tone)
-    return Fact(format_ratio(gain.ready.value), "ready sooner", f"{_bracket(gain.ready)}, {sure}", tone)
-
-
-def _bracket(ratio: Ratio) -> str:
-    return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
-
-
-def mean_ratio(ratios: list[Ratio]) -> float | None:
-    """Returns the geometric mean of what several ratios say, None of none."""
-    return geometric_mean([ratio.value for ratio in ratios]) if ratios else None

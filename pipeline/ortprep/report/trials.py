@@ -1,21 +1,15 @@
-"""Every trial of a search, and what was chosen of it, with the reason that the figures give. Pure."""
+"""A search: every trial in a table and in charts, what was chosen, and why. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
-from ortprep.report.content import Cell, ReportTable, Tone
-from ortprep.report.formatting import (
-    ABSENT,
-    CellValue,
-    count_of,
-    format_cost,
-    make_table,
-    number_cell,
-    text_cell,
-)
+from ortprep.bundle.tuning_record import Summary, TrialFigures, TrialRecord, TuningRecord
+from ortprep.measuring.comparison import pareto_front
+from ortprep.report.content import Chart, ReportSection
+from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
 
 
 def figures_of(trial: TrialRecord) -> TrialFigures | None:
@@ -35,90 +29,149 @@ def describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
     return " ".join(changed) or "the base plan"
 
 
-def build_trials_table(record: TuningRecord) -> ReportTable:
-    """Returns one row per trial, cheapest first; what failed comes last."""
-    columns = (
-        ">trial",
-        "~plan",
-        ">ready ms",
-        ">init ms",
-        ">steady ms",
-        ">private MB",
-        ">cost, of default’s",
-        "~remark",
-        "tried as",
-    )
-    trials = sorted(record.trials, key=rank_trial)
-    runs = count_of(record.runs_per_load, "run")
-    caption = f"Every trial, cheapest first, at {runs} per load; ★ is the chosen one"
-    table = make_table(
-        caption, columns, (_row(record, trial) for trial in trials), sortable=True, filterable=True
-    )
-    chosen = (row for row, trial in enumerate(trials) if trial.number == record.chosen)
-    return replace(table, marked=next(chosen, None))
-
-
-def rank_trial(trial: TrialRecord) -> tuple[bool, float, int]:
-    """Sorts trials by what they cost; those that failed come last."""
-    figures = figures_of(trial)
-    return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
-
-
-def _row(record: TuningRecord, trial: TrialRecord) -> tuple[CellValue, ...]:
-    return (
-        trial.number,
-        describe_choice(record, trial),
-        *_figures(figures_of(trial)),
-        text_cell(", ".join(find_remarks(record, trial)), _tone_of(record, trial)),
-        trial.kind,
-    )
-
-
-def _figures(figures: TrialFigures | None) -> tuple[CellValue, ...]:
-    if figures is None:
-        return (Cell(ABSENT),) * 5
-    spreads = (figures.ready_ms, figures.init_ms, figures.steady_ms, figures.private_mb)
-    cost = figures.cost_ratio.median
-    return (*(one for one in spreads), number_cell(cost, format_cost(cost)))
-
-
-def find_remarks(record: TuningRecord, trial: TrialRecord) -> list[str]:
-    """Returns what sets a trial apart: how it failed, or that it was chosen, serves first, and the like."""
-    if trial.failure is not None:
-        return [f"failed: {trial.failure.strip().partition(chr(10))[0]}"]
-    is_first_phase = record.first_phase is not None and trial.number == record.first_phase.trial
-    return [
-        *(["chosen"] if trial.number == record.chosen else []),
-        *(["serves first"] if is_first_phase else []),
-        *trial.violations,
-        *(["front"] if trial.number in {point.trial for point in record.front} else []),
-    ]
-
-
-def _tone_of(record: TuningRecord, trial: TrialRecord) -> Tone:
-    if trial.failure is not None:
-        return "bad"
-    if trial.number == record.chosen:
-        return "good"
-    return "warning" if trial.violations else "plain"
-
-
 def find_chosen(record: TuningRecord) -> TrialRecord | None:
     """Returns the trial that was prepared."""
     return next((trial for trial in record.trials if trial.number == record.chosen), None)
 
 
-def build_knobs_table(record: TuningRecord) -> ReportTable | None:
+def format_cost(value: float) -> str:
+    """Returns a ratio of costs, with the digits that plans are told apart by."""
+    return f"{value:.3g}×"
+
+
+def rounded(value: float) -> float | None:
+    """Returns a figure with five digits, for a chart: more cannot be seen; None if it cannot be drawn."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def build_search_section(record: TuningRecord) -> ReportSection:
+    """Returns how a search went, its charts, and every trial."""
+    notes = [
+        f"{count_of(len(record.trials), 'plan')} of {count_of(record.combinations, 'combination')} tried in "
+        f"{format_duration(record.elapsed_s)}, until {record.ended}; noise {record.noise:.1%}.",
+        f"Chosen: trial {record.chosen}: {record.reason}.",
+    ]
+    if record.limits:
+        limits = ", ".join(f"{name} {value:g}" for name, value in record.limits.items())
+        notes.append(f"Limits: {limits}.")
+    if record.first_phase is not None:
+        notes.append(
+            f"Trial {record.first_phase.trial} may serve until it is ready (load_progressive); both sessions "
+            f"together take about {record.first_phase.overlap_mb:.0f} MB."
+        )
+    runs = count_of(record.runs_per_load, "run")
+    title = f"Every trial, cheapest first, at {runs} per load, relative to the default; ★ is the chosen one"
+    tables = [build_trials_table(record, title)]
+    if record.front:
+        tables.insert(0, _break_even_table(record))
+    return ReportSection("Search", tuple(notes), build_front_charts(record), tuple(tables))
+
+
+# -- tables
+
+
+FIGURES: tuple[tuple[str, Callable[[TrialFigures], CellValue]], ...] = (
+    ("ready ms", lambda figures: figures.ready_ms),
+    ("init ms", lambda figures: figures.init_ms),
+    ("steady ms", lambda figures: figures.steady_ms),
+    ("private MB", lambda figures: figures.private_mb),
+    (
+        "cost",
+        lambda figures: number_cell(figures.cost_ratio.median, format_cost(figures.cost_ratio.median)),
+    ),
+)
+"""Columns with the figures of a trial."""
+
+
+def build_trials_table(record: TuningRecord, title: str) -> Table:
+    """Returns one row per trial, cheapest first; what failed comes last."""
+
+    def cost(trial: TrialRecord) -> tuple[bool, float, int]:
+        figures = figures_of(trial)
+        return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
+
+    def read_figures(read: Callable[[TrialFigures], CellValue]) -> Callable[[TrialRecord], CellValue]:
+        return lambda trial: None if (figures := figures_of(trial)) is None else read(figures)
+
+    trials = sorted(record.trials, key=cost)
+    return fill_table(
+        title,
+        trials,
+        (
+            ("trial", lambda trial: trial.number),
+            ("plan", lambda trial: _describe_trial(record, trial)),
+            *((heading, read_figures(read)) for heading, read in FIGURES),
+        ),
+        marked=next((row for row, trial in enumerate(trials) if trial.number == record.chosen), None),
+    )
+
+
+def _describe_trial(record: TuningRecord, trial: TrialRecord) -> Cell:
+    """Returns a trial's plan and what sets it apart: how it failed, or that it was chosen, and the like."""
+    plan = describe_choice(record, trial)
+    if trial.failure is not None:
+        return Cell(f"{plan}; failed: {trial.failure.strip().partition(chr(10))[0]}", tone="bad")
+    is_chosen = trial.number == record.chosen
+    remarks = [
+        *(["chosen"] if is_chosen else []),
+        *(["serves first"] if record.first_phase and trial.number == record.first_phase.trial else []),
+        *trial.violations,
+        *(["front"] if trial.number in {point.trial for point in record.front} else []),
+    ]
+    tone: Tone = "good" if is_chosen else "warning" if trial.violations else "plain"
+    return Cell("; ".join((plan, *remarks)), tone=tone)
+
+
+def _break_even_table(record: TuningRecord) -> Table:
+    """Returns which plan costs least at how many runs per load."""
+    trials = {trial.number: trial for trial in record.trials}
+    searched = f"the search was for {count_of(record.runs_per_load, 'run')} per load"
+    return fill_table(
+        f"Break-even: which plan costs least; {searched}",
+        find_legs(record),
+        (
+            ("runs per load, from", lambda leg: leg.first),
+            ("to", lambda leg: "any number" if leg.to is None else leg.to),
+            ("trial", lambda leg: leg.trial),
+            ("plan", lambda leg: describe_choice(record, trials[leg.trial]) if leg.trial in trials else ""),
+        ),
+    )
+
+
+class Leg(NamedTuple):
+    """Numbers of runs per load at which one plan costs least; `to` is None if it has no end."""
+
+    trial: int
+    first: int
+    to: int | None
+
+
+def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
+    """Returns which plan costs least at how many runs per load, fewest runs first."""
+    if not record.front:
+        return ()
+    if not record.break_evens:
+        return (Leg(record.front[0].trial, 1, None),)
+    starts = [(record.break_evens[0].sooner, 1), *((one.steadier, one.runs) for one in record.break_evens)]
+    ends = [*(one.runs - 1 for one in record.break_evens), None]
+    return tuple(Leg(trial, first, to) for (trial, first), to in zip(starts, ends, strict=True))
+
+
+def build_knobs_table(record: TuningRecord) -> Table | None:
     """Returns what every knob was set to, and why; None where plain ONNX Runtime was chosen."""
     chosen = find_chosen(record)
     if chosen is None or "plan" in chosen.choice:
         return None
-    columns = ("knob", "chosen", "~values", "~reason")
-    rows = tuple(
-        (knob, value, ", ".join(record.knobs.get(knob, (value,))), explain_knob(record, chosen, knob))
-        for knob, value in chosen.choice.items()
+    return fill_table(
+        "What was searched, and what was chosen",
+        chosen.choice.items(),
+        (
+            ("knob", lambda choice: choice[0]),
+            ("chosen", lambda choice: choice[1]),
+            ("values", lambda choice: ", ".join(record.knobs.get(choice[0], choice[1:]))),
+            ("reason", lambda choice: explain_knob(record, chosen, choice[0])),
+        ),
     )
-    return make_table("What was searched, and what was chosen", columns, rows)
 
 
 def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
@@ -129,10 +182,10 @@ def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
         return "there is no other value here"
     origin = "base plan’s value" if value == values[0] else f"changed from {values[0]}"
     others = [trial for trial in record.trials if trial.choice.get(knob, value) != value]
-    return f"{origin}; {compare_with(chosen, others)}"
+    return f"{origin}; {_compare_with(chosen, others)}"
 
 
-def compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
+def _compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
     """Returns what the chosen plan costs beside the cheapest of others, by figures of the same kind.
 
     Those of the last comparison, where both sides took part in it: they are of the same rounds.
@@ -140,18 +193,95 @@ def compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
     if not others:
         return "no other value was tried"
     allowed = [other for other in others if not other.violations]
-    compared = [(other.number, other.final, other.figures) for other in allowed]
     for when, mine, theirs in (
-        ("last compared", chosen.final, [(number, final) for number, final, _ in compared]),
-        ("first tried", chosen.figures, [(number, first) for number, _, first in compared]),
+        ("last compared", chosen.final, [(other.number, other.final) for other in allowed]),
+        ("first tried", chosen.figures, [(other.number, other.figures) for other in allowed]),
     ):
-        costs = [(one.cost_ratio.median, number) for number, one in theirs if one]
-        if mine is not None and costs:
-            return _phrase_costs(mine.cost_ratio.median, *min(costs), when)
+        costs = [(figures.cost_ratio.median, number) for number, figures in theirs if figures]
+        if mine is None or not costs:
+            continue
+        best, number = min(costs)
+        text = (
+            f"when {when}, cost {format_cost(mine.cost_ratio.median)} of default’s, and "
+            f"{format_cost(best)} with the best other value (trial {number})"
+        )
+        return text if mine.cost_ratio.median < best else f"{text}: no gain of its own was measured"
     return "no plan with another value could be measured within the limits"
 
 
-def _phrase_costs(mine: float, best: float, number: int, when: str) -> str:
-    rival = f"{format_cost(best)} with the best other value (trial {number})"
-    text = f"when {when}, cost {format_cost(mine)} of default’s, and {rival}"
-    return text if mine < best else f"{text}: no gain of its own was measured"
+# -- charts
+
+
+class _Spot(NamedTuple):
+    """A trial in the plane: two figures in ms."""
+
+    trial: TrialRecord
+    x: float
+    y: float
+
+
+def build_front_charts(record: TuningRecord) -> tuple[Chart, ...]:
+    """Returns the plans by init and by readiness against steady runs."""
+    spots = list(_spots(record, lambda figures: figures.init_ms))
+    if not spots:
+        return ()
+    allowed = [spot for spot in spots if not spot.trial.violations]
+    front = pareto_front(allowed, lambda spot: (spot.x, spot.y, spot.trial.number))
+    charts = [_chart(record, spots, front, "init")]
+    if record.front:
+        # Plans of the front are placed by their ratio to the anchor in the same rounds, others as measured.
+        points = {point.trial: (point.first_result_ms, point.steady_ms) for point in record.front}
+        ready = [
+            _Spot(spot.trial, *points.get(spot.trial.number, (spot.x, spot.y)))
+            for spot in _spots(record, lambda figures: figures.ready_ms)
+        ]
+        charts.append(_chart(record, ready, [spot for spot in ready if spot.trial.number in points], "ready"))
+    return tuple(charts)
+
+
+def _spots(record: TuningRecord, read: Callable[[TrialFigures], Summary]) -> Iterator[_Spot]:
+    """Yields every trial that can be drawn on logarithmic axes."""
+    for trial in record.trials:
+        if (figures := figures_of(trial)) is not None:
+            spot = _Spot(trial, read(figures).median, figures.steady_ms.median)
+            if min(spot.x, spot.y) > 0 and math.isfinite(spot.x + spot.y):
+                yield spot
+
+
+def _chart(record: TuningRecord, spots: Sequence[_Spot], front: Sequence[_Spot], figure: str) -> Chart:
+    """Returns the chart of one figure against steady runs, and the front as a table."""
+    ranks = {spot.trial.number: rank for rank, spot in enumerate(sorted(front, key=lambda spot: spot.x))}
+    # The chosen one last, so that it is drawn over the others.
+    ordered = sorted(spots, key=lambda spot: spot.trial.number == record.chosen)
+    table = fill_table(
+        "Plans that no other plan beats in both figures",
+        front,
+        (
+            ("trial", lambda spot: spot.trial.number),
+            (f"{figure}, ms", lambda spot: spot.x),
+            ("steady run, ms", lambda spot: spot.y),
+            ("plan", lambda spot: describe_choice(record, spot.trial)),
+        ),
+    )
+    return Chart(
+        kind="front",
+        title=f"{figure.capitalize()} against steady run",
+        values=tuple(_spot_row(record, spot, ranks) for spot in ordered),
+        table=table,
+        parameters={"x": f"{figure}, ms", "y": "steady run, ms"},
+    )
+
+
+def _spot_row(record: TuningRecord, spot: _Spot, ranks: Mapping[int, int]) -> Mapping[str, Any]:
+    """Returns the data of a trial's point: its place, what it is, its rank in the front and its label."""
+    number = spot.trial.number
+    row: dict[str, Any] = {"trial": number, "x": rounded(spot.x), "y": rounded(spot.y), "what": "trial"}
+    if number in ranks:
+        row |= {"what": "front", "rank": ranks[number]}
+    if record.first_phase is not None and number == record.first_phase.trial:
+        row["what"] = "serves first"
+    if spot.trial.choice.get("plan") == "default":
+        row["what"] = "default"
+    if number == record.chosen:
+        row |= {"what": "chosen", "label": f"{number}, chosen"}
+    return row

@@ -35,7 +35,7 @@ def test_a_start_is_shown_as_a_waterfall_and_told_in_figures(subject: DoctorMode
     assert waterfall.bars == "ms"
     index = waterfall.columns.index("ms")
     total = found.figures["default"]["total_ms"]
-    assert sum(float(row[index] or 0) for row in waterfall.rows) == pytest.approx(total)
+    assert sum(row[index].value or 0 for row in waterfall.cells) == pytest.approx(total)
     assert transformers.rows
     assert len([one for one in found.findings if one.code.startswith("phases-")]) == 1
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from ortprep.doctor.diagnosis import DiagnosisTable, Finding, TableCell
+from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.interleaved_runs import PHRASES, explain_failures, phrase_medians, read_rounds
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.measuring.rounds import InterleavedRuns
+from ortprep.tables import CellValue, Table
 
 Situation = Literal["alone", "threads", "processes"]
 SITUATIONS: tuple[Situation, ...] = ("alone", "threads", "processes")
@@ -86,7 +87,7 @@ def find_in(contention: Contention) -> tuple[Finding, ...]:
     return (*failures, *_compare_ways(contention), *_compare_alone(contention))
 
 
-def tabulate(contention: Contention) -> DiagnosisTable:
+def tabulate(contention: Contention) -> Table:
     """Returns every model in every situation; medians of all rounds' runs."""
     rows = tuple(
         _row(contention, index, situation)
@@ -95,10 +96,10 @@ def tabulate(contention: Contention) -> DiagnosisTable:
         if situation in contention.situations.rounds
     )
     columns = ("model", "device", "threads", "runs", "median ms", "runs per s", "times alone")
-    return DiagnosisTable(f"{len(contention.models)} models at once", columns, rows)
+    return Table(f"{len(contention.models)} models at once", columns, rows)
 
 
-def _row(contention: Contention, index: int, situation: Situation) -> tuple[TableCell, ...]:
+def _row(contention: Contention, index: int, situation: Situation) -> tuple[CellValue, ...]:
     model = contention.models[index]
     runs = [run_ms for models in contention.situations.rounds[situation] for run_ms in models[index].run_ms]
     return (

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortprep.doctor.diagnosis import DiagnosisTable, TableCell, format_bytes
+from ortprep.doctor.diagnosis import format_bytes
 from ortprep.doctor.environment.facts.records import Facts, GpuState, short_name
 from ortprep.runtime.machine.hardware import KERNEL_FEATURES
+from ortprep.tables import CellValue, Table
 
 
-def build_tables(facts: Facts) -> tuple[DiagnosisTable, ...]:
+def build_tables(facts: Facts) -> tuple[Table, ...]:
     """Returns the tables of a machine; those that have no rows are left out."""
     tables = (
-        DiagnosisTable("ONNX Runtime", ("what", "is"), tuple(_runtime_rows(facts))),
-        DiagnosisTable(
+        Table("ONNX Runtime", ("what", "is"), tuple(_runtime_rows(facts))),
+        Table(
             "Execution providers, each tried in a process of its own",
             ("provider", "usable", "why not"),
             tuple(_provider_rows(facts)),
         ),
-        DiagnosisTable(
+        Table(
             "Libraries they compute with",
             ("library", "version", "loaded from", "package that brings it", "needed by"),
             tuple(_library_rows(facts)),
         ),
-        DiagnosisTable(
+        Table(
             "GPUs",
             ("GPU", "memory, GB", "free, GB", "capability", "persistence", "PCIe now", "PCIe most"),
             tuple(_gpu_row(ordinal, state) for ordinal, state in enumerate(facts.gpus)),
         ),
-        DiagnosisTable("Machine", ("what", "is"), tuple(_machine_rows(facts))),
+        Table("Machine", ("what", "is"), tuple(_machine_rows(facts))),
     )
     return tuple(table for table in tables if table.rows)
 
 
-def _runtime_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
+def _runtime_rows(facts: Facts) -> Iterator[tuple[CellValue, ...]]:
     for wheel in facts.wheels:
         yield "wheel", str(wheel)
     runtime = facts.runtime
@@ -52,19 +53,19 @@ def _runtime_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
     yield from facts.variables.items()
 
 
-def _provider_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
+def _provider_rows(facts: Facts) -> Iterator[tuple[CellValue, ...]]:
     for provider in facts.providers:
         yield short_name(provider.name), "yes" if provider.usable else "no", provider.reason or None
 
 
-def _library_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
+def _library_rows(facts: Facts) -> Iterator[tuple[CellValue, ...]]:
     for library in facts.libraries:
         needed_by = ", ".join(map(short_name, library.needed_by))
         place = library.file or ("missing" if library.error else None)
         yield library.name, library.version, place, library.package, needed_by
 
 
-def _gpu_row(ordinal: int, state: GpuState) -> tuple[TableCell, ...]:
+def _gpu_row(ordinal: int, state: GpuState) -> tuple[CellValue, ...]:
     device, link = state.device, state.link
     return (
         f"{ordinal} {device.name}",
@@ -77,7 +78,7 @@ def _gpu_row(ordinal: int, state: GpuState) -> tuple[TableCell, ...]:
     )
 
 
-def _machine_rows(facts: Facts) -> Iterator[tuple[TableCell, ...]]:
+def _machine_rows(facts: Facts) -> Iterator[tuple[CellValue, ...]]:
     hardware, limits = facts.hardware, facts.limits
     yield "processor", hardware.cpu_model or hardware.machine
     yield "instruction sets", " ".join(flag for flag in hardware.cpu_features if flag in KERNEL_FEATURES)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from ortprep.doctor.diagnosis import DiagnosisTable, Finding, TableCell
+from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.gil.heartbeat import Call, GilObservations
+from ortprep.tables import CellValue, Table
 from ortprep.versions import parse_version
 
 RELEASED_FROM = (1, 31)
@@ -84,19 +85,19 @@ def find_in(observations: GilObservations) -> tuple[Finding, ...]:
     )
 
 
-def tabulate(observations: GilObservations) -> DiagnosisTable:
+def tabulate(observations: GilObservations) -> Table:
     """Returns the clearest call of every phase as a table."""
     verdicts = judge_phases(observations)
     rows = [_row(phase, calls, verdicts[phase]) for phase, calls in observations.phases.items()]
     rows.append(_row("known to release it", observations.released))
-    return DiagnosisTable(
+    return Table(
         f"Do other Python threads run meanwhile? (ONNX Runtime {observations.onnxruntime})",
         ("phase", "takes ms", "longest gap ms", "gap share", "ticks", "lock"),
         tuple(rows),
     )
 
 
-def _row(name: str, calls: Sequence[Call], verdict: Verdict | None = None) -> tuple[TableCell, ...]:
+def _row(name: str, calls: Sequence[Call], verdict: Verdict | None = None) -> tuple[CellValue, ...]:
     call = clearest(calls)
     times_ms = round(call.elapsed_ms, 1), round(call.longest_gap_ms, 1)
     return name, *times_ms, round(call.gap_share, 3), call.ticks, verdict

@@ -12,7 +12,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
-from ortprep.doctor.diagnosis import Diagnosis, DiagnosisTable, TableCell, diagnose
+from ortprep.doctor.diagnosis import Diagnosis, diagnose
 from ortprep.doctor.doctor_model import (
     DEFAULT,
     PREPARED,
@@ -27,6 +27,7 @@ from ortprep.doctor.initialisation.verdict import Start, find_in_start, saved_by
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import order_of_round
+from ortprep.tables import CellValue, Table
 
 ROUNDS = 5
 _STEADY_S = 0.2
@@ -162,7 +163,7 @@ def _middle(traces: Sequence[Trace]) -> Trace:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _phases_table(name: str, start: Start) -> DiagnosisTable:
+def _phases_table(name: str, start: Start) -> Table:
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
         ("import ONNX Runtime", start.onnxruntime_ms),
@@ -170,14 +171,14 @@ def _phases_table(name: str, start: Start) -> DiagnosisTable:
         ("first run: what later ones do not take", start.first_extra_ms),
         ("first run: what every run takes", start.steady_ms),
     ]
-    cells: list[tuple[TableCell, ...]] = [(title, ms, ms / start.total_ms * 100) for title, ms in rows]
+    cells: list[tuple[CellValue, ...]] = [(title, ms, ms / start.total_ms * 100) for title, ms in rows]
     title = f"{name}: {start.total_ms:.0f} ms to the first result"
-    return DiagnosisTable(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
+    return Table(title, ("phase", "ms", "%"), tuple(cells), bars="ms")
 
 
-def _transformers(trace: Trace) -> Iterator[DiagnosisTable]:
+def _transformers(trace: Trace) -> Iterator[Table]:
     rows = trace.initialisation.transformers
-    cells: list[tuple[TableCell, ...]] = [
+    cells: list[tuple[CellValue, ...]] = [
         (row.name, row.ms, row.passes, "yes" if row.modified else "no") for row in rows[:_MAX_TRANSFORMERS]
     ]
     rest = rows[_MAX_TRANSFORMERS:]
@@ -186,7 +187,7 @@ def _transformers(trace: Trace) -> Iterator[DiagnosisTable]:
         cells.append((f"{len(rest)} others", ms, passes, ""))
     if cells:
         columns = ("transformer", "ms", "passes", "changed the graph")
-        yield DiagnosisTable("graph transformers", columns, tuple(cells))
+        yield Table("graph transformers", columns, tuple(cells))
 
 
 def _figures(start: Start, measured: _Measured) -> dict[str, Any]:

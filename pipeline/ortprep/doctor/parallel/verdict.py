@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from ortprep.doctor.diagnosis import DiagnosisTable, Finding
+from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.gil.verdict import UPGRADE, releases_in_creation
 from ortprep.doctor.interleaved_runs import PHRASES, explain_failures, phrase_medians, read_rounds
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.measuring.rounds import InterleavedRuns
+from ortprep.tables import Table
 
 Way = Literal["sequential", "threads", "processes"]
 WAYS: tuple[Way, ...] = ("sequential", "threads", "processes")
@@ -106,7 +107,7 @@ def find_in(run: ParallelRun) -> tuple[Finding, ...]:
     return (*failures, _compare_ways(run), *_explain_threads(run))
 
 
-def tabulate(run: ParallelRun) -> DiagnosisTable:
+def tabulate(run: ParallelRun) -> Table:
     """Returns the ways as a table of medians."""
     columns = ("sessions made", "all ready ms", "start, import ms", "creating ms", "private MB")
     names = ("ready_ms", "start_ms", "creating_ms", "private_mb")
@@ -117,7 +118,7 @@ def tabulate(run: ParallelRun) -> DiagnosisTable:
             (PHRASES[way], *(round(one, 1) for one in medians), speed_up(run, way), efficiency(run, way))
         )
     title = f"{run.sessions} sessions on {', '.join(run.devices)}: medians, start of the processes included"
-    return DiagnosisTable(title, (*columns, "speed-up", "efficiency"), tuple(rows))
+    return Table(title, (*columns, "speed-up", "efficiency"), tuple(rows))
 
 
 def _compare_ways(run: ParallelRun) -> Finding:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.children.probe import ProbeRequest, measure_plan
-from ortprep.doctor.diagnosis import Diagnosis, DiagnosisTable, Finding, TableCell, diagnose
+from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of
 from ortprep.doctor.profiling.recording import profile_plan
 from ortprep.doctor.profiling.verdict import Profile, family_of, find_in_profile
 from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.tables import CellValue, Table
 
 _MAX_ROWS = 12
 _STEADY_S = 0.2
@@ -57,34 +58,34 @@ def diagnose_profile(
     )
 
 
-def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[DiagnosisTable, ...]:
+def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[Table, ...]:
     total = profile.nodes_ms or 1.0
-    operators: tuple[tuple[TableCell, ...], ...] = tuple(
+    operators: tuple[tuple[CellValue, ...], ...] = tuple(
         (row.operator, row.provider, family_of(row.operator), row.nodes, row.ms, row.ms / total * 100)
         for row in profile.operators[:_MAX_ROWS]
     )
-    families: tuple[tuple[TableCell, ...], ...] = tuple(
+    families: tuple[tuple[CellValue, ...], ...] = tuple(
         (name, x * 100) for name, x in profile.families().items()
     )
     title = (
         f"a run on {device}: {steady_ms:.2f} ms; {profile.run_ms:.2f} ms profiled, {total:.2f} ms in nodes"
     )
     tables = [
-        DiagnosisTable(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
-        DiagnosisTable("families of operators", ("family", "%"), families),
+        Table(title, ("operator", "execution provider", "family", "nodes", "ms", "%"), operators),
+        Table("families of operators", ("family", "%"), families),
         _placement_table(profile),
     ]
     if profile.kernels:
         rows = tuple((row.name, row.operator, row.provider, row.ms) for row in profile.kernels[:_MAX_ROWS])
         columns = ("name", "operator", "execution provider", "ms")
-        tables.append(DiagnosisTable("slowest GPU kernels", columns, rows))
+        tables.append(Table("slowest GPU kernels", columns, rows))
     return tuple(tables)
 
 
-def _placement_table(profile: Profile) -> DiagnosisTable:
+def _placement_table(profile: Profile) -> Table:
     providers = dict.fromkeys((*profile.assigned, *profile.ran))
-    rows: tuple[tuple[TableCell, ...], ...] = tuple(
+    rows: tuple[tuple[CellValue, ...], ...] = tuple(
         (name, profile.assigned.get(name), profile.ran.get(name, 0)) for name in providers
     )
     columns = ("execution provider", "nodes of the model given to it", "nodes that ran on it, after fusion")
-    return DiagnosisTable("placement", columns, rows)
+    return Table("placement", columns, rows)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ortprep.bundle.codec import encode
 from ortprep.children.probe import ProbeResult, measure_plan
 from ortprep.children.scratch_folder import scratch_folder
-from ortprep.doctor.diagnosis import Diagnosis, DiagnosisTable, Finding, Severity, TableCell, diagnose
+from ortprep.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose
 from ortprep.doctor.doctor_model import DEFAULT, PREPARED, DoctorModel, guard_device
 from ortprep.doctor.variations.load_variations import LoadVariation, build_variations
 from ortprep.doctor.variations.verdict import (
@@ -20,6 +20,7 @@ from ortprep.doctor.variations.verdict import (
 from ortprep.measuring.comparison import summarise
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import run_interleaved
+from ortprep.tables import CellValue, Table
 
 ROUNDS = 5
 _TIMEOUT_S = 6 * 3600.0
@@ -80,7 +81,7 @@ def _table(
     results: Results,
     comparisons: Mapping[str, Mapping[str, VariationComparison]],
     device: str,
-) -> DiagnosisTable:
+) -> Table:
     rounds = max((len(own) for own in results.values()), default=0)
     headings = (name.replace("_mb", " MB").replace("_", " ") for name in MEASURES)
     columns = ("way", *headings, "first result, of default's", "larger than noise", "what")
@@ -89,12 +90,12 @@ def _table(
         for variation in variations
         if variation.name in results
     )
-    return DiagnosisTable(f"ways to load it on {device}, medians of {rounds} processes each", columns, rows)
+    return Table(f"ways to load it on {device}, medians of {rounds} processes each", columns, rows)
 
 
 def _row(
     variation: LoadVariation, results: Sequence[ProbeResult], compared: Mapping[str, VariationComparison]
-) -> tuple[TableCell, ...]:
+) -> tuple[CellValue, ...]:
     spreads = []
     for value in MEASURES.values():
         summary = summarise([value(result) for result in results])

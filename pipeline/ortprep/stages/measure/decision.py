@@ -14,7 +14,7 @@ from ortprep.measuring.comparison import (
     ratio_interval,
     summarise,
 )
-from ortprep.report.formatting import format_ratio
+from ortprep.tables import format_ratio
 from ortprep.tuning.objective import Figures, Objective, describe_memory
 
 DEFAULT = "default"

@@ -1,0 +1,193 @@
+"""Tables of figures, filled from records once and rendered on the terminal and in the HTML report.
+
+The figures in them are formatted here too, so that every table shows the same figure in the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+from ortprep.bundle.tuning_record import Summary
+
+R = TypeVar("R")
+
+ABSENT = "–"
+"""What stands where there is no figure."""
+
+Tone: TypeAlias = Literal["plain", "good", "warning", "bad"]
+"""What a figure means; the text always says it as well."""
+
+_MIN_WIDE = 25
+_MIN_LONG = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's entry.
+
+    Attributes:
+        text: As people read it, with a dash where there is no figure.
+        value: What it is sorted by, None for text.
+        tone: What it means.
+        link: Identifier of the part of a page that it leads to, "" for none.
+    """
+
+    text: str
+    value: float | None = None
+    tone: Tone = "plain"
+    link: str = ""
+
+
+CellValue: TypeAlias = Cell | str | float | Summary | None
+"""A cell, or what one is made of: text, a figure, a median with its spread, or None for no figure."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures or facts in rows; units are in the headings.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings.
+        rows: One value per column.
+        marked: Index of the row that stands out.
+        bars: Column whose figures a terminal also draws as a waterfall: each bar begins where the one before
+            it ended.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[CellValue, ...], ...]
+    marked: int | None = None
+    bars: str | None = None
+
+    @functools.cached_property
+    def cells(self) -> tuple[tuple[Cell, ...], ...]:
+        """Every row's cells, with their texts."""
+        return tuple(tuple(map(make_cell, row)) for row in self.rows)
+
+    @functools.cached_property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column has figures; those stand to the right."""
+        return tuple(any(row[i].value is not None for row in self.cells) for i in range(len(self.columns)))
+
+    @functools.cached_property
+    def wide(self) -> tuple[bool, ...]:
+        """Whether each column has texts that are long enough to be wrapped."""
+        return tuple(
+            not numeric and any(len(row[i].text) >= _MIN_WIDE for row in self.cells)
+            for i, numeric in enumerate(self.numeric)
+        )
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has enough rows to be sorted and filtered."""
+        return len(self.rows) >= _MIN_LONG
+
+
+def fill_table(
+    title: str,
+    records: Iterable[R],
+    columns: Sequence[tuple[str, Callable[[R], CellValue]]],
+    *,
+    marked: int | None = None,
+) -> Table:
+    """Returns a table with a row per record.
+
+    Args:
+        title: What it shows.
+        records: One record per row.
+        columns: A heading with its unit, and a function from a record to the column's value.
+        marked: Index of the row that stands out.
+    """
+    rows = tuple(tuple(read(record) for _, read in columns) for record in records)
+    return Table(title, tuple(heading for heading, _ in columns), rows, marked)
+
+
+def make_cell(value: CellValue) -> Cell:
+    """Returns the cell of a value, with the text that people read."""
+    if isinstance(value, Cell):
+        return value
+    if value is None or value == "":
+        return Cell(ABSENT)
+    if isinstance(value, str):
+        return Cell(value)
+    if isinstance(value, Summary):
+        return number_cell(value.median, format_spread(value))
+    return number_cell(value, str(value) if isinstance(value, int) else None)
+
+
+def number_cell(value: float | None, text: str | None = None, tone: Tone = "plain") -> Cell:
+    """Returns a cell of one figure, sorted by it; a dash for None."""
+    if value is None:
+        return Cell(ABSENT)
+    return Cell(text or format_number(value), value if math.isfinite(value) else None, tone)
+
+
+def ratio_cell(value: float | None) -> Cell:
+    """Returns a cell of a ratio."""
+    return Cell(ABSENT) if value is None else number_cell(value, format_ratio(value))
+
+
+def format_number(value: float) -> str:
+    """Returns a figure with about three digits: `1204`, `37.4`, `0.52`, `0.0172`."""
+    if not math.isfinite(value):
+        return str(value)
+    if 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 0 if size >= 100 else 1 if size >= 1 else 2
+
+
+def format_spread(summary: Summary) -> str:
+    """Returns `median ± half the distance between quartiles`; the latter has the digits it needs, no more."""
+    median, half = summary.median, (summary.p75 - summary.p25) / 2
+    if not math.isfinite(half) or half <= 0:
+        return f"{format_number(median)} ± {0 if half == 0 else half}"
+    digits = _decimals(median) if half >= 10.0 ** -_decimals(median) else math.ceil(-math.log10(half))
+    return f"{format_number(median)} ± {half:.{min(digits, 6)}f}"
+
+
+def format_ratio(value: float) -> str:
+    """Returns `5.2×`, with a second digit after the point where small differences count."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.2f}×" if value < 2 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
+
+
+def format_mb(size_bytes: int) -> str:
+    """Returns a size in MB of 2**20 bytes."""
+    return f"{format_number(size_bytes / 2**20)} MB"
+
+
+def format_duration(seconds: float) -> str:
+    """Returns `0.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    if seconds < 60:
+        return f"{format_number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_instant(iso: str) -> str:
+    """Returns an ISO 8601 instant without its seconds and zone; all here are UTC."""
+    return f"{iso[:16].replace('T', ' ')} UTC" if len(iso) >= 16 and iso[10:11] == "T" else iso
+
+
+def count_of(number: int, noun: str) -> str:
+    """Returns `1 trial` or `3 trials`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Returns `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
