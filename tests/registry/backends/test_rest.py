@@ -159,3 +159,16 @@ def test_the_body_of_a_redirect_is_not_unpacked(fetch: Callable[[str, Path], Non
         tracemalloc.stop()
         assert len(server.requests) <= rest.MAX_REDIRECTS + 1
     assert peak_bytes < 2**24, "it would be 2**28 bytes"
+
+
+@pytest.mark.parametrize(
+    "wait", ["9" * 5000, "Fri, 31 Dec 99999 23:59:59 GMT", "Fri, 31 Dec 999999999999999999 23:59:59 GMT", "?"]
+)
+def test_a_time_to_wait_that_is_none_counts_as_none(wait: str) -> None:
+    with serve() as server:
+        server.files["/v2/"] = b""
+        server.script = [send_status(503, **{"Retry-After": wait})]
+        with ask(server.url) as response:
+            error = rest.status_error(response, "ask")
+    assert isinstance(error, RegistryUnavailableError)
+    assert error.retry_after_s == 0

@@ -165,7 +165,7 @@ def status_error(
     message = f"cannot {doing}\n  expected success, got status {status}{f': {said}' if said else ''}"
     if status in _OVERLOADED:
         error = RegistryUnavailableError(message)
-        with suppress(urllib3.exceptions.InvalidHeader):
+        with suppress(urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
             error.retry_after_s = urllib3.Retry().parse_retry_after(response.headers.get("Retry-After", "0"))
         return error
     if status in (401, 403):
