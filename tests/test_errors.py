@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 from ortprep import errors
+from ortprep.runtime.pool.worker_state import OutputTail
 
 ALL = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PipelineError)
@@ -60,3 +61,17 @@ def test_an_error_of_another_library_arrives_as_a_refused_run() -> None:
 def test_nonsense_from_another_process_is_an_error_with_defaults(data: dict[str, object]) -> None:
     error = errors.from_dict(data)
     assert all(getattr(error, name) == getattr(type(error), name) for name in error.details)
+
+
+@pytest.mark.attack
+def test_no_message_steers_the_terminal_of_who_logs_it() -> None:
+    """ONNX Runtime's errors quote names of operators, a worker's output anything."""
+    hostile = "\x1b]0;evil\x07\x1b[2J\u202e\r"
+    error = errors.from_dict(
+        errors.to_dict(errors.RunError(f"no operator {hostile}\n  in m.onnx", hint=f"rm {hostile}"))
+    )
+    output = OutputTail()
+    lines = [*output.add(f"{hostile}\n{hostile}".encode()), *output.lines]
+    for text in (error.message, str(error), repr(error), *lines):
+        assert not set(hostile) & set(text) - set("evil]0;[2J")
+    assert "\n  in m.onnx" in error.message

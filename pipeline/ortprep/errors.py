@@ -14,7 +14,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ortprep.quoting import quoted
+from ortprep.quoting import printable, quoted
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
@@ -33,9 +33,10 @@ class PipelineError(Exception):
     """Names of further attributes that cross process borders."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        # Messages quote models, servers and ONNX Runtime, and programs log them as they are.
+        self.message = printable(message)
+        self.hint = None if hint is None else printable(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ortprep.errors import PipelineError, PoolError, WorkerDiedError, describe_exit
+from ortprep.quoting import printable
 from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
 from ortprep.runtime.pool.stats import WorkerStats, WorkerStatus
 
@@ -177,14 +178,14 @@ class OutputTail:
         """Takes what came and returns the lines that it completed."""
         *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
         self._rest = rest[-_LINE_CHARACTERS:]
-        completed = [line[:_LINE_CHARACTERS] for line in lines if line.strip()]
+        completed = [printable(line[:_LINE_CHARACTERS]) for line in lines if line.strip()]
         self._lines.extend(completed)
         return completed
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The last lines, the oldest first."""
-        return (*self._lines, self._rest) if self._rest.strip() else tuple(self._lines)
+        return (*self._lines, printable(self._rest)) if self._rest.strip() else tuple(self._lines)
 
 
 def pause_before(deaths_in_a_row: int) -> float:
