@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ortprep.report.html_page import format_script_json, render_report
+from ortprep.quoting import printable
+from ortprep.report.html_page import format_script_json, make_environment, render_report
 from ortprep.report.report_builder import build_report
 from tests.report.builders import Story, subject
 
@@ -110,7 +111,7 @@ def test_what_a_model_is_called_is_only_ever_text(text: str) -> None:
     assert page.tags == plain.tags
     assert page.handlers == []
     assert page.links == plain.links
-    assert text in page.text
+    assert printable(text) in page.text
 
 
 @given(st.text())
@@ -130,3 +131,9 @@ def test_the_licences_of_what_is_in_the_page_are_in_it() -> None:
     page = render(Story())
     assert "University of Washington Interactive Data Lab" in page
     assert "Mike Bostock" in page
+
+
+@pytest.mark.attack
+def test_no_control_or_bidirectional_character_stays_in_a_page() -> None:
+    template = make_environment().from_string("{{ text }}")
+    assert template.render(text="\x1b[2J\u202e<b>") == "\ufffd[2J\ufffd&lt;b&gt;"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ortprep.bundle.manifest import Manifest
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError
+from ortprep.quoting import printable
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report
 from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
@@ -128,6 +129,7 @@ def make_environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -29,7 +29,7 @@ HOW_SURE = (
     "“Ready” is the time from the start of a process to its first result, imports and checks included. "
     "“Beyond the noise” is the verdict of the measurement itself: plans take turns, one fresh process each; "
     "the quartile ranges of when they are ready do not overlap, and the prepared plan was sooner in at least "
-    "80\u00a0% of the rounds. Ranges go from quartile to quartile; ± is half their distance."
+    "80 % of the rounds. Ranges go from quartile to quartile; ± is half their distance."
 )
 
 
