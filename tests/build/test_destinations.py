@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.build.build_plan import check_destinations
+from ortprep.build.build_plan import check_buildable, check_destinations
 from ortprep.errors import SpecError
 from ortprep.spec.models import ModelSpec, SourceSpec
 from tests.registry.builders import read_tree
@@ -83,3 +83,19 @@ def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path: Pa
     check_destinations([spec(tmp_path, path=source)], tmp_path)
     with pytest.raises(SpecError, match="expected its source outside"):
         check_destinations([spec(tmp_path, path=source, name="other")], tmp_path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "place", ["", ".work", ".work/net", ".work/net/locks", ".work/net/fetch", ".work/net/receipts/a", "net"]
+)
+def test_links_in_an_artifacts_folder_that_a_clone_brings_are_refused(tmp_path: Path, place: str) -> None:
+    """Through them a build would write, overwrite and delete in the user's home."""
+    home = tmp_path / "home"
+    write_bundle(home)
+    link = tmp_path / "artifacts" / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(home)
+    with pytest.raises(SpecError, match=f"link in the artifacts folder: {link}\n") as caught:
+        check_buildable([spec(tmp_path)], tmp_path / "artifacts")
+    assert caught.value.hint == f"rm {link}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from ortprep.build.execution import Task, build_tasks
-from ortprep.build.receipts import model_folder
+from ortprep.build.receipts import model_folder, refuse_links
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.verification import may_be_replaced
@@ -67,8 +67,8 @@ def plan_builds(
         skip_unavailable: Build the rest when a named target is not available.
 
     Raises:
-        SpecError: A spec is wrong, a name is unknown, a target is not available, or something that is no
-            bundle is in a bundle's place.
+        SpecError: A spec is wrong, a name is unknown, a target is not available, something that is no bundle
+            is in a bundle's place, or the artifacts folder has links.
     """
     specs = read_build_specs(configs, artifacts, names=names)
     return plan_specs(specs, artifacts, only=only, skip_unavailable=skip_unavailable)
@@ -92,7 +92,7 @@ def read_build_specs(configs: Path, artifacts: Path, *, names: Sequence[str] = (
     """Reads specs and refuses those that could not be built anywhere; arguments as of `plan_builds`.
 
     Raises:
-        SpecError: A spec is wrong, a name is unknown, or a bundle's folder holds something else.
+        SpecError: A spec is wrong, a name is unknown, or as `check_buildable` says.
     """
     specs = read_specs(configs, names=names)
     check_buildable(specs, artifacts)
@@ -103,8 +103,10 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
     """Refuses specs that could not be built anywhere.
 
     Raises:
-        SpecError: A search is restricted to what there is not, or a bundle's folder holds something else.
+        SpecError: A search is restricted to what there is not, a bundle's folder holds something else, or the
+            artifacts folder has links.
     """
+    refuse_links(artifacts.absolute(), [spec.name for spec in specs])
     problems = [
         f"  {spec.name}: tune.space: {problem}"
         for spec in specs

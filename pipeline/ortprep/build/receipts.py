@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from ortprep.bundle.codec import decode, encode, read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import compare_files
-from ortprep.errors import BundleError
+from ortprep.errors import BundleError, SpecError
+from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
     from ortprep.stages.core.contract import TaskId  # who only reads receipts need not have what stages need
@@ -72,6 +74,37 @@ def receipt_path(artifacts: Path, model: str, task: TaskId) -> Path:
 def kept_folder(folder: Path, key: Mapping[str, Any]) -> Path:
     """Returns the folder that a killed run leaves to the next one with an equal key."""
     return folder.parent / f"{KEPT_PREFIX}{folder.name}~{digest_json(key).removeprefix('sha256:')[:16]}"
+
+
+def refuse_links(artifacts: Path, models: Iterable[str]) -> None:
+    """Refuses an artifacts folder with links where a build of these models writes or removes.
+
+    Raises:
+        SpecError: It is a link itself, or has one; a clone can bring them, and they lead anywhere.
+    """
+    link = next(_find_links(artifacts, models), None)
+    if link is not None:
+        raise SpecError(
+            f"link in the artifacts folder: {link}\n  expected folders and files, which a build replaces",
+            hint=quoted("rm", link),
+        )
+
+
+def _find_links(artifacts: Path, models: Iterable[str]) -> Iterator[Path]:
+    for folder in (artifacts, artifacts / WORK_FOLDER):
+        if folder.is_symlink():
+            yield folder
+            return  # what it leads to is not looked at
+    for model in models:
+        for folder in (artifacts / model, model_folder(artifacts, model)):
+            if folder.is_symlink():
+                yield folder
+        yield from _links_below(model_folder(artifacts, model))
+
+
+def _links_below(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(root, name)).is_symlink())
 
 
 def read_receipt(path: Path) -> TaskReceipt | None:

@@ -117,10 +117,12 @@ def report(
     registry: Registry = None,
 ) -> None:
     """Write one HTML file about bundles: charts, every trial, and the reasons."""
-    from ortprep.build.receipts import REPORT_FILE
+    from ortprep.build.receipts import REPORT_FILE, refuse_links
     from ortprep.build.report_file import write_report
     from ortprep.report.report_subjects import ReportSubject, find_manifests
 
+    if out is None:
+        refuse_links(artifacts, ())
     place = out or artifacts / REPORT_FILE
     here = [name for name in names or () if not _is_published(name, artifacts)]
     manifests = find_manifests(here, artifacts) if here or not names else ()
