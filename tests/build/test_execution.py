@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ortprep.build import receipts
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
 from ortprep.build.explanation import explain_tasks, format_explanations
+from ortprep.build.receipts import NOT_OURS, kept_folder, read_receipt, write_receipt
 from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
 from ortprep.stages.core.contract import Plan
 from tests.build.fakes import Count, Shout, tasks
@@ -87,6 +91,72 @@ def test_a_damaged_receipt_means_do_it_again(artifacts: Path, cache: DigestCache
     builds[0].receipt.write_text(content)
     assert why_stale(builds[0], cache) == ("never done",)
     assert run_all(builds, cache) == [True, False]
+
+
+@pytest.mark.attack
+def test_a_receipt_that_another_user_wrote_does_not_count(
+    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A clone brings `artifacts/.work`: other weights, and receipts that say they are what was asked for."""
+    builds = tasks(artifacts, Shout(), Count())
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "theirs"))
+    run_all(builds, cache)
+    theirs = builds[0].receipt.read_bytes()
+    (builds[0].folder / "sub/word").write_text("OTHER")
+    receipt = read_receipt(builds[0].receipt)
+    assert receipt is not None
+    write_receipt(builds[0].receipt, replace(receipt, files=describe_files(builds[0].folder, cache.digest)))
+    assert why_stale(builds[0], cache) == ()
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "mine"))
+    assert why_stale(builds[0], cache) == (NOT_OURS,)
+    shout, count = format_explanations(explain_tasks(builds, cache=cache)), builds[1]
+    assert f"    {NOT_OURS}" in list(shout)
+    assert why_stale(count, cache) == (NOT_OURS,)
+    assert run_all(builds, cache) == [True, True]
+    assert (builds[0].folder / "sub/word").read_text() == "HELLO"
+    assert run_all(builds, cache) == [False, False]
+    builds[0].receipt.write_bytes(theirs)
+    assert why_stale(builds[0], cache) == (NOT_OURS,)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("mac", ["", "0" * 64, 7, None, "é"])
+def test_a_receipt_that_was_changed_does_not_count(artifacts: Path, cache: DigestCache, mac: object) -> None:
+    builds = tasks(artifacts, Shout(), Count())
+    run_all(builds, cache)
+    data = json.loads(builds[0].receipt.read_text())
+    builds[0].receipt.write_text(json.dumps(data | {"elapsed_s": 1e9}))
+    assert why_stale(builds[0], cache) == (NOT_OURS,)
+    builds[0].receipt.write_text(json.dumps(data | {"mac": mac}))
+    assert why_stale(builds[0], cache) == (NOT_OURS,)
+
+
+@pytest.mark.attack
+def test_what_a_killed_run_of_another_user_kept_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set()
+    for user in ("theirs", "mine"):
+        monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / user))
+        names |= {kept_folder(tmp_path / "tune-cpu", {"word": "hello"}) for _ in range(2)}
+    assert len(names) == 2
+
+
+def test_without_a_cache_folder_receipts_count_for_their_own_process(
+    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", "/dev/null")
+    builds = tasks(artifacts, Shout(), Count())
+    assert run_all(builds, cache) == [True, True]
+    assert run_all(builds, cache) == [False, False]
+    monkeypatch.setattr(receipts, "_PROCESS_KEY", bytes(32))
+    assert why_stale(builds[0], cache) == (NOT_OURS,)
+
+
+def test_a_moved_project_is_up_to_date(tmp_path: Path, cache: DigestCache) -> None:
+    run_all(tasks(tmp_path / "old", Shout(), Count()), cache)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    assert run_all(tasks(tmp_path / "new", Shout(), Count()), cache) == [False, False]
 
 
 def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -99,17 +98,6 @@ def test_a_receipt_says_why_its_task_was_run(tmp_path: Path) -> None:
     changed = build(Shout("goodbye"))
     assert changed["shout"] == ("word: was hello, is goodbye",)
     assert any(reason.startswith("upstream.shout.result: was ") for reason in changed["count/cpu"])
-
-
-def test_receipts_that_say_no_reasons_are_still_receipts(tmp_path: Path) -> None:
-    (shout, count) = tasks(tmp_path, Shout(), Count())
-    for task in (shout, count):
-        run_task(task, cache=DigestCache(), say=lambda _: None)
-        data = json.loads(task.receipt.read_text())
-        del data["reasons"]
-        task.receipt.write_text(json.dumps(data))
-    assert not run_task(shout, cache=DigestCache(), say=lambda _: None)
-    assert [built.reasons for built in read_history(tmp_path / "m")] == [(), ()]
 
 
 def test_a_bundle_without_receipts_has_no_history(tmp_path: Path) -> None:

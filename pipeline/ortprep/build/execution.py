@@ -22,6 +22,7 @@ from ortprep.build.receipts import (
     TaskReceipt,
     changed_files,
     differences,
+    find_receipt,
     kept_folder,
     model_folder,
     outcome_key,
@@ -51,9 +52,6 @@ from ortprep.stages.core.contract import (
 log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-
-NEVER_DONE = "never done"
-"""Reason of a task without a receipt."""
 
 MEASURING = ("tune", "measure")
 """Stages that lock their device themselves; all other work shares the machine."""
@@ -128,9 +126,9 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
         PipelineError: The key cannot be computed: the source file is missing, say.
     """
     with _bordered(task):
-        receipt = read_receipt(task.receipt)
-        if receipt is None:
-            return (NEVER_DONE,)
+        receipt = find_receipt(task.receipt)
+        if isinstance(receipt, str):
+            return (receipt,)
         return _why_other(task, receipt) or changed_files(task.folder, receipt, cache.digest)
 
 
@@ -141,8 +139,8 @@ def why_other(task: Task) -> tuple[str, ...]:
         PipelineError: As `why_stale`.
     """
     with _bordered(task):
-        receipt = read_receipt(task.receipt)
-        return (NEVER_DONE,) if receipt is None else _why_other(task, receipt)
+        receipt = find_receipt(task.receipt)
+        return (receipt,) if isinstance(receipt, str) else _why_other(task, receipt)
 
 
 def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from ortprep.build.execution import NEVER_DONE, Task, why_stale
-from ortprep.build.receipts import read_receipt, receipt_path
+from ortprep.build.execution import Task, why_stale
+from ortprep.build.receipts import NEVER_DONE, read_receipt, receipt_path
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId

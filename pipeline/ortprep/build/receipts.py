@@ -1,7 +1,13 @@
-"""Receipts: inputs and files of a task, written last; they alone decide what is up to date."""
+"""Receipts: inputs and files of a task, written last; they alone decide what is up to date.
+
+A clone of somebody else's project can bring an artifacts folder along. Receipts are therefore authenticated
+with a key of this user, and what a build writes to is never reached by a link.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hmac
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.atomic import write_json_atomic
-from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.codec import canonical_json, decode, encode, read_json
 from ortprep.bundle.digest import digest_json
+from ortprep.bundle.file_memory import cache_folder, read_entry
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import compare_files
 from ortprep.errors import BundleError, SpecError
@@ -28,7 +35,18 @@ REPORT_FILE = "report.html"
 RECEIPT_VERSION = "1.0"
 
 KEPT_PREFIX = ".kept-"
-"""Folders that begin so hold what a run of the same key can go on with; the key's digest is in the name."""
+"""Folders that begin so hold what a run of the same key can go on with; who made them is part of the name."""
+
+NEVER_DONE = "never done"
+"""Reason of a task without a receipt."""
+
+NOT_OURS = "its receipt was not written by this user on this machine"
+"""Reason of a task whose receipt came with a clone, or whose user's key is gone."""
+
+_MAC = "mac"
+_KEY_BYTES = 32
+_PROCESS_KEY = os.urandom(_KEY_BYTES)
+"""Key of a process without a cache folder: what it leaves counts for no other process."""
 
 Digester = Callable[[Path], str]
 
@@ -73,7 +91,7 @@ def receipt_path(artifacts: Path, model: str, task: TaskId) -> Path:
 
 def kept_folder(folder: Path, key: Mapping[str, Any]) -> Path:
     """Returns the folder that a killed run leaves to the next one with an equal key."""
-    return folder.parent / f"{KEPT_PREFIX}{folder.name}~{digest_json(key).removeprefix('sha256:')[:16]}"
+    return folder.parent / f"{KEPT_PREFIX}{folder.name}~{_authenticate(encode(key))[:16]}"
 
 
 def refuse_links(artifacts: Path, models: Iterable[str]) -> None:
@@ -107,13 +125,24 @@ def _links_below(folder: Path) -> Iterator[Path]:
         yield from (path for name in (*folders, *files) if (path := Path(root, name)).is_symlink())
 
 
-def read_receipt(path: Path) -> TaskReceipt | None:
-    """Reads a receipt; None if this version understands none, so that the task runs."""
+def find_receipt(path: Path) -> TaskReceipt | str:
+    """Reads a receipt that this user wrote with this version; else returns why the task has to run."""
     try:
-        receipt = decode(TaskReceipt, read_json(path))
-    except BundleError:
-        return None
-    return receipt if receipt.schema_version == RECEIPT_VERSION else None
+        fields = read_json(path)
+        mac = fields.pop(_MAC, "")
+        receipt = decode(TaskReceipt, fields)
+        if receipt.schema_version != RECEIPT_VERSION:
+            return NEVER_DONE
+        is_ours = isinstance(mac, str) and hmac.compare_digest(mac.encode(), _authenticate(fields).encode())
+    except (BundleError, ValueError, RecursionError):  # what is no JSON of ours may not be written as such
+        return NEVER_DONE
+    return receipt if is_ours else NOT_OURS
+
+
+def read_receipt(path: Path) -> TaskReceipt | None:
+    """Reads a receipt as `find_receipt` does; None if there is none that counts, so that the task runs."""
+    receipt = find_receipt(path)
+    return None if isinstance(receipt, str) else receipt
 
 
 def write_receipt(path: Path, receipt: TaskReceipt) -> None:
@@ -122,7 +151,40 @@ def write_receipt(path: Path, receipt: TaskReceipt) -> None:
     Raises:
         OSError: The disk is full or read-only.
     """
-    write_json_atomic(path, encode(receipt))
+    fields = encode(receipt)
+    write_json_atomic(path, {**fields, _MAC: _authenticate(fields)})
+
+
+def _authenticate(fields: Any) -> str:
+    """Returns a code of JSON data, in hexadecimal, that only this user's processes can compute."""
+    return hmac.digest(_read_key(), canonical_json(fields), "sha256").hex()
+
+
+def _read_key() -> bytes:
+    """Returns this user's key, which is made if there is none; without a cache folder, the process's."""
+    folder = cache_folder("receipts")
+    if folder is None:
+        return _PROCESS_KEY
+    path = f"{folder}/key"
+    key = read_entry(path, max_bytes=_KEY_BYTES)
+    if key is not None and len(key) == _KEY_BYTES:
+        return key
+    try:
+        with open(path, "a+b", opener=_open_private) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that make it, one waits for the other
+            file.seek(0)
+            key = file.read()
+            if len(key) != _KEY_BYTES:
+                file.truncate(0)
+                key = os.urandom(_KEY_BYTES)
+                file.write(key)
+            return key
+    except OSError:  # a read-only disk
+        return _PROCESS_KEY
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def outcome_key(receipt: TaskReceipt) -> dict[str, Any]:
