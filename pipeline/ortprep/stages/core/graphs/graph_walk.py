@@ -122,10 +122,12 @@ def name_nodes(model: onnx.ModelProto) -> None:
     nodes = [node for graph in walk_graphs(model) for node in graph.node]
     used_names = {node.name for node in nodes}
     seen: set[str] = set()
+    candidates: dict[str, Iterator[str]] = {}  # a model may have a million nodes without names
     for node in nodes:
         if not node.name or node.name in seen:
-            free = (name for name in _candidates(node.name or node.op_type) if name not in used_names)
-            node.name = next(free)
+            stem = node.name or node.op_type
+            following = candidates.setdefault(stem, _candidates(stem))
+            node.name = next(name for name in following if name not in used_names)
             used_names.add(node.name)
         seen.add(node.name)
 
