@@ -25,6 +25,9 @@ _RUN_CONFIG = frozenset(
     {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
 )
 
+MAX_PROBLEMS = 20
+"""Most problems that a check lists: a suggestion takes milliseconds, and a file may have many options."""
+
 _HARMLESS = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,9})?|auto|default|disabled|enabled|none|off|on")
 """Values of options that no table has: none that could be a path or an address."""
 
@@ -64,7 +67,7 @@ def find_unlisted(names: Iterable[str], *, provider: str | None = None, version:
 
 
 def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns everything that is wrong with session config entries, one sentence each."""
+    """Returns what is wrong with session config entries, one sentence each, up to `MAX_PROBLEMS`."""
     unlisted = find_unlisted(entries, version=version)
     return tuple(
         _problems("session config key", read_tables()["session"], entries, unlisted, version=version)
@@ -72,7 +75,7 @@ def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tupl
 
 
 def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns everything that is wrong with a provider's options, one sentence each."""
+    """Returns what is wrong with a provider's options, one sentence each, up to `MAX_PROBLEMS`."""
     table = _of_provider(provider)
     if table is None:
         return (f"options of {provider} are not known; expected one of {CPU}, {CUDA}",)
@@ -81,7 +84,7 @@ def check_provider_options(provider: str, options: Mapping[str, Scalar], *, vers
 
 
 def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns everything that is wrong with plain session options, one sentence each."""
+    """Returns what is wrong with plain session options, one sentence each, up to `MAX_PROBLEMS`."""
     return tuple(_problems("session option", read_tables()["attribute"], attributes, (), version=version))
 
 
@@ -98,6 +101,7 @@ def _problems(
     noun: str, table: Table, chosen: Mapping[str, Scalar], unlisted: Collection[str], *, version: str
 ) -> Iterator[str]:
     version_parts(version)  # a bad version is refused even when nothing was chosen
+    count = 0
     for name, value in chosen.items():
         option = table.get(name)
         if option is not None:
@@ -109,6 +113,9 @@ def _problems(
             problem = None if is_harmless else _too_free(value)
         if problem is not None:
             yield f"{noun} {_shorten(name)} {problem}"
+            count += 1
+            if count == MAX_PROBLEMS:
+                return
 
 
 def _too_free(value: Scalar) -> str:

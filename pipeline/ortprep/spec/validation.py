@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -48,7 +49,8 @@ def validate(
     """Returns the spec, or None, and every problem of `data`; arguments as in `parse_spec`."""
     spec, faults = check(ModelSpec, data)
     if onnxruntime:
-        faults += tuple(find_option_problems(data.get("runtime"), version=onnxruntime))
+        problems = find_option_problems(data.get("runtime"), version=onnxruntime)
+        faults += tuple(islice(problems, MAX_REPORTED + 1))  # one more, so that the error says that there are
     return spec, faults
 
 

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from ortprep.bundle.loader_config import FirstPhase, Variant
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime
 
+_MAX_PROBLEMS = 20
 _OPTIMIZERS, _DEVICE = "optimization.disable_specified_optimizers", "device_id"
 _WRITTEN_BY_BUILDS = {_OPTIMIZERS: r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*", _DEVICE: r"[0-9]{1,9}"}
 """What builds write into bundles though users do not set it by name, and what its values look like."""
 
 
 def find_invalid_options(variant: Variant) -> tuple[str, ...]:
-    """Returns everything that a variant or its first phase sets and must not, one phrase each.
+    """Returns what a variant or its first phase sets and must not, one phrase each, the first 20 at most.
 
     That is every option the table keeps from users, every value it does not accept, and every option it does
     not know, unless the installed ONNX Runtime is newer than the table and the value cannot name a file:
     ONNX Runtime takes most invalid values silently, but some end the whole process (a word where `mlas.…`
     entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
     """
-    return tuple(dict.fromkeys(problem for plan in _plans(variant) for problem in _problems(plan)))
+    problems = (problem for plan in _plans(variant) for problem in _problems(plan))
+    return tuple(dict.fromkeys(islice(problems, _MAX_PROBLEMS)))
 
 
 def find_unlisted_options(variant: Variant) -> tuple[str, ...]:
