@@ -150,20 +150,7 @@ def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
     return tuple(differences(receipt.key, _full_key(task)))
 
 
-def run_on_device(task: Task, *, cache: DigestCache, say: Say, progress: Progress = ignore_progress) -> bool:
-    """Runs a task as `run_task` does; stages other than measurements share the CPU."""
-    shared = nullcontext if task.id.stage in MEASURING else working
-    return run_task(task, cache=cache, say=say, progress=progress, shared=shared)
-
-
-def run_task(
-    task: Task,
-    *,
-    cache: DigestCache,
-    say: Say,
-    progress: Progress = ignore_progress,
-    shared: Callable[[], Any] = nullcontext,
-) -> bool:
+def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = ignore_progress) -> bool:
     """Runs a task unless it is up to date, and returns whether it did.
 
     One process at a time works on a task; a second one waits and then finds it done. The files appear in one
@@ -183,7 +170,7 @@ def run_task(
         kept = kept_folder(task.folder, key)
         _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:
-            with shared():
+            with nullcontext() if task.id.stage in MEASURING else working():
                 context = open_context(task, folder, kept, say)
                 result = _run_stage(replace(context, key=key, progress=progress), task)
             entries = describe_files(folder, cache.digest)

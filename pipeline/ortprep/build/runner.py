@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ortprep.build.execution import Task, run_on_device, why_stale
+from ortprep.build.execution import Task, run_task, why_stale
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import Progress, TaskId
@@ -69,7 +69,7 @@ class LocalExecutor:
 
     def execute(self, task: Task, say: Callable[[str], None], progress: Progress) -> None:
         """Runs a task's stage; raises `PipelineError`."""
-        run_on_device(task, cache=self._cache, say=say, progress=progress)
+        run_task(task, cache=self._cache, say=say, progress=progress)
 
 
 def run_builds(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ortprep.build.execution import Task, run_on_device, why_other
+from ortprep.build.execution import Task, run_task, why_other
 from ortprep.build.receipts import (
     TaskReceipt,
     changed_files,
@@ -72,7 +72,7 @@ class _JobRun:
         """Runs a task here, and stores or publishes what it left."""
         for required in task.requires:
             self._restore(task, required, say)
-        run_on_device(task, cache=self._cache, say=say, progress=progress)
+        run_task(task, cache=self._cache, say=say, progress=progress)
         receipt = read_receipt(task.receipt)
         assert receipt is not None
         if task.id == PACKAGE:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ortprep.build.build_plan import STAGES
-from ortprep.build.execution import Task, build_tasks, run_on_device
+from ortprep.build.execution import Task, build_tasks, run_task
 from ortprep.build.receipts import outcome_key, read_receipt
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.cluster.building.job import BuildJob, Event, EventSink
@@ -17,7 +17,7 @@ from ortprep.stages.core.contract import Plan
 
 def fetch_model(task: Task, store: WorkStore, send: EventSink) -> str:
     """Fetches a model into the work store, and returns the digest of what was fetched."""
-    done = run_on_device(task, cache=DigestCache(), say=lambda line: send(Event("said", task.name, line)))
+    done = run_task(task, cache=DigestCache(), say=lambda line: send(Event("said", task.name, line)))
     receipt = read_receipt(task.receipt)
     assert receipt is not None
     store.upload_files(task.folder, receipt.files)

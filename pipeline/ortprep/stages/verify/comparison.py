@@ -123,15 +123,28 @@ def _finite(value: float) -> float:
 def describe_failure(judged: Sequence[Judged], noise: Mapping[str, OutputError]) -> str:
     """Returns the indented lines of an error: the worst element, how many outputs fail, the noise floor."""
     worst = worst_failure(judged)
-    outputs = find_worst(judged)
-    failed = [name for name, item in outputs.items() if not item.comparison.ok]
-    samples = {item.shapes for item in judged if not item.comparison.ok}
+    comparison, tolerance = worst.comparison, worst.tolerance
+    what = comparison.reason
+    if comparison.expected is not None:
+        what += (
+            f"\n  expected {_show(comparison.expected)} at {list(comparison.worst_index)}, "
+            f"got {_show(comparison.got)} (rtol {tolerance.rtol:g}, atol {tolerance.atol:g})"
+        )
+    failed = list(dict.fromkeys(item.comparison.name for item in judged if not item.comparison.ok))
+    outputs, shapes = {item.comparison.name for item in judged}, {item.shapes for item in judged}
+    failed_shapes = {item.shapes for item in judged if not item.comparison.ok}
+    named = ", ".join(failed[:4]) + (", …" if len(failed) > 4 else "")
+    floor = noise.get(comparison.name)
     lines = [
-        f"output {worst.comparison.name!r} of sample {worst.shapes}: {_describe_worst(worst)}",
-        _describe_extent(worst.comparison),
-        f"outside tolerance: {len(failed)} of {len(outputs)} outputs ({_shorten(failed)}), "
-        f"{len(samples)} of {len({item.shapes for item in judged})} sample shapes",
-        _describe_noise(noise.get(worst.comparison.name)),
+        f"output {comparison.name!r} of sample {worst.shapes}: {what}",
+        f"{comparison.wrong or comparison.count} of its {comparison.count} elements are wrong; "
+        f"largest difference {comparison.max_abs:.3g}, relative {comparison.max_rel:.3g}",
+        f"outside tolerance: {len(failed)} of {len(outputs)} outputs ({named}), "
+        f"{len(failed_shapes)} of {len(shapes)} sample shapes",
+        "noise floor: unknown, the source does not run with full optimisation"
+        if floor is None
+        else "noise floor (the source with full optimisation on CPU): "
+        f"largest difference {floor.max_abs:.3g}, {floor.ratio:.2g} of the tolerance",
     ]
     return "\n".join(f"  {line}" for line in lines)
 
@@ -141,38 +154,8 @@ def worst_failure(judged: Sequence[Judged]) -> Judged:
     return max(judged, key=lambda item: _badness(item.comparison))
 
 
-def _describe_worst(item: Judged) -> str:
-    comparison, tolerance = item.comparison, item.tolerance
-    if comparison.expected is None:
-        return comparison.reason
-    return (
-        f"{comparison.reason}\n  expected {_show(comparison.expected)} at {list(comparison.worst_index)}, "
-        f"got {_show(comparison.got)} (rtol {tolerance.rtol:g}, atol {tolerance.atol:g})"
-    )
-
-
-def _describe_extent(comparison: OutputComparison) -> str:
-    return (
-        f"{comparison.wrong or comparison.count} of its {comparison.count} elements are wrong; "
-        f"largest difference {comparison.max_abs:.3g}, relative {comparison.max_rel:.3g}"
-    )
-
-
-def _describe_noise(noise: OutputError | None) -> str:
-    if noise is None:
-        return "noise floor: unknown, the source does not run with full optimisation"
-    return (
-        f"noise floor (the source with full optimisation on CPU): "
-        f"largest difference {noise.max_abs:.3g}, {noise.ratio:.2g} of the tolerance"
-    )
-
-
 def _show(element: Element | None) -> str:
     return f"{element:.8g}" if isinstance(element, float | complex) else repr(element)
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: bool) -> str:
