@@ -29,9 +29,9 @@ from bench.models import ARTIFACTS
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
-from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import Samples
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import paired_ratio, ratio_interval, summarise
+from ortprep.measuring.comparison import paired_ratio, ratio_interval
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 
@@ -221,7 +221,7 @@ def report(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
     for name in FIGURES:
         values = {way: [one[name] for one in of] for way, of in results.items()}
         plain = values[PLAIN]
-        figures[name] = {way: encode(summarise(of)) for way, of in values.items()}
+        figures[name] = {way: Samples.of(of).statistics() for way, of in values.items()}
         for way in (RUN, VARIABLES):
             figures[name][way]["to_plain"] = paired_ratio(values[way], plain)
             figures[name][way]["interval"] = interval = ratio_interval(values[way], plain, errors=2)

@@ -23,8 +23,8 @@ from typing import Any
 from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare
 from bench.models import demo_specs, prepare_command, write_specs
 from bench.result_file import describe_machine, format_results
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
-from ortprep.bundle.manifest import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.availability import unavailable_reason
 from ortprep.children.child import run_child

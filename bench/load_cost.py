@@ -38,9 +38,10 @@ from bench.start import (
     write_script,
 )
 from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import PipelineError
-from ortprep.measuring.comparison import centre, paired_ratio, summarise
+from ortprep.measuring.comparison import centre, paired_ratio
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 
@@ -192,7 +193,7 @@ def compare(results: Results) -> dict[str, float]:
         if arm in results:
             figures[f"{name}_sooner"] = ratio(results, arm, _ready)
             pairs = zip(results[PLAIN], results[arm], strict=True)
-            spread = summarise([_ready(one) / _ready(two) for one, two in pairs])
+            spread = Samples.of([_ready(one) / _ready(two) for one, two in pairs])
             figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
@@ -252,7 +253,7 @@ def compare_with_manifest(bundle: Path, results: Results) -> dict[str, Any]:
     stated = {figures.plan: figures.ready_ms for figures in warm.plans}
     found = {}
     for arm, plan in ((PLAIN, "default"), (LOAD, record.decision.shipped)):
-        inside, outside = stated.get(plan), summarise([start.ready_ms for start in results[arm]])
+        inside, outside = stated.get(plan), Samples.of([start.ready_ms for start in results[arm]])
         if inside is not None:
             agree = inside.p25 <= outside.p75 and outside.p25 <= inside.p75
             found[arm] = {"manifest_ms": encode(inside), "outside_ms": encode(outside), "agree": agree}
@@ -297,7 +298,7 @@ def summarise_arm(starts: Sequence[ScriptTimes]) -> dict[str, Any]:
     columns = {
         name: [getattr(start, name) for start in starts] for name in (*ScriptTimes.__annotations__, "call_ms")
     }
-    return {name: encode(summarise(values)) for name, values in columns.items() if None not in values}
+    return {name: Samples.of(values).statistics() for name, values in columns.items() if None not in values}
 
 
 COLUMNS = (

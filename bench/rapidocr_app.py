@@ -28,9 +28,9 @@ from bench.models import ARTIFACTS
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
-from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import Samples
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import is_below, paired_ratio, summarise
+from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 
@@ -164,8 +164,8 @@ def report(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
         plain, bundles = ([one[name] for one in results[arm]] for arm in (PLAIN, BUNDLES))
         ratio = paired_ratio(bundles, plain)
         figures[name] = {
-            PLAIN: encode(summarise(plain)),
-            BUNDLES: encode(summarise(bundles)),
+            PLAIN: Samples.of(plain).statistics(),
+            BUNDLES: Samples.of(bundles).statistics(),
             "bundles_to_plain": ratio,
         }
         # Memory varies little; times are no worse if no difference is seen beyond the noise.

@@ -25,14 +25,16 @@ from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
 from ortprep.build.search_results import read_search, tune_tasks
 from ortprep.bundle.codec import encode
-from ortprep.bundle.tuning_record import Summary, TrialFigures, TuningRecord
+from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import paired_ratio, standard_error, summarise
+from ortprep.measuring.comparison import paired_ratio, standard_error
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.final import rank
-from ortprep.tuning.objective import Figures, Objective, summary_values
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
@@ -89,7 +91,7 @@ class ChoiceReport:
     first_result_ratio: float
     steady_ratio: float
     default_agrees: bool
-    figures: Mapping[str, Mapping[str, Summary]]
+    figures: Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,12 @@ def _opened(bench: Bench) -> Iterator[SearchContext]:
             yield search_context
 
 
-Table = Mapping[PlanChoice, tuple[Figures, Figures]]
+Table = Mapping[PlanChoice, tuple[ProbeResult, ProbeResult]]
 
 
 def measure_grid(search_context: SearchContext, grid: Sequence[PlanChoice]) -> Table:
     """Measures every plan once, each beside a measurement of the default."""
-    table: dict[PlanChoice, tuple[Figures, Figures]] = {}
+    table: dict[PlanChoice, tuple[ProbeResult, ProbeResult]] = {}
     for choice in grid:
         search_context.plan_of(choice)
     with measuring("cpu"):
@@ -187,7 +189,7 @@ def measure_grid(search_context: SearchContext, grid: Sequence[PlanChoice]) -> T
     return table
 
 
-Found = Mapping[PlanChoice, Sequence[Figures]]
+Found = Mapping[PlanChoice, Sequence[ProbeResult]]
 
 
 def measure_afresh(
@@ -200,7 +202,7 @@ def measure_afresh(
         lanes |= dict.fromkeys(
             sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])[:RIVALS]
         )
-    found: dict[PlanChoice, list[Figures]] = {lane: [] for lane in lanes}
+    found: dict[PlanChoice, list[ProbeResult]] = {lane: [] for lane in lanes}
     with measuring("cpu"):
         for index in range(rounds):
             for lane in order_of_round(tuple(lanes), index):
@@ -245,18 +247,20 @@ def _ratio(found: Found, above: PlanChoice, below: PlanChoice, name: str) -> flo
     )
 
 
-def _agrees(recorded: TrialFigures, measured: Sequence[Figures]) -> bool:
+def _agrees(recorded: PlanFigures, measured: Sequence[ProbeResult]) -> bool:
     """Says whether the quartile ranges of first result and steady run overlap."""
     pairs = (
-        (recorded.first_result_ms, summarise([one.first_result_ms for one in measured])),
-        (recorded.steady_ms, summarise([one.steady_ms for one in measured])),
+        (recorded.first_result_ms, Samples.of([one.first_result_ms for one in measured])),
+        (recorded.steady_ms, Samples.of([one.steady_ms for one in measured])),
     )
     return all(left.p25 <= right.p75 and right.p25 <= left.p75 for left, right in pairs)
 
 
-def _summaries(figures: Sequence[Figures], objective: Objective) -> dict[str, Summary]:
-    values = summary_values(figures, objective)
-    return {name: summarise(of_name) for name, of_name in values.items() if of_name}
+def _summaries(results: Sequence[ProbeResult], objective: Objective) -> dict[str, dict[str, float]]:
+    figures = join_results("", results)
+    of_plan = {name: getattr(figures, name) for name in ("ready_ms", "init_ms", "first_ms", "steady_ms")}
+    of_plan["cost_ms"] = Samples.of(objective.cost_ms(one) for one in results)
+    return {name: samples.statistics() for name, samples in of_plan.items()}
 
 
 def build_table(reports: Sequence[ModelReport]) -> str:

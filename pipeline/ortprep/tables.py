@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ class Cell:
     link: str = ""
 
 
-CellValue: TypeAlias = Cell | str | float | Summary | None
+CellValue: TypeAlias = Cell | str | float | Samples | None
 """A cell, or what one is made of: text, a figure, a median with its spread, or None for no figure."""
 
 
@@ -116,7 +116,7 @@ def make_cell(value: CellValue) -> Cell:
         return Cell(ABSENT)
     if isinstance(value, str):
         return Cell(value)
-    if isinstance(value, Summary):
+    if isinstance(value, Samples):
         return number_cell(value.median, format_spread(value))
     return number_cell(value, str(value) if isinstance(value, int) else None)
 
@@ -147,7 +147,7 @@ def _decimals(value: float) -> int:
     return 0 if size >= 100 else 1 if size >= 1 else 2
 
 
-def format_spread(summary: Summary) -> str:
+def format_spread(summary: Samples) -> str:
     """Returns `median ± half the distance between quartiles`; the latter has the digits it needs, no more."""
     median, half = summary.median, (summary.p75 - summary.p25) / 2
     if not math.isfinite(half) or half <= 0:

@@ -208,7 +208,7 @@ def test_what_is_not_there_or_damaged_ends_with_3(project: Project) -> None:
     assert (missing.code, missing.out) == (3, "")
     assert "nothing to compare: nothing" in missing.err
     path = bundle / "manifest.json"
-    path.write_text(path.read_text().replace('"median": 10.0', '"median": 11.0'))
+    path.write_text(path.read_text().replace('"plan": "prepared"', '"plan": "defect"'))
     for new in ("old", "artifacts/old/manifest.json"):
         damaged = project.call("compare", "old", new)
         assert damaged.code == 3

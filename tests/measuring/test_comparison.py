@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.measuring.comparison import is_apart, is_below, summarise
+from ortprep.bundle.figures import Samples
+from ortprep.measuring.comparison import is_apart, is_below
 
 positive = st.floats(0.01, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)
@@ -39,7 +40,7 @@ def test_a_machine_that_changes_its_speed_between_rounds_changes_nothing(
 def test_a_gap_that_drift_hides_from_quartiles_is_seen() -> None:
     drift = (1.0, 1.3, 1.6)
     below, above = [9.0 * d for d in drift], [10.0 * d for d in drift]
-    assert not is_apart(summarise(below), summarise(above))
+    assert not is_apart(Samples.of(below), Samples.of(above))
     assert is_below(below, above)
 
 

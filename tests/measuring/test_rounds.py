@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.children.probe import ProbeResult
+from ortprep.children.probe import ProbeResult, join_results
 from ortprep.doctor.interleaved_runs import MAX_COMPARISON_S
 from ortprep.errors import ChildError
 from ortprep.measuring.comparison import MIN_ROUNDS
@@ -18,8 +18,6 @@ from ortprep.measuring.rounds import (
     order_of_round,
     run_interleaved,
 )
-from ortprep.stages.measure.decision import figures_of
-from ortprep.tuning.objective import Figures
 
 PLANS = ("default", "recipe", "prepared", "portable")
 
@@ -108,14 +106,13 @@ def test_rounds_add_up_for_plans_that_never_failed() -> None:
 
 
 def test_time_to_first_result_is_summed_within_a_process() -> None:
-    figures = figures_of("prepared", [result(1.0), result(5.0), result(9.0)])
+    figures = join_results("prepared", [result(1.0), result(5.0), result(9.0)])
     assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
-    assert [Figures.of(result(init_ms)).first_result_ms for init_ms in (1.0, 5.0)] == [11.0, 15.0]
 
 
 def test_gpu_memory_is_told_only_where_every_process_told_it() -> None:
-    assert figures_of("p", [result(1.0, gpu_mb=512.0), result(1.0)]).gpu_mb is None
-    told = figures_of("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
+    assert join_results("p", [result(1.0, gpu_mb=512.0), result(1.0)]).gpu_mb is None
+    told = join_results("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
     assert told is not None
     assert told.median == 513.0
 

@@ -120,6 +120,7 @@ def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failur
         assert [provider.name for provider in trial.providers] == ["CPUExecutionProvider"]
         if trial.figures is not None:
             assert trial.figures.init_ms.minimum > 0
+            assert trial.figures.cost_ratio is not None
             assert trial.figures.cost_ratio.count == trial.figures.steady_ms.count in (1, 2)
     chosen = record.trials[record.chosen]
     assert chosen.choice.keys() == record.knobs.keys()

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     ComputeCapabilityRange,
@@ -41,14 +42,12 @@ from ortprep.bundle.manifest import (
     Manifest,
     MeasurementRecord,
     OutputError,
-    PlanFigures,
     SourceRecord,
     VariantRecord,
     VerificationRecord,
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.bundle.tuning_record import Summary
 from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
@@ -216,13 +215,12 @@ def _record(made: Made) -> VariantRecord:
 
 def _figures(plan: str, init_ms: float, steady_ms: float, spread: float = 0.0) -> PlanFigures:
     init, steady = summary(init_ms, spread), summary(steady_ms, spread)
-    first = summary(init_ms + steady_ms, spread)
-    return PlanFigures(plan, init, summary(1.0), init, steady, first, steady, init, init)
+    return PlanFigures(plan, init, summary(1.0), init, steady, steady, init, init)
 
 
-def summary(median: float, spread: float = 0.0) -> Summary:
+def summary(median: float, spread: float = 0.0) -> Samples:
     low, high = median * (1 - spread), median * (1 + spread)
-    return Summary(median, low, high, low, high, 3)
+    return Samples((low, median, high))
 
 
 def machine_with_gpu(capability: tuple[int, int]) -> Hardware:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
     FileEntry,
@@ -29,7 +30,6 @@ from ortprep.bundle.manifest import (
     MeasurementRecord,
     MissingTarget,
     OutputError,
-    PlanFigures,
     SourceRecord,
     VariantRecord,
     VerificationRecord,
@@ -40,8 +40,6 @@ from ortprep.bundle.tuning_record import (
     BreakEvenRecord,
     FirstPhaseRecord,
     FrontRecord,
-    Summary,
-    TrialFigures,
     TrialRecord,
     TuningRecord,
 )
@@ -74,16 +72,10 @@ ENVIRONMENT = {
 }
 
 
-def around(median: float, *, spread: float = 0.04, count: int = 7) -> Summary:
-    """A summary whose quartiles are `spread` away from its median."""
-    return Summary(
-        median,
-        median * (1 - spread),
-        median * (1 + spread),
-        median * (1 - 2 * spread),
-        median * (1 + 3 * spread),
-        count,
-    )
+def around(median: float, *, spread: float = 0.04, count: int = 7) -> Samples:
+    """Samples whose quartiles are `spread` away from their median, more or less."""
+    shifts = [-2.0, -1.0, -1.0, 0.0, 1.0, 1.0, 3.0] if count == 7 else [0.0] * count
+    return Samples.of(median * (1 + shift * spread) for shift in shifts)
 
 
 def plan(
@@ -95,7 +87,6 @@ def plan(
         import_ms=around(95.0),
         init_ms=around(init),
         first_ms=around(first),
-        first_result_ms=around(init + first),
         steady_ms=around(steady),
         private_mb=around(private, spread=0.01),
         peak_mb=around(private * 1.6, spread=0.01),
@@ -149,16 +140,16 @@ def trial(
     return TrialRecord(number, kind, choice, made, (ProviderRecord(CPU),), figures)
 
 
-def trial_figures(first: float, steady: float) -> TrialFigures:
-    return TrialFigures(
+def trial_figures(first: float, steady: float) -> PlanFigures:
+    return PlanFigures(
+        plan="trial",
+        import_ms=around(1.0),
         ready_ms=around(first),
         init_ms=around(first * 0.6),
         first_ms=around(first * 0.4),
-        first_result_ms=around(first),
         steady_ms=around(steady),
         private_mb=around(80 + first / 4, spread=0.01),
         peak_mb=around(160.0, spread=0.01),
-        cost_ms=around(first + 99 * steady),
         cost_ratio=around((first + 99 * steady) / (270 + 99 * 20)),
     )
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
-from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord, Summary
+from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report, ReportSection
 from ortprep.report.report_builder import build_report
@@ -163,7 +164,7 @@ def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range() -> None:
 
 @pytest.mark.parametrize("median", [0.0, -1.0, math.inf, math.nan])
 def test_what_has_no_ratio_gets_none(median: float) -> None:
-    broken = Summary(median, median, median, median, median, 3)
+    broken = Samples((median,) * 3)
     assert compare(around(1.0), broken) is None
 
 
@@ -325,7 +326,7 @@ BARE = replace(manifest(), variants=(), files=(), environment={}, spec_commit=No
 
 
 def zeroed(made: Manifest) -> Manifest:
-    zero = Summary(0.0, 0.0, 0.0, 0.0, 0.0, 3)
+    zero = Samples((0.0,) * 3)
     variant = cpu_of(made)
     (warm, _) = variant.measurements
     plans = tuple(
@@ -334,7 +335,6 @@ def zeroed(made: Manifest) -> Manifest:
             ready_ms=zero,
             init_ms=zero,
             first_ms=zero,
-            first_result_ms=zero,
             steady_ms=zero,
             private_mb=zero,
         )

@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
-from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from ortprep.tuning.trial import measure_and_check
@@ -38,11 +39,11 @@ class Table:
         others: Figures of the default, relative to the base: first result and run.
     """
 
-    base: Figures
+    base: ProbeResult
     factors: Factors
     others: Mapping[PlanChoice, tuple[float, float]]
 
-    def figures(self, choice: PlanChoice) -> Figures:
+    def figures(self, choice: PlanChoice) -> ProbeResult:
         """Returns the true figures of a plan."""
         if choice in self.others:
             first, steady = self.others[choice]
@@ -54,7 +55,7 @@ class Table:
         )
 
 
-def _scaled(base: Figures, first: float, steady: float, memory: float) -> Figures:
+def _scaled(base: ProbeResult, first: float, steady: float, memory: float) -> ProbeResult:
     return dataclasses.replace(
         base,
         ready_ms=base.ready_ms * first,
@@ -80,7 +81,7 @@ COMMON: Factors = {
 }
 
 TRANSFORMER_TABLE = Table(
-    base=Figures(
+    base=ProbeResult(
         ready_ms=304.0, init_ms=240.0, first_ms=64.0, steady_ms=22.0, private_mb=620.0, peak_mb=900.0
     ),
     factors={
@@ -101,7 +102,9 @@ TRANSFORMER_TABLE = Table(
 """Prepacking costs most of a load and saves a third of a run; pairs matter for a soon first result."""
 
 CONVOLUTION_TABLE = Table(
-    base=Figures(ready_ms=48.0, init_ms=28.0, first_ms=20.0, steady_ms=18.0, private_mb=190.0, peak_mb=310.0),
+    base=ProbeResult(
+        ready_ms=48.0, init_ms=28.0, first_ms=20.0, steady_ms=18.0, private_mb=190.0, peak_mb=310.0
+    ),
     factors={
         **COMMON,
         ("form=inline",): (1.3, 1.0, 1.5),
@@ -120,7 +123,7 @@ CONVOLUTION_TABLE = Table(
 """The layout is in the graph, so prepacking matters little; what pays comes of pairs."""
 
 RECURRENT_TABLE = Table(
-    base=Figures(ready_ms=15.0, init_ms=9.0, first_ms=6.0, steady_ms=3.5, private_mb=80.0, peak_mb=140.0),
+    base=ProbeResult(ready_ms=15.0, init_ms=9.0, first_ms=6.0, steady_ms=3.5, private_mb=80.0, peak_mb=140.0),
     factors={
         **COMMON,
         ("form=inline",): (0.96, 1.0, 1.1),
@@ -175,7 +178,7 @@ class Machine:
     failed: set[PlanChoice] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
 
-    def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
+    def measure(self, choice: PlanChoice, deadline_s: float) -> ProbeResult:
         number = self.measured[choice]
         self.measured[choice] += 1
         true = self.table.figures(choice)
@@ -194,7 +197,7 @@ class Machine:
             steady_ms=true.steady_ms * math.exp(chance.gauss(0, sigma)),
         )
 
-    def process_s(self, figures: Figures) -> float:
+    def process_s(self, figures: ProbeResult) -> float:
         return self.start_s + (figures.ready_ms + 20 * figures.steady_ms) / 1e3
 
     def say(self, line: str) -> None:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import LoadError
 from ortprep.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
 from ortprep.tuning.final import FinalEntrants, compare_finalists, pick_entrants, rank
-from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice
 from tests.tuning.builders import cpu_space
 
@@ -34,13 +35,13 @@ class Track:
         self.measured: Counter[PlanChoice] = Counter()
         self.fails: dict[PlanChoice, set[int]] = {}
 
-    def measure(self, choice: PlanChoice) -> Figures:
+    def measure(self, choice: PlanChoice) -> ProbeResult:
         number = self.measured[choice]
         self.measured[choice] += 1
         if number in self.fails.get(choice, ()):
             raise LoadError("crashed")
         cost = self.costs[choice] * math.exp(self.chance.gauss(0, self.noise))
-        return Figures(cost, 0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
+        return ProbeResult(cost, 0.8 * cost, 0.2 * cost, 1.0, 100.0, 200.0)
 
     def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[PlanChoice, int]:
         """Returns how many rounds each plan was in."""
@@ -100,7 +101,7 @@ def test_a_plan_beyond_a_limit_leads_nobody() -> None:
     track = Track(costs(10, 30, 30.2), noise=0.05)
     heavy = PLANS[0]
 
-    def measure(choice: PlanChoice) -> Figures:
+    def measure(choice: PlanChoice) -> ProbeResult:
         figures = track.measure(choice)
         return figures if choice != heavy else dataclasses.replace(figures, private_mb=900.0)
 

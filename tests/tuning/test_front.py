@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.tuning_record import FrontRecord
+from ortprep.children.probe import ProbeResult
 from ortprep.tuning.front import find_break_evens, find_front, points_of
-from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.space import DEFAULT
 from tests.tuning.builders import cpu_space
 from tests.tuning.test_objective import ANCHOR, SOON, STEADY
@@ -22,7 +23,7 @@ points = st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30).map(
 )
 
 
-def trial(*figures: Figures) -> Trial:
+def trial(*figures: ProbeResult) -> Trial:
     return Trial(0, "screening", SPACE.base, figures, (ANCHOR,) * len(figures))
 
 

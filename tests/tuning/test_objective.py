@@ -4,20 +4,23 @@ import dataclasses
 
 import pytest
 
-from ortprep.tuning.objective import Figures, Objective, Trial, summary_values
+from ortprep.children.probe import ProbeResult
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.space import DEFAULT
 
-SOON = Figures(ready_ms=86.0, init_ms=50.0, first_ms=36.0, steady_ms=31.0, private_mb=300.0, peak_mb=500.0)
-STEADY = Figures(
+SOON = ProbeResult(
+    ready_ms=86.0, init_ms=50.0, first_ms=36.0, steady_ms=31.0, private_mb=300.0, peak_mb=500.0
+)
+STEADY = ProbeResult(
     ready_ms=304.0, init_ms=270.0, first_ms=34.0, steady_ms=22.0, private_mb=700.0, peak_mb=900.0
 )
-ANCHOR = Figures(
+ANCHOR = ProbeResult(
     ready_ms=623.0, init_ms=580.0, first_ms=43.0, steady_ms=22.0, private_mb=900.0, peak_mb=1300.0
 )
 """A transformer on two cores: without prepacking, with, and as plain ONNX Runtime loads it."""
 
 
-def trial(*figures: Figures, failure: str | None = None) -> Trial:
+def trial(*figures: ProbeResult, failure: str | None = None) -> Trial:
     return Trial(0, "screening", DEFAULT, figures, (ANCHOR,) * len(figures), failure)
 
 
@@ -84,10 +87,3 @@ def test_a_trial_that_failed_has_an_infinite_score_and_is_not_allowed() -> None:
     for failed in (trial(failure="SIGSEGV"), trial(SOON, failure="SIGSEGV"), trial()):
         assert Objective(1).score(failed) == float("inf")
         assert not Objective(1).is_allowed(failed)
-
-
-def test_every_figure_is_summarised_and_gpu_memory_only_where_there_is_some() -> None:
-    values = summary_values([SOON, dataclasses.replace(SOON, gpu_mb=5.0)], Objective(2))
-    assert values["cost_ms"] == [117.0, 117.0]
-    assert values["ready_ms"] == [86.0, 86.0]
-    assert values["gpu_mb"] == [5.0]

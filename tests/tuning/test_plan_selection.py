@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
 from ortprep.tuning.knobs import shares_files
-from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import beats, choose
 from ortprep.tuning.search import PlanSearchResult
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
@@ -27,10 +28,10 @@ INLINE = plan(SPACE, form="inline")
 WOBBLE = (1.0, 0.99, 1.01, 0.995, 1.005)
 
 
-def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) -> tuple[Figures, ...]:
+def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) -> tuple[ProbeResult, ...]:
     """Returns five processes within 2 % of each other."""
     return tuple(
-        Figures(
+        ProbeResult(
             ready_ms=first_result_ms * wobble,
             init_ms=0.8 * first_result_ms * wobble,
             first_ms=0.2 * first_result_ms * wobble,
@@ -42,19 +43,19 @@ def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) 
     )
 
 
-def turned(figures: tuple[Figures, ...], places: int = 2) -> tuple[Figures, ...]:
+def turned(figures: tuple[ProbeResult, ...], places: int = 2) -> tuple[ProbeResult, ...]:
     """Returns the same processes in other rounds."""
     return (*figures[places:], *figures[:places])
 
 
 def found(
-    finals: Mapping[PlanChoice, tuple[Figures, ...]], *, anchor: PlanChoice = DEFAULT
+    finals: Mapping[PlanChoice, tuple[ProbeResult, ...]], *, anchor: PlanChoice = DEFAULT
 ) -> PlanSearchResult:
     return PlanSearchResult(trials=(), finals=finals, anchor=anchor, noise=0.02, ended="", elapsed_s=0.0)
 
 
 def chosen(
-    finals: Mapping[PlanChoice, tuple[Figures, ...]], objective: Objective, space: Space = SPACE
+    finals: Mapping[PlanChoice, tuple[ProbeResult, ...]], objective: Objective, space: Space = SPACE
 ) -> PlanChoice:
     return choose(space, objective, found({DEFAULT: rounds(623, 22, 900), **finals})).choice
 
@@ -164,7 +165,7 @@ def test_noise_never_hides_that_a_plan_costs_far_more() -> None:
     assert beats(slow, default, Objective(1))
 
 
-def with_steady(figures: tuple[Figures, ...], steady_ms: tuple[float, ...]) -> tuple[Figures, ...]:
+def with_steady(figures: tuple[ProbeResult, ...], steady_ms: tuple[float, ...]) -> tuple[ProbeResult, ...]:
     return tuple(dataclasses.replace(one, steady_ms=ms) for one, ms in zip(figures, steady_ms, strict=True))
 
 
@@ -176,7 +177,7 @@ def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
     assert (verdict.choice, verdict.beats_default) == (SAVED, True)
 
 
-def drifting(figures: tuple[Figures, ...], factors: tuple[float, ...]) -> tuple[Figures, ...]:
+def drifting(figures: tuple[ProbeResult, ...], factors: tuple[float, ...]) -> tuple[ProbeResult, ...]:
     return tuple(
         dataclasses.replace(one, ready_ms=one.ready_ms * factor, steady_ms=one.steady_ms * factor)
         for one, factor in zip(figures, factors, strict=True)
@@ -245,7 +246,7 @@ def test_a_plan_with_a_much_sooner_first_result_over_the_same_files_serves_first
     ],
 )
 def test_no_plan_serves_first_that_is_not_worth_it(
-    changes: Mapping[PlanChoice, tuple[Figures, ...]], why: str
+    changes: Mapping[PlanChoice, tuple[ProbeResult, ...]], why: str
 ) -> None:
     finals = {choice: figures for choice, figures in {**PHASES, **changes}.items() if figures}
     del finals[PARALLEL]

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildTimeoutError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.knobs import restrict
-from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
 from ortprep.tuning.search import BATCH, HOPELESS, PlanSearchResult, SearchLimits, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
@@ -388,7 +389,7 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
     """What hangs takes its deadline; the others are tried all the same."""
 
     class Hanging(Machine):
-        def measure(self, choice: PlanChoice, deadline_s: float) -> Figures:
+        def measure(self, choice: PlanChoice, deadline_s: float) -> ProbeResult:
             if choice.as_dict().get("form") == "ort":
                 assert deadline_s < math.inf
                 self.now_s += deadline_s
@@ -408,7 +409,7 @@ def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     prepared: list[PlanChoice] = []
 
-    def measure(choice: PlanChoice, deadline_s: float) -> Figures:
+    def measure(choice: PlanChoice, deadline_s: float) -> ProbeResult:
         assert choice in prepared
         return machine.measure(choice, deadline_s)
 

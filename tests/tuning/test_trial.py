@@ -14,6 +14,7 @@ import pytest
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.answers import write_answers
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import (
     ChildError,
     ChildTimeoutError,
@@ -23,7 +24,7 @@ from ortprep.errors import (
 )
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import choose
 from ortprep.tuning.search import SearchEffects, SearchLimits, search
 from ortprep.tuning.space import DEFAULT, Knob, PlanChoice, Setting, Space, apply_settings
@@ -60,7 +61,7 @@ def request_of_all(tmp_path_factory: pytest.TempPathFactory) -> TrialRequest:
     return TrialRequest(plan, samples, {"": Tolerance(1e-3, 1e-5)}, steady_s=0.001)
 
 
-def measured(request: TrialRequest, **options: Any) -> Figures:
+def measured(request: TrialRequest, **options: Any) -> ProbeResult:
     options = {"timeout_s": TIMEOUT_S, "memory_bytes": GENEROUS_BYTES, **options}
     return measure_trial(request, **options)
 
@@ -197,10 +198,10 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
     wrong = with_other_weights(request_of_all, tmp_path)
 
     @functools.cache
-    def usual() -> Figures:
+    def usual() -> ProbeResult:
         return measured(request_of_all)
 
-    def measure(choice: PlanChoice, _: float) -> Figures:
+    def measure(choice: PlanChoice, _: float) -> ProbeResult:
         if choice == DEFAULT or choice["way"] in ("plain", "unpacked"):
             return usual()
         way = choice["way"]

@@ -9,9 +9,10 @@ from typing import Any
 
 from ortprep.bundle.codec import MAX_JSON_BYTES
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
-from ortprep.bundle.tuning_record import Summary, TuningRecord
+from ortprep.bundle.tuning_record import TuningRecord
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA_VERSION = "1.4"
@@ -126,35 +127,6 @@ class VerificationRecord:
     inputs: str
     errors: tuple[OutputError, ...]
     noise_floor: tuple[OutputError, ...]
-
-
-@dataclass(frozen=True)
-class PlanFigures:
-    """What one way of loading a model costs.
-
-    Attributes:
-        plan: `default`, `prepared`, `portable`, ….
-        ready_ms: From the start of the process to its first result.
-        import_ms: Importing ONNX Runtime.
-        init_ms: Making the session.
-        first_ms: First run, primary shape.
-        first_result_ms: Session and first run together.
-        steady_ms: A later run, primary shape: median of a process's runs.
-        private_mb: Anonymous memory after the steady runs, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, in MB of 2**20 bytes.
-        gpu_mb: GPU memory in use by the process, None without GPU.
-    """
-
-    plan: str
-    ready_ms: Summary
-    import_ms: Summary
-    init_ms: Summary
-    first_ms: Summary
-    first_result_ms: Summary
-    steady_ms: Summary
-    private_mb: Summary
-    peak_mb: Summary
-    gpu_mb: Summary | None = None
 
 
 @dataclass(frozen=True)

@@ -5,48 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Order statistics of one figure over fresh processes; the unit is in the field that holds it."""
-
-    median: float
-    p25: float
-    p75: float
-    minimum: float
-    maximum: float
-    count: int
-
-
-@dataclass(frozen=True)
-class TrialFigures:
-    """Order statistics of a plan over fresh processes.
-
-    Attributes:
-        ready_ms: From the start of the process to its first result.
-        init_ms: Making the session.
-        first_ms: First run, primary shape.
-        first_result_ms: Session and first run together.
-        steady_ms: A later run, weighted over the declared shapes.
-        private_mb: Anonymous memory after the runs, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, in MB of 2**20 bytes.
-        cost_ms: What a job costs at the objective's number of runs.
-        cost_ratio: That cost relative to the plan compared with, round by round.
-        gpu_mb: GPU memory, None without GPU.
-    """
-
-    ready_ms: Summary
-    init_ms: Summary
-    first_ms: Summary
-    first_result_ms: Summary
-    steady_ms: Summary
-    private_mb: Summary
-    peak_mb: Summary
-    cost_ms: Summary
-    cost_ratio: Summary
-    gpu_mb: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +30,10 @@ class TrialRecord:
     choice: Mapping[str, str]
     session_options: SessionOptionsRecord | None
     providers: tuple[ProviderRecord, ...]
-    figures: TrialFigures | None
+    figures: PlanFigures | None
     failure: str | None = None
     violations: tuple[str, ...] = ()
-    final: TrialFigures | None = None
+    final: PlanFigures | None = None
 
 
 @dataclass(frozen=True)

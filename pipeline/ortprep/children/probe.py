@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Interpreter, run_child
 from ortprep.children.probe_process import measure
@@ -56,27 +57,73 @@ class ProbeResult:
     Attributes:
         ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
             initialisation and first run. Reading the sample is not in it.
-        import_ms: `import onnxruntime`.
         init_ms: `InferenceSession(…)`; or `from ortprep.runtime import load` and `load(…)`.
-        steady_ms: Later runs: median.
+        first_ms: First run, on the request's sample.
+        steady_ms: Later runs: median; in a trial, the mean over the declared shapes by their weights.
         private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, mapped pages included.
+        peak_mb: Largest resident set, mapped pages included, in MB of 2**20 bytes.
         gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
             where no GPU took part.
+        import_ms: `import onnxruntime`.
+        runs: Number of later runs.
+        onnxruntime: Its version.
         more_steady_ms: Median later run of each of `more_samples`.
     """
 
     ready_ms: float
-    import_ms: float
     init_ms: float
     first_ms: float
     steady_ms: float
-    runs: int
     private_mb: float
     peak_mb: float
-    gpu_mb: float | None
-    onnxruntime: str
+    gpu_mb: float | None = None
+    import_ms: float = 0.0
+    runs: int = 0
+    onnxruntime: str = ""
     more_steady_ms: tuple[float, ...] = ()
+
+    @property
+    def first_result_ms(self) -> float:
+        """Session and first run together."""
+        return self.init_ms + self.first_ms
+
+    @property
+    def start_ms(self) -> float:
+        """Time before the session: interpreter and imports."""
+        return self.ready_ms - self.first_result_ms
+
+    def with_start(self, start_ms: float) -> ProbeResult:
+        """Returns the figures with `start_ms` for interpreter and imports.
+
+        These do not depend on the plan. On a busy machine they vary by more than a small model's whole
+        session takes.
+        """
+        return replace(self, ready_ms=start_ms + self.first_result_ms)
+
+
+def join_results(
+    plan: str, results: Sequence[ProbeResult], *, cost_ratios: Sequence[float] = ()
+) -> PlanFigures:
+    """Returns what the processes of one plan measured, round by round; GPU memory only if all reported it.
+
+    Args:
+        plan: Name of the plan.
+        results: One per process, at least one.
+        cost_ratios: Costs of a job relative to the default's in the same rounds, if these are known.
+    """
+    gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
+    return PlanFigures(
+        plan=plan,
+        ready_ms=Samples.of(result.ready_ms for result in results),
+        import_ms=Samples.of(result.import_ms for result in results),
+        init_ms=Samples.of(result.init_ms for result in results),
+        first_ms=Samples.of(result.first_ms for result in results),
+        steady_ms=Samples.of(result.steady_ms for result in results),
+        private_mb=Samples.of(result.private_mb for result in results),
+        peak_mb=Samples.of(result.peak_mb for result in results),
+        gpu_mb=Samples.of(gpu_mb) if len(gpu_mb) == len(results) else None,
+        cost_ratio=Samples.of(cost_ratios) if cost_ratios else None,
+    )
 
 
 def measure_plan(

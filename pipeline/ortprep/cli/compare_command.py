@@ -9,7 +9,7 @@ import typer
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, is_digest
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
 from ortprep.cli.console import echo, write_json, write_line, write_table
 from ortprep.cli.manifest_sources import read_compared
@@ -102,7 +102,7 @@ def _write_tables(comparison: Comparison, *, title: str) -> None:
 
 
 def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
-    def figure(summary: Summary | None, change: Change) -> CellValue:
+    def figure(summary: Samples | None, change: Change) -> CellValue:
         if summary is None or change.cache:
             return summary
         return number_cell(summary.median, format_value(summary.median))  # exact: it has no spread

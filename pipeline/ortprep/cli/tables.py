@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
-from ortprep.bundle.manifest import Manifest, PlanFigures, VariantRecord, VerificationRecord
+from ortprep.bundle.manifest import Manifest, VariantRecord, VerificationRecord
 from ortprep.bundle.requirements_file import pin_onnxruntime
-from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialFigures, TrialRecord, TuningRecord
+from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.measuring.shipped import shipped_figures
 from ortprep.report.trials import FIGURES, describe_choice, figures_of
 from ortprep.report.variant_sections import MEANINGS
@@ -203,7 +204,7 @@ def describe_search(record: TuningRecord) -> list[str]:
 def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -> Table:
     """Returns a trial's figures then and now, and default ONNX Runtime's now."""
 
-    def column(read: Callable[[TrialFigures], CellValue]) -> Callable[[_Again], CellValue]:
+    def column(read: Callable[[PlanFigures], CellValue]) -> Callable[[_Again], CellValue]:
         return lambda row: None if row[1] is None else read(row[1])
 
     rows = (("recorded", figures_of(trial)), ("now", again.figures), ("default, now", again.default))
@@ -211,7 +212,7 @@ def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -
     return fill_table(f"{title}, trial {trial.number}", rows, (("", lambda row: row[0]), *figures))
 
 
-_Again = tuple[str, TrialFigures | None]
+_Again = tuple[str, PlanFigures | None]
 
 
 def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
 from ortprep.errors import SpecError
 from ortprep.measuring.comparison import is_apart
 
@@ -111,8 +111,8 @@ class Change:
 
     figure: str
     cache: str
-    old: Summary | None
-    new: Summary | None
+    old: Samples | None
+    new: Samples | None
     ratio: float | None
     limit: float | None
     verdict: Verdict
@@ -138,8 +138,8 @@ def format_value(value: float) -> str:
 
 def compare_figure(
     figure: str,
-    old: Summary | None,
-    new: Summary | None,
+    old: Samples | None,
+    new: Samples | None,
     limits: RegressionLimits,
     *,
     cache: str = "",
@@ -173,7 +173,7 @@ def compare_figure(
     return Change(figure, cache, old, new, ratio, limit, verdict)
 
 
-def judge(old: Summary, new: Summary, *, limit: float | None, is_counted: bool = False) -> Verdict:
+def judge(old: Samples, new: Samples, *, limit: float | None, is_counted: bool = False) -> Verdict:
     """Returns the verdict on a figure where less is better.
 
     It is a regression if the ratio of medians exceeds `limit`, a share, and the two are apart beyond the
@@ -189,7 +189,7 @@ def judge(old: Summary, new: Summary, *, limit: float | None, is_counted: bool =
     return "same"
 
 
-def _is_beyond(error: Summary | None) -> bool:
+def _is_beyond(error: Samples | None) -> bool:
     return error is not None and not error.median <= 1  # so is what is no number
 
 

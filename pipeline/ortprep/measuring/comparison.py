@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import TypeVar
 
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
 
 AGREEMENT = 0.8
 """Share of rounds whose paired difference must have the same sign."""
@@ -28,19 +28,7 @@ _TINY = 1e-12
 T = TypeVar("T")
 
 
-def summarise(values: Sequence[float]) -> Summary:
-    """Returns the order statistics of `values`; quartiles interpolate between neighbours.
-
-    Raises:
-        ValueError: There are none.
-    """
-    if not values:
-        raise ValueError("no values to summarise")
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
-    return Summary(middle, low, high, min(values), max(values), len(values))
-
-
-def is_apart(below: Summary, above: Summary) -> bool:
+def is_apart(below: Samples, above: Samples) -> bool:
     """Says whether one figure is smaller than another beyond the noise, of runs without common rounds.
 
     The quartile ranges do not overlap; with two processes only, the whole ranges do not. A single process

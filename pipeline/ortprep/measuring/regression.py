@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord
-from ortprep.bundle.tuning_record import Summary
 from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
-from ortprep.measuring.comparison import summarise
 from ortprep.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
 
 PORTABLE = "portable"
@@ -163,7 +162,7 @@ def _has_same_shapes(was: VariantRecord, now: VariantRecord, cache: str) -> bool
     return before is None or after is None or before.shapes == after.shapes
 
 
-def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Summary]:
+def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Samples]:
     """Returns a plan's measured figures by their names; what is no number was not measured."""
     figures = find_plan(find_measurement(record, cache=cache), plan)
     found = {} if figures is None else {name: getattr(figures, field) for name, field in MEASURED.items()}
@@ -177,11 +176,11 @@ def _counted(was: VariantSnapshot, now: VariantSnapshot, limits: RegressionLimit
     return (compare_figure(name, old.get(name), new.get(name), limits) for name in known)
 
 
-def _read_counted(snapshot: VariantSnapshot) -> dict[str, Summary]:
+def _read_counted(snapshot: VariantSnapshot) -> dict[str, Samples]:
     """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
     size_mb = None if snapshot.size_bytes is None else snapshot.size_bytes / 2**20
     found = {"size": size_mb, VERIFICATION: worst_error(snapshot.record)}
-    return {name: summarise([value]) for name, value in found.items() if value is not None}
+    return {name: Samples.of([value]) for name, value in found.items() if value is not None}
 
 
 def _regressions(changes: Sequence[Change]) -> Iterator[str]:

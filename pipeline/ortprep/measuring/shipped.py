@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from ortprep.bundle.manifest import MeasurementRecord, PlanFigures, VariantRecord
+from ortprep.bundle.figures import PlanFigures
+from ortprep.bundle.manifest import MeasurementRecord, VariantRecord
 
 PREPARED = "prepared"
 """The plan that is shipped where nothing was measured, so nothing was decided."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ortprep.bundle.manifest import Manifest, MeasurementRecord, PlanFigures, VariantRecord
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.manifest import Manifest, MeasurementRecord, VariantRecord
 from ortprep.measuring.shipped import find_plan
 from ortprep.report.content import Fact
 from ortprep.tables import ABSENT, Tone, count_of, format_ratio
@@ -51,7 +51,7 @@ class Ratio:
         return f"{format_ratio(self.value)} [{format_ratio(self.low)}–{format_ratio(self.high)}]"
 
 
-def compare(above: Summary, below: Summary) -> Ratio | None:
+def compare(above: Samples, below: Samples) -> Ratio | None:
     """Returns how many times larger one figure is than another; None where that is no number."""
     if above is below:
         return Ratio(1.0, 1.0, 1.0)

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ortprep.bundle.tuning_record import Summary, TrialFigures, TrialRecord, TuningRecord
+from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
 from ortprep.measuring.comparison import pareto_front
 from ortprep.report.content import Chart, ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
 
 
-def figures_of(trial: TrialRecord) -> TrialFigures | None:
+def figures_of(trial: TrialRecord) -> PlanFigures | None:
     """Returns a trial's figures: those of the last comparison if it took part."""
     return trial.final or trial.figures
 
@@ -70,14 +71,14 @@ def build_search_section(record: TuningRecord) -> ReportSection:
 # -- tables
 
 
-FIGURES: tuple[tuple[str, Callable[[TrialFigures], CellValue]], ...] = (
+FIGURES: tuple[tuple[str, Callable[[PlanFigures], CellValue]], ...] = (
     ("ready ms", lambda figures: figures.ready_ms),
     ("init ms", lambda figures: figures.init_ms),
     ("steady ms", lambda figures: figures.steady_ms),
     ("private MB", lambda figures: figures.private_mb),
     (
         "cost",
-        lambda figures: number_cell(figures.cost_ratio.median, format_cost(figures.cost_ratio.median)),
+        lambda figures: number_cell(figures.cost, format_cost(figures.cost)),
     ),
 )
 """Columns with the figures of a trial."""
@@ -88,9 +89,9 @@ def build_trials_table(record: TuningRecord, title: str) -> Table:
 
     def cost(trial: TrialRecord) -> tuple[bool, float, int]:
         figures = figures_of(trial)
-        return figures is None, figures.cost_ratio.median if figures else 0.0, trial.number
+        return figures is None, figures.cost if figures else 0.0, trial.number
 
-    def read_figures(read: Callable[[TrialFigures], CellValue]) -> Callable[[TrialRecord], CellValue]:
+    def read_figures(read: Callable[[PlanFigures], CellValue]) -> Callable[[TrialRecord], CellValue]:
         return lambda trial: None if (figures := figures_of(trial)) is None else read(figures)
 
     trials = sorted(record.trials, key=cost)
@@ -197,15 +198,15 @@ def _compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
         ("last compared", chosen.final, [(other.number, other.final) for other in allowed]),
         ("first tried", chosen.figures, [(other.number, other.figures) for other in allowed]),
     ):
-        costs = [(figures.cost_ratio.median, number) for number, figures in theirs if figures]
+        costs = [(figures.cost, number) for number, figures in theirs if figures]
         if mine is None or not costs:
             continue
         best, number = min(costs)
         text = (
-            f"when {when}, cost {format_cost(mine.cost_ratio.median)} of default’s, and "
+            f"when {when}, cost {format_cost(mine.cost)} of default’s, and "
             f"{format_cost(best)} with the best other value (trial {number})"
         )
-        return text if mine.cost_ratio.median < best else f"{text}: no gain of its own was measured"
+        return text if mine.cost < best else f"{text}: no gain of its own was measured"
     return "no plan with another value could be measured within the limits"
 
 
@@ -239,7 +240,7 @@ def build_front_charts(record: TuningRecord) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def _spots(record: TuningRecord, read: Callable[[TrialFigures], Summary]) -> Iterator[_Spot]:
+def _spots(record: TuningRecord, read: Callable[[PlanFigures], Samples]) -> Iterator[_Spot]:
     """Yields every trial that can be drawn on logarithmic axes."""
     for trial in record.trials:
         if (figures := figures_of(trial)) is not None:

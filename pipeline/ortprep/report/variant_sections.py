@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ortprep.bundle.conversion_record import ConversionRecord
-from ortprep.bundle.manifest import MeasurementRecord, OutputError, PlanFigures, VariantRecord
+from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.manifest import MeasurementRecord, OutputError, VariantRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.bundle.tuning_record import Summary
 from ortprep.errors import SpecError
 from ortprep.measuring.shipped import find_plan
 from ortprep.options import (
@@ -25,7 +25,7 @@ from ortprep.report.speedup import DEFAULT, compare
 from ortprep.report.trials import build_knobs_table, find_chosen, rounded
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, format_mb, number_cell
 
-PHASES: tuple[tuple[str, Callable[[PlanFigures], Summary]], ...] = (
+PHASES: tuple[tuple[str, Callable[[PlanFigures], Samples]], ...] = (
     ("import", lambda plan: plan.import_ms),
     ("init", lambda plan: plan.init_ms),
     ("first run", lambda plan: plan.first_ms),
@@ -43,7 +43,7 @@ _FIGURES: tuple[_Figure, ...] = (
     ("GPU MB", lambda plan: plan.gpu_mb),
 )
 
-_SPREADS: tuple[tuple[str, str, Callable[[PlanFigures], Summary | None]], ...] = (
+_SPREADS: tuple[tuple[str, str, Callable[[PlanFigures], Samples | None]], ...] = (
     ("Ready", "ms", lambda plan: plan.ready_ms),
     ("Steady run", "ms", lambda plan: plan.steady_ms),
     ("Private memory", "MB", lambda plan: plan.private_mb),
@@ -189,7 +189,7 @@ def _waterfall(measurement: MeasurementRecord) -> Iterator[Mapping[str, Any]]:
             start = end
 
 
-def _spread_row(name: str, summary: Summary) -> Mapping[str, Any]:
+def _spread_row(name: str, summary: Samples) -> Mapping[str, Any]:
     return {
         "row": name,
         "median": rounded(summary.median),

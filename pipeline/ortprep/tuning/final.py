@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, is_below, paired_ratio
 from ortprep.measuring.rounds import order_of_round
-from ortprep.tuning.objective import Figures, Finals, Objective
+from ortprep.tuning.objective import Finals, Objective
 from ortprep.tuning.phases import SAME_COST_RATIO, find_first, pair_costs
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
@@ -111,14 +112,14 @@ def compare_finalists(
     objective: Objective,
     *,
     most_rounds: int,
-    measure: Callable[[PlanChoice], Figures],
+    measure: Callable[[PlanChoice], ProbeResult],
     has_time: Callable[[int], bool],
 ) -> Finals:
     """Measures plans in rounds and returns the figures of each; one that fails is absent.
 
     `has_time` says whether there is time for that many more processes; it is asked from `MIN_ROUNDS` on.
     """
-    figures: dict[PlanChoice, list[Figures]] = {choice: [] for choice in entrants.all}
+    figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in entrants.all}
     running = list(entrants.all)
     for index in range(most_rounds):
         if index >= MIN_ROUNDS:
@@ -137,7 +138,7 @@ def compare_finalists(
     return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
 
 
-def measure_with_retry(measure: Callable[[PlanChoice], Figures], choice: PlanChoice) -> Figures:
+def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: PlanChoice) -> ProbeResult:
     """Measures a plan; retries default ONNX Runtime once.
 
     A plan that fails now and then must not be adopted. The default is no candidate, and every plan is

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord
+from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import pareto_front
-from ortprep.tuning.objective import Figures, Objective, Trial
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.space import PlanChoice
 
 
@@ -16,7 +17,7 @@ def points_of(
     trials: Sequence[Trial],
     objective: Objective,
     *,
-    finals: Mapping[PlanChoice, Sequence[Figures]],
+    finals: Mapping[PlanChoice, Sequence[ProbeResult]],
     anchor: PlanChoice,
 ) -> tuple[FrontRecord, ...]:
     """Returns the points of the plans that keep the limits.
@@ -41,8 +42,8 @@ def points_of(
 
 
 def _pairs(
-    trial: Trial, finals: Mapping[PlanChoice, Sequence[Figures]], anchor: PlanChoice
-) -> list[tuple[Figures, Figures]]:
+    trial: Trial, finals: Mapping[PlanChoice, Sequence[ProbeResult]], anchor: PlanChoice
+) -> list[tuple[ProbeResult, ProbeResult]]:
     own, other = finals.get(trial.choice, ()), finals.get(anchor, ())
     if own and other:
         return list(zip(own, other, strict=False))  # a plan that left the comparison has fewer

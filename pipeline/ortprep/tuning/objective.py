@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,53 +22,7 @@ MORE_MEMORY = 1.02
 """Private memory is the same figure within this factor."""
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Measurements of one process.
-
-    Attributes:
-        ready_ms: From the start of the process to its first result, primary shape.
-        init_ms: Creating the session.
-        first_ms: First run, primary shape.
-        steady_ms: A later run, weighted over the declared shapes.
-        private_mb: Anonymous memory after the last run, in MB of 2**20 bytes.
-        peak_mb: Largest resident set, in MB of 2**20 bytes.
-        gpu_mb: GPU memory, None without GPU.
-    """
-
-    ready_ms: float
-    init_ms: float
-    first_ms: float
-    steady_ms: float
-    private_mb: float
-    peak_mb: float
-    gpu_mb: float | None = None
-
-    @classmethod
-    def of(cls, result: ProbeResult) -> Figures:
-        """Returns what a probe measured on one sample."""
-        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
-
-    @property
-    def first_result_ms(self) -> float:
-        """Session and first run together."""
-        return self.init_ms + self.first_ms
-
-    @property
-    def start_ms(self) -> float:
-        """Time before the session: interpreter and imports."""
-        return self.ready_ms - self.first_result_ms
-
-    def with_start(self, start_ms: float) -> Figures:
-        """Returns the figures with `start_ms` for interpreter and imports.
-
-        These do not depend on the plan. On a busy machine they vary by more than a small model's whole
-        session takes.
-        """
-        return replace(self, ready_ms=start_ms + self.first_result_ms)
-
-
-Finals = Mapping[PlanChoice, Sequence[Figures]]
+Finals = Mapping[PlanChoice, Sequence[ProbeResult]]
 """Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
 
 
@@ -86,8 +40,8 @@ class Trial:
     number: int
     kind: str
     choice: PlanChoice
-    figures: tuple[Figures, ...]
-    anchors: tuple[Figures, ...]
+    figures: tuple[ProbeResult, ...]
+    anchors: tuple[ProbeResult, ...]
     failure: str | None = None
     elapsed_s: float = 0.0
 
@@ -110,11 +64,11 @@ class Objective:
     max_steady_ratio: float | None = None
     two_phases: bool = True
 
-    def cost_ms(self, figures: Figures) -> float:
+    def cost_ms(self, figures: ProbeResult) -> float:
         """Returns the cost of a job from the start of its process to its last run."""
         return self.pair_cost_ms(figures, figures)
 
-    def pair_cost_ms(self, first: Figures, second: Figures) -> float:
+    def pair_cost_ms(self, first: ProbeResult, second: ProbeResult) -> float:
         """Returns the cost of a job that starts on one plan and continues on another.
 
         The first plan serves while the second session is created; the later runs are the second plan's.
@@ -124,7 +78,7 @@ class Objective:
         return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
     def violations(
-        self, figures: Sequence[Figures], anchors: Sequence[Figures], *, slack: float = 1.0
+        self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], *, slack: float = 1.0
     ) -> tuple[str, ...]:
         """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
         return tuple(
@@ -133,12 +87,12 @@ class Objective:
             if value > slack * limit
         )
 
-    def excess(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> float:
+    def excess(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> float:
         """Returns the factor by which a plan's medians exceed the limits, all together; 1 within them."""
         return math.prod(max(1.0, value / limit) for _, value, limit, _ in self._limited(figures, anchors))
 
     def _limited(
-        self, figures: Sequence[Figures], anchors: Sequence[Figures]
+        self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]
     ) -> Iterator[tuple[str, float, float, str]]:
         """Yields name, median, limit and unit of every figure that has a limit."""
         if self.max_private_mb is not None:
@@ -151,7 +105,7 @@ class Objective:
             ratio = median([one.steady_ms for one in figures]) / default_ms
             yield "steady run", ratio, self.max_steady_ratio, "× default"
 
-    def ratios(self, figures: Sequence[Figures], anchors: Sequence[Figures]) -> tuple[float, ...]:
+    def ratios(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> tuple[float, ...]:
         """Returns a plan's costs relative to the anchor's, round by round."""
         return tuple(
             self.cost_ms(one) / self.cost_ms(anchor)
@@ -174,7 +128,7 @@ class Objective:
         return self.keeps_limits(trial, slack=_SLACK)
 
 
-def describe_memory(figures: Sequence[Figures], anchors: Sequence[Figures]) -> str:
+def describe_memory(figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> str:
     """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
     own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, anchors))
     if own_mb <= MORE_MEMORY * other_mb:
@@ -191,13 +145,3 @@ def objective_of(tune: TuneSpec) -> Objective:
         max_steady_ratio=tune.max_steady_ratio,
         two_phases=tune.first_phase,
     )
-
-
-def summary_values(figures: Sequence[Figures], objective: Objective) -> Mapping[str, list[float]]:
-    """Returns the values of every figure, cost included, by its name."""
-    names = [field.name for field in fields(Figures)]
-    return {
-        **{name: [value for one in figures if (value := getattr(one, name)) is not None] for name in names},
-        "first_result_ms": [one.first_result_ms for one in figures],
-        "cost_ms": [objective.cost_ms(one) for one in figures],
-    }

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.tuning.knobs import needs_binding, shares_files
-from ortprep.tuning.objective import Figures, Finals, Objective, Trial
+from ortprep.tuning.objective import Finals, Objective, Trial
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
 SAME_READY_RATIO = 1.03
@@ -22,7 +23,7 @@ MAX_FIRST_PHASE_RATIO = 0.95
 within this part of the time of the best one without.
 """
 
-Reader = Callable[[Figures], float]
+Reader = Callable[[ProbeResult], float]
 
 
 def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> PlanChoice:
@@ -104,32 +105,32 @@ def overlap_mb(finals: Finals, first: PlanChoice, second: PlanChoice) -> float:
     return sum(_median(finals[choice], lambda one: one.private_mb) for choice in (first, second))
 
 
-def ready_ms(figures: Figures) -> float:
+def ready_ms(figures: ProbeResult) -> float:
     """Reads the time from the start of the process to the first result."""
     return figures.ready_ms
 
 
-def steady_ms(figures: Figures) -> float:
+def steady_ms(figures: ProbeResult) -> float:
     """Reads the time of a later run."""
     return figures.steady_ms
 
 
-def ratio(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> float:
+def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:
     """Returns the ratio of a figure of two plans in their common rounds."""
     return paired_ratio(*_values(figures, others, read))
 
 
-def is_less(figures: Sequence[Figures], others: Sequence[Figures], read: Reader) -> bool:
+def is_less(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> bool:
     """Says whether a figure of one plan is smaller beyond the noise, in their common rounds."""
     return is_below(*_values(figures, others, read))
 
 
-def _median(figures: Sequence[Figures], read: Reader) -> float:
+def _median(figures: Sequence[ProbeResult], read: Reader) -> float:
     return median([read(one) for one in figures])
 
 
 def _values(
-    figures: Sequence[Figures], others: Sequence[Figures], read: Reader
+    figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader
 ) -> tuple[list[float], list[float]]:
     rounds = min(len(figures), len(others))
     return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.tuning.final import rank
-from ortprep.tuning.objective import Figures, Finals, Objective, describe_memory
+from ortprep.tuning.objective import Finals, Objective, describe_memory
 from ortprep.tuning.phases import (
     SAME_COST_RATIO,
     find_first,
@@ -100,7 +101,7 @@ def _with_first(verdict: PlanSelection, space: Space, objective: Objective, own:
     )
 
 
-def beats(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective) -> bool:
+def beats(figures: Sequence[ProbeResult], anchor: Sequence[ProbeResult], objective: Objective) -> bool:
     """Says whether a plan with three rounds or more is better than the anchor beyond the noise.
 
     A doubt counts against the plan: an estimate that must not be larger must not be larger, however wide the
@@ -146,7 +147,9 @@ def _unadopted(
     return space.base if space.base in working else best
 
 
-def _beyond_limits(space: Space, objective: Objective, own: Finals, anchor: Sequence[Figures]) -> TuningError:
+def _beyond_limits(
+    space: Space, objective: Objective, own: Finals, anchor: Sequence[ProbeResult]
+) -> TuningError:
     lines = [
         f"  {space.describe(choice)}: {'; '.join(objective.violations(figures, anchor or figures))}"
         for choice, figures in own.items()
@@ -170,7 +173,9 @@ def _name(anchor: PlanChoice) -> str:
     return "the default" if anchor == DEFAULT else "the base plan"
 
 
-def _figures(figures: Sequence[Figures], anchor: Sequence[Figures], objective: Objective, name: str) -> str:
+def _figures(
+    figures: Sequence[ProbeResult], anchor: Sequence[ProbeResult], objective: Objective, name: str
+) -> str:
     ratios = {
         "cost": ratio(figures, anchor, objective.cost_ms),
         "ready": ratio(figures, anchor, ready_ms),

@@ -18,12 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import order_of_round
 from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants
 from ortprep.tuning.knobs import FORM, OFF, PREPACKING
-from ortprep.tuning.objective import Figures, Finals, Objective, Trial
+from ortprep.tuning.objective import Finals, Objective, Trial
 from ortprep.tuning.phases import rank_firsts
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
@@ -77,7 +78,7 @@ class SearchEffects:
         prepare: Writes a plan's files before any plan of its batch is measured; `measure` repeats its errors.
     """
 
-    measure: Callable[[PlanChoice, float], Figures]
+    measure: Callable[[PlanChoice, float], ProbeResult]
     clock: Callable[[], float]
     say: Callable[[str], None] = lambda _: None
     prepare: Callable[[PlanChoice], None] = lambda _: None
@@ -118,8 +119,8 @@ def search(
 class _Entry:
     """What one plan of a batch was measured at, each figure with the anchor's of its round."""
 
-    figures: list[Figures] = field(default_factory=list)
-    anchors: list[Figures] = field(default_factory=list)
+    figures: list[ProbeResult] = field(default_factory=list)
+    anchors: list[ProbeResult] = field(default_factory=list)
     failure: str | None = None
 
 
@@ -265,7 +266,7 @@ class _Search:
         self, batch: dict[PlanChoice, _Entry], running: Sequence[PlanChoice], index: int
     ) -> None:
         """Measures plans and the anchor once; where that fails, its last figures of the batch count."""
-        results: dict[PlanChoice, Figures | str] = {}
+        results: dict[PlanChoice, ProbeResult | str] = {}
         for choice in order_of_round(list(dict.fromkeys([self._anchor, *running])), index):
             try:
                 results[choice] = measure_with_retry(self._measure, choice)
@@ -283,7 +284,7 @@ class _Search:
                 entry.figures.append(own)
                 entry.anchors.append(anchor)
 
-    def _measure(self, choice: PlanChoice) -> Figures:
+    def _measure(self, choice: PlanChoice) -> ProbeResult:
         started_s = self._effects.clock()
         figures = self._effects.measure(choice, self._deadline_s)
         self._seconds.append(self._effects.clock() - started_s)

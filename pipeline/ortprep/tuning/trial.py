@@ -10,12 +10,11 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answer, read_answer
-from ortprep.children.probe import ProbeFunction, ProbeRequest, measure_plan
+from ortprep.children.probe import ProbeFunction, ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import VerificationError
 from ortprep.measuring.accuracy import AccuracyMeter
 from ortprep.measuring.gate import Gate, find_gate_failures
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.tuning.objective import Figures
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def measure_trial(
     timeout_s: float,
     memory_bytes: int | None,
     function: ProbeFunction | None = None,
-) -> Figures:
+) -> ProbeResult:
     """Measures a plan once, in a process of its own, with at most `memory_bytes` of private memory.
 
     Raises:
@@ -90,7 +89,7 @@ def measure_trial(
     steady_ms = weighted_mean(
         (result.steady_ms, *result.more_steady_ms), [sample.weight for sample in request.samples]
     )
-    return replace(Figures.of(result), steady_ms=steady_ms)
+    return replace(result, steady_ms=steady_ms)
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:

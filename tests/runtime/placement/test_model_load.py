@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import (
     Decision,
     MeasurementRecord,
-    PlanFigures,
     VariantRecord,
     VerificationRecord,
     read_manifest,
     write_manifest,
 )
-from ortprep.bundle.tuning_record import Summary
 from ortprep.runtime.placement.model_load import read_load
 from tests.runtime.builders import BUCKETED, COLUMNS, ROWS, write_converted
 
@@ -25,13 +24,13 @@ STEADY_MS = {part.name: 1.0 + part.seed for part in BUCKETED}
 PRIVATE_MB = {part.name: 10.0**part.seed for part in BUCKETED}
 
 
-def summary(median: float) -> Summary:
-    return Summary(median, median, median, median, median, 3)
+def summary(median: float) -> Samples:
+    return Samples((median,) * 3)
 
 
 def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
     ms, mb = summary(STEADY_MS[name]), summary(PRIVATE_MB[name])
-    figures = PlanFigures(plan, ms, ms, ms, ms, ms, ms, mb, mb)
+    figures = PlanFigures(plan, ms, ms, ms, ms, ms, mb, mb)
     verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (), ())
     measured = (MeasurementRecord("warm", 3, "x=[2,8]", (figures,)),)
     return VariantRecord(name, "cpu", "all", (), verification, measured, Decision(plan, True, "sooner"))

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.measuring.comparison import is_below, paired_ratio, summarise
+from ortprep.bundle.figures import Samples
+from ortprep.children.probe import ProbeResult
+from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
-from ortprep.tuning.objective import Figures, Objective
+from ortprep.tuning.objective import Objective
 
 figures = st.floats(min_value=0.001, max_value=1e6)
 rounds = st.lists(figures, min_size=3, max_size=15)
@@ -22,9 +24,9 @@ OBJECTIVE = Objective(1000)
 
 def samples(
     first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
-) -> tuple[Figures, ...]:
+) -> tuple[ProbeResult, ...]:
     return tuple(
-        Figures(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
+        ProbeResult(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
         for one, other in zip(first, steady, strict=True)
     )
 
@@ -34,24 +36,19 @@ def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
 
 
 def test_summary_of_five_processes_is_their_order_statistics() -> None:
-    summary = summarise((5.0, 1.0, 4.0, 2.0, 3.0))
+    summary = Samples.of((5.0, 1.0, 4.0, 2.0, 3.0))
     assert (summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum) == (1, 2, 3, 4, 5)
     assert summary.count == 5
 
 
 def test_summary_of_one_process_is_its_figure() -> None:
-    summary = summarise((7.5,))
+    summary = Samples.of((7.5,))
     assert {summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum} == {7.5}
-
-
-def test_nothing_measured_has_no_summary() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        summarise(())
 
 
 @given(rounds)
 def test_order_statistics_are_in_order(values: list[float]) -> None:
-    s = summarise(values)
+    s = Samples.of(values)
     assert s.minimum <= s.p25 <= s.median <= s.p75 <= s.maximum
 
 
@@ -145,7 +142,7 @@ def test_a_start_that_all_have_in_common_does_not_hide_what_differs() -> None:
     own = {DEFAULT: (50.0, 52.0, 49.0, 51.0, 50.0), "prepared": (30.0, 31.0, 29.0, 30.0, 30.0)}
     measured = {
         name: tuple(
-            Figures(start + one, 0.8 * one, 0.2 * one, 18.0, 100.0, 200.0)
+            ProbeResult(start + one, 0.8 * one, 0.2 * one, 18.0, 100.0, 200.0)
             for start, one in zip(starts[name], own[name], strict=True)
         )
         for name in starts

@@ -7,8 +7,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.bundle.manifest import Decision, MeasurementRecord, PlanFigures
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.manifest import Decision, MeasurementRecord
 from ortprep.stages.core.contract import PORTABLE, VariantPlan
 from ortprep.stages.core.results import MeasureResult
 from ortprep.stages.measure.contenders import PREPARED
@@ -18,13 +18,13 @@ from ortprep.tuning.objective import Objective
 ONE_RUN = Objective(runs_per_load=1)
 
 
-def exactly(value: float) -> Summary:
-    return Summary(value, value, value, value, value, 3)
+def exactly(value: float) -> Samples:
+    return Samples((value,) * 3)
 
 
 def figures(plan: str, first_result_ms: float) -> PlanFigures:
     cost = exactly(first_result_ms)
-    return PlanFigures(plan, cost, cost, cost, cost, cost, exactly(1.0), cost, cost)
+    return PlanFigures(plan, cost, cost, cost, cost, exactly(1.0), cost, cost)
 
 
 def variant(

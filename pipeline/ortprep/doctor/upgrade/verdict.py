@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
 from ortprep.children.probe import ProbeResult
 from ortprep.doctor.upgrade.session_check import SessionCheck
 from ortprep.measuring.change import Change, RegressionLimits, compare_figure
-from ortprep.measuring.comparison import is_below, summarise
+from ortprep.measuring.comparison import is_below
 
 Way: TypeAlias = Literal["bundle", "source"]
 """How a model is loaded: its bundle by `load`, or its source by plain ONNX Runtime."""
@@ -47,7 +47,7 @@ class UpgradeRun:
     case: UpgradeCase
     variant: str | None = None
     failure: str | None = None
-    figures: Mapping[str, Summary] = field(default_factory=dict)
+    figures: Mapping[str, Samples] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
 
 
@@ -99,7 +99,7 @@ def judge_upgrade(
             case,
             variant=None if isinstance(check, str) else check.variant,
             failure=failures[0] if failures else None,
-            figures={name: summarise(own) for name, own in values.items()},
+            figures={name: Samples.of(own) for name, own in values.items()},
             changes=_compare(baselines.get(case.way, {}), values, limits),
         )
         baselines.setdefault(case.way, values)
@@ -151,7 +151,7 @@ def _compare(old: _Values, new: _Values, limits: RegressionLimits) -> tuple[Chan
     """Returns what changed; a regression also has to show in most rounds: both saw the same machine."""
     changes = []
     for name in (name for name in old if name in new):
-        found = compare_figure(name, summarise(old[name]), summarise(new[name]), limits, cache="warm")
+        found = compare_figure(name, Samples.of(old[name]), Samples.of(new[name]), limits, cache="warm")
         if found.verdict == "regression" and not is_below(old[name], new[name]):
             found = replace(found, verdict="noise")
         changes.append(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import Samples
 from ortprep.children.probe import ProbeResult, measure_plan
 from ortprep.children.scratch_folder import scratch_folder
 from ortprep.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose
@@ -17,7 +18,6 @@ from ortprep.doctor.variations.verdict import (
     compare,
     find_in_comparison,
 )
-from ortprep.measuring.comparison import summarise
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import run_interleaved
 from ortprep.tables import CellValue, Table
@@ -98,7 +98,7 @@ def _row(
 ) -> tuple[CellValue, ...]:
     spreads = []
     for value in MEASURES.values():
-        summary = summarise([value(result) for result in results])
+        summary = Samples.of([value(result) for result in results])
         spreads.append(f"{summary.median:.4g} ± {(summary.p75 - summary.p25) / 2:.2g}")
     first = compared.get("first_result_ms")
     ratio = "–" if first is None else f"{first.ratio:.2f}×"

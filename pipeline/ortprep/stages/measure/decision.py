@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ortprep.bundle.manifest import Decision, PlanFigures
-from ortprep.bundle.tuning_record import Summary
+from ortprep.bundle.figures import Samples
+from ortprep.bundle.manifest import Decision
 from ortprep.children.probe import ProbeResult
-from ortprep.measuring.comparison import (
-    is_below,
-    paired_ratio,
-    ratio_interval,
-    summarise,
-)
+from ortprep.measuring.comparison import is_below, paired_ratio, ratio_interval
 from ortprep.tables import format_ratio
-from ortprep.tuning.objective import Figures, Objective, describe_memory
+from ortprep.tuning.objective import Objective, describe_memory
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
@@ -32,11 +27,11 @@ STEADY_ALLOWANCE = 1.03
 MIN_GAIN = 0.01
 """A plan that gains less costs the same, however sure the gain."""
 
-Samples = Mapping[str, Sequence[Figures]]
+PlanRounds = Mapping[str, Sequence[ProbeResult]]
 """Figures by plan, the k-th of every plan from the same round."""
 
 
-def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective) -> Decision:
+def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objective) -> Decision:
     """Chooses the plan to ship.
 
     The first candidate is shipped that keeps the limits and is better than the default beyond the noise:
@@ -76,7 +71,7 @@ def decide(samples: Samples, *, candidates: Sequence[str], objective: Objective)
     return Decision(shipped, faster=_is_faster(shipped, samples), reason=reason)
 
 
-def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | None:
+def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | None:
     """Chooses the graph of the portable variant: its own where that is better, else the source's.
 
     Every load optimises either in full, so that the source costs what plain ONNX Runtime costs, on any
@@ -99,7 +94,7 @@ def decide_fallback(samples: Samples, *, objective: Objective) -> Decision | Non
     return Decision(DEFAULT, faster=False, reason=reason)
 
 
-def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
+def decide_converted(samples: PlanRounds, *, objective: Objective) -> Decision:
     """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
     prepared = samples[_PREPARED]
     phrases = [
@@ -114,15 +109,15 @@ def decide_converted(samples: Samples, *, objective: Objective) -> Decision:
     return Decision(_PREPARED, faster=faster, reason=reason)
 
 
-def _costs(figures: Sequence[Figures], objective: Objective) -> list[float]:
+def _costs(figures: Sequence[ProbeResult], objective: Objective) -> list[float]:
     return [objective.cost_ms(run) for run in figures]
 
 
-def _readies(figures: Sequence[Figures]) -> list[float]:
+def _readies(figures: Sequence[ProbeResult]) -> list[float]:
     return [run.ready_ms for run in figures]
 
 
-def _steadies(figures: Sequence[Figures]) -> list[float]:
+def _steadies(figures: Sequence[ProbeResult]) -> list[float]:
     return [run.steady_ms for run in figures]
 
 
@@ -130,16 +125,16 @@ def _is_better(below: Sequence[float], above: Sequence[float]) -> bool:
     return is_below(below, above, min_gain=MIN_GAIN)
 
 
-def _is_faster(shipped: str, samples: Samples) -> bool:
+def _is_faster(shipped: str, samples: PlanRounds) -> bool:
     first = samples.get(FIRST) if shipped == _PREPARED else None
     return shipped != DEFAULT and _is_better(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
 
 
 def _objection(
-    candidate: Sequence[Figures],
-    default: Sequence[Figures],
+    candidate: Sequence[ProbeResult],
+    default: Sequence[ProbeResult],
     objective: Objective,
-    first: Sequence[Figures] | None = None,
+    first: Sequence[ProbeResult] | None = None,
 ) -> str | None:
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
@@ -156,7 +151,7 @@ def _objection(
     return None
 
 
-def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: Objective) -> str:
+def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective: Objective) -> str:
     default = samples[DEFAULT]
     if shipped == DEFAULT:
         runs = "1 run" if objective.runs_per_load == 1 else f"{objective.runs_per_load} runs"
@@ -170,7 +165,7 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
     sooner = paired_ratio(_readies(default), _readies(first))
     steady = paired_ratio(_steadies(chosen), _steadies(default))
     with_first = (
-        "" if first is chosen else f" with its first phase, ready {_spread(summarise(_readies(first)))} ms,"
+        "" if first is chosen else f" with its first phase, ready {_spread(Samples.of(_readies(first)))} ms,"
     )
     sentence = (
         f"{shipped}{with_first} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, "
@@ -180,40 +175,23 @@ def _reason(shipped: str, samples: Samples, refused: Sequence[str], objective: O
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
 
 
-def _without_default(shipped: str, samples: Samples) -> str:
+def _without_default(shipped: str, samples: PlanRounds) -> str:
     figures = _figures(samples[shipped])
     return (
         f"{shipped} is shipped without a comparison ({figures}): default ONNX Runtime could not be measured"
     )
 
 
-def _figures(figures: Sequence[Figures]) -> str:
-    ready, steady = summarise(_readies(figures)), summarise(_steadies(figures))
+def _figures(figures: Sequence[ProbeResult]) -> str:
+    ready, steady = Samples.of(_readies(figures)), Samples.of(_steadies(figures))
     return f"ready {_spread(ready)} ms, steady {_spread(steady)} ms"
 
 
-def _spread(summary: Summary) -> str:
+def _spread(summary: Samples) -> str:
     return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
 
 
-def with_common_start(samples: Samples) -> Samples:
+def with_common_start(samples: PlanRounds) -> PlanRounds:
     """Returns figures with one start for all, the median of what came before the session in each process."""
     start_ms = median([run.start_ms for figures in samples.values() for run in figures])
     return {plan: tuple(run.with_start(start_ms) for run in figures) for plan, figures in samples.items()}
-
-
-def figures_of(plan: str, results: Sequence[ProbeResult]) -> PlanFigures:
-    """Returns the order statistics of one plan's results; GPU memory only if every process reported it."""
-    gpu_mb = [result.gpu_mb for result in results if result.gpu_mb is not None]
-    return PlanFigures(
-        plan=plan,
-        ready_ms=summarise([result.ready_ms for result in results]),
-        import_ms=summarise([result.import_ms for result in results]),
-        init_ms=summarise([result.init_ms for result in results]),
-        first_ms=summarise([result.first_ms for result in results]),
-        first_result_ms=summarise([result.init_ms + result.first_ms for result in results]),
-        steady_ms=summarise([result.steady_ms for result in results]),
-        private_mb=summarise([result.private_mb for result in results]),
-        peak_mb=summarise([result.peak_mb for result in results]),
-        gpu_mb=summarise(gpu_mb) if len(gpu_mb) == len(results) else None,
-    )

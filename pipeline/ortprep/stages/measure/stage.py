@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
-from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
@@ -31,16 +31,15 @@ from ortprep.stages.measure.contenders import (
     is_shipped_as_asked,
 )
 from ortprep.stages.measure.decision import (
-    Samples,
+    PlanRounds,
     decide,
     decide_converted,
     decide_fallback,
-    figures_of,
     with_common_start,
 )
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
-from ortprep.tuning.objective import Figures, objective_of
+from ortprep.tuning.objective import objective_of
 
 Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
 
@@ -191,10 +190,8 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
     return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
 
 
-def _samples(outcome: Runs) -> Samples:
-    return with_common_start(
-        {plan: tuple(map(Figures.of, results)) for plan, results in outcome.rounds.items()}
-    )
+def _samples(outcome: Runs) -> PlanRounds:
+    return with_common_start(outcome.rounds)
 
 
 def _candidates(target: str) -> tuple[str, ...]:
@@ -246,7 +243,7 @@ def _record(cache: str, shapes: str, *, outcome: Runs, skipped: Mapping[str, str
         cache=cache,
         rounds=len(outcome.rounds[PREPARED]),
         shapes=shapes,
-        plans=tuple(figures_of(plan, results) for plan, results in outcome.rounds.items()),
+        plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
         skipped={**skipped, **outcome.failures},
     )
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.bundle.tuning_record import (
-    FirstPhaseRecord,
-    TrialFigures,
-    TrialRecord,
-    TuningRecord,
-)
+from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
-from ortprep.measuring.comparison import summarise
 from ortprep.stages.tune.search_context import SearchContext
 from ortprep.tuning.front import find_break_evens, find_front, points_of
-from ortprep.tuning.objective import Figures, Objective, Trial, summary_values
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import PlanSelection
 from ortprep.tuning.search import PlanSearchResult
 
@@ -65,10 +61,10 @@ def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial
         choice=trial.choice.as_dict(),
         session_options=plan.session_options if plan else None,
         providers=plan.providers if plan else (),
-        figures=_summaries(trial.figures, trial.anchors, objective) if trial.failure is None else None,
+        figures=_join(trial, trial.figures, trial.anchors, objective) if trial.failure is None else None,
         failure=trial.failure,
         violations=objective.violations(*decisive) if trial.figures else (),
-        final=_summaries(finals, anchors, objective),
+        final=_join(trial, finals, anchors, objective),
     )
 
 
@@ -79,21 +75,11 @@ def _plan_of(search_context: SearchContext, trial: Trial) -> SessionPlan | None:
         return None  # its files could not be made, which is the trial's failure
 
 
-def _summaries(
-    figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
-) -> TrialFigures | None:
+def _join(
+    trial: Trial, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], objective: Objective
+) -> PlanFigures | None:
     rounds = min(len(figures), len(anchors))  # a plan that left a comparison has fewer
-    return summarise_figures(figures[:rounds], anchors[:rounds], objective) if rounds else None
-
-
-def summarise_figures(
-    figures: Sequence[Figures], anchors: Sequence[Figures], objective: Objective
-) -> TrialFigures:
-    """Returns the order statistics of a plan's figures, and of its cost relative to another plan's."""
-    values = summary_values(figures, objective)
-    ratios = objective.ratios(figures, anchors)
-    return TrialFigures(
-        **{name: summarise(numbers) for name, numbers in values.items() if name != "gpu_mb"},
-        cost_ratio=summarise(ratios),
-        gpu_mb=summarise(values["gpu_mb"]) if len(values["gpu_mb"]) == len(figures) else None,
-    )
+    if not rounds:
+        return None
+    ratios = objective.ratios(figures[:rounds], anchors[:rounds])
+    return join_results(f"trial {trial.number}", figures[:rounds], cost_ratios=ratios)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.bundle.tuning_record import TrialFigures, TrialRecord, TuningRecord
+from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
+from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import SpecError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.measuring.rounds import order_of_round
 from ortprep.quoting import quoted
 from ortprep.stages.core.contract import Context
-from ortprep.stages.tune.record import summarise_figures
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.knobs import FORM, LEVEL
-from ortprep.tuning.objective import Figures
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
 
@@ -24,8 +24,8 @@ class Remeasurement:
     """A plan and default ONNX Runtime, measured in the same rounds."""
 
     choice: Mapping[str, str]
-    figures: TrialFigures
-    default: TrialFigures
+    figures: PlanFigures
+    default: PlanFigures
 
 
 def measure_again(context: Context, record: TuningRecord, number: int, *, rounds: int) -> Remeasurement:
@@ -47,8 +47,8 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
     objective = replace(search_context.objective, runs_per_load=record.runs_per_load)
     return Remeasurement(
         choice=record.trials[number].choice,
-        figures=summarise_figures(figures, anchors, objective),
-        default=summarise_figures(anchors, anchors, objective),
+        figures=join_results(f"trial {number}", figures, cost_ratios=objective.ratios(figures, anchors)),
+        default=join_results("default", anchors, cost_ratios=objective.ratios(anchors, anchors)),
     )
 
 
@@ -68,13 +68,13 @@ def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
 
 def _measure(
     search_context: SearchContext, trial: TrialRecord, plan: SessionPlan, rounds: int
-) -> tuple[list[Figures], list[Figures]]:
+) -> tuple[list[ProbeResult], list[ProbeResult]]:
     """Returns a plan's figures and the default's, round by round."""
     plans = {
         "plan": (PlanChoice(tuple(trial.choice.items())), plan),
         "default": (DEFAULT, search_context.plan_of(DEFAULT)),
     }
-    figures: dict[str, list[Figures]] = {name: [] for name in plans}
+    figures: dict[str, list[ProbeResult]] = {name: [] for name in plans}
     device = search_context.device
     with measuring(device, on_wait=lambda: search_context.context.say(f"waiting for {device} to be idle")):
         for index in range(rounds):

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from ortprep.bundle.loader_config import Requirements
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import SpecError, StageError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
@@ -39,7 +40,7 @@ from ortprep.tuning.knobs import (
     needs_binding,
     restrict,
 )
-from ortprep.tuning.objective import Figures, Objective, objective_of
+from ortprep.tuning.objective import Objective, objective_of
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space, apply_settings
 from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
@@ -97,7 +98,7 @@ class SearchContext:
         )
         return SessionPlan(str(model), options, providers)
 
-    def measure(self, choice: PlanChoice, *, timeout_s: float | None = None) -> Figures:
+    def measure(self, choice: PlanChoice, *, timeout_s: float | None = None) -> ProbeResult:
         """Measures a plan once, in a process of its own.
 
         Raises:
@@ -107,7 +108,7 @@ class SearchContext:
 
     def measure_plan(
         self, choice: PlanChoice, plan: SessionPlan, *, timeout_s: float | None = None
-    ) -> Figures:
+    ) -> ProbeResult:
         """Measures a choice by the plan that it came to, as `measure` does, with its errors."""
         is_gated = self.context.variant_plan.has_own_precision
         io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None

@@ -17,6 +17,7 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase, Requirements
 from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import StageError, VerificationError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
@@ -32,7 +33,6 @@ from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.stages.verify.comparison import describe, run_samples
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
-from ortprep.tuning.objective import Figures
 from ortprep.tuning.plan_selection import PlanSelection, choose
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
 from ortprep.tuning.space import PlanChoice
@@ -118,7 +118,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
         with waiting.counted(working(on_wait=waiting.on_wait)):
             search_context.plan_of(choice)
 
-    def measure(choice: PlanChoice, deadline_s: float) -> Figures:
+    def measure(choice: PlanChoice, deadline_s: float) -> ProbeResult:
         with waiting.counted(measuring(device, on_wait=waiting.on_wait)):
             figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
         # Plans are compared with one start for all: that of the search's first process.
