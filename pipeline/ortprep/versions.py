@@ -93,7 +93,7 @@ def _find_checkout() -> str | None:
     """Returns the checkout that this module lies in, None if it is installed."""
     from pathlib import Path
 
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     return str(root) if (root / "pyproject.toml").is_file() else None
 
 
