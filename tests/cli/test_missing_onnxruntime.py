@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.errors import MissingExtraError
+from ortprep.init import init_spec
+from ortprep.versions import hint_to_install
+from tests.builders import conv_net, write_model
 from tests.prepare.builders import REPOSITORY
 
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
@@ -57,7 +61,7 @@ def test_the_hint_fits_the_wheel_that_is_installed(
         (folder / "METADATA").write_text(real.replace(f"Name: {installed.name}", f"Name: {wheel}", 1))
     ended = subprocess.run(
         [sys.executable, "-S", "-c", SCRIPTS[needed_by]],
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'pipeline'}:{tmp_path}"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -66,3 +70,11 @@ def test_the_hint_fits_the_wheel_that_is_installed(
         ended.stderr.splitlines()[-1]
         == f"hint: {hint.replace('VERSION', version).replace('ROOT', str(REPOSITORY))}"
     )
+
+
+def test_init_says_so_before_a_child_dies_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(conv_net(), tmp_path / "net.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"^cannot import onnxruntime") as caught:
+        init_spec(tmp_path / "net.onnx", folder=tmp_path / "configs")
+    assert caught.value.hint == hint_to_install()

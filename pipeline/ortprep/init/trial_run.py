@@ -17,6 +17,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError
 from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_search import Attempt, Feed, InputSearch, ObservedInput, RunResult
+from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import VerifySpec
@@ -106,7 +107,9 @@ def try_inputs(
     Raises:
         SourceError: ONNX Runtime does not make a session of it, or crashes on it.
         ChildTimeoutError: The deadline passed.
+        MissingExtraError: ONNX Runtime cannot be imported.
     """
+    import_onnxruntime()  # a child could only report a crash without it
     request = {"model": str(model.absolute()), "facts": encode(facts), "observed": encode(dict(observed))}
     try:
         reply = run_child(
