@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from ortprep.build import receipts
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
@@ -46,6 +47,22 @@ def test_a_second_run_does_nothing(artifacts: Path, cache: DigestCache) -> None:
     assert run_all(tasks(artifacts, shout, count), cache) == [True, True]
     assert run_all(tasks(artifacts, shout, count), cache) == [False, False]
     assert (shout.runs, count.runs) == (["hello"], [5])
+
+
+def test_a_build_that_waits_for_another_says_so(artifacts: Path, cache: DigestCache) -> None:
+    task, said = tasks(artifacts, Shout(), Count())[0], list[str]()
+    run_task(task, cache=cache, say=said.append)
+    said.clear()
+    (lock,) = artifacts.rglob("*.lock")
+    held = FileLock(lock)
+
+    def say(line: str) -> None:
+        said.append(line)
+        held.release()
+
+    with held:
+        run_task(task, cache=cache, say=say)
+    assert said == ["waiting for another process that builds the same"]
 
 
 def test_a_changed_key_runs_the_task_and_those_after_it(artifacts: Path, cache: DigestCache) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 import ortprep
 from ortprep.build.receipts import (
@@ -159,7 +159,11 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = i
     Raises:
         PipelineError: The work failed; nothing of it is visible.
     """
-    with _described(task), _locked(task):
+
+    def on_wait() -> None:
+        say("waiting until a measurement on this machine ends")
+
+    with _described(task), _locked(task, say):
         reasons = why_stale(task, cache)
         if not reasons:
             return False
@@ -170,7 +174,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = i
         kept = kept_folder(task.folder, key)
         _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:
-            with nullcontext() if task.id.stage in MEASURING else working():
+            with nullcontext() if task.id.stage in MEASURING else working(on_wait=on_wait):
                 context = open_context(task, folder, kept, say)
                 result = _run_stage(replace(context, key=key, progress=progress), task)
             entries = describe_files(folder, cache.digest)
@@ -264,11 +268,20 @@ def _require(task: Task, required: TaskId) -> TaskReceipt:
 
 
 @contextmanager
-def _locked(task: Task) -> Iterator[None]:
+def _locked(task: Task, say: Say) -> Iterator[None]:
+    """Keeps other processes from the task; says so before it waits for one."""
     folder = model_folder(task.artifacts, task.model) / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{str(task.id).replace('/', '-')}.lock"):
+    lock = FileLock(folder / f"{str(task.id).replace('/', '-')}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("waiting for another process that builds the same")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
