@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ortprep.cli.registry_commands import describe_transfer
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
 from ortprep.registry import retries
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
@@ -49,6 +50,7 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
     assert published.code == 0, published.err
     assert published.out.startswith("linear@sha256:")
     assert "linear@1.0" in published.err
+    assert "MB uploaded\n" in published.err
     assert project.run("promote", "linear@1.0", "production").code == 5, "it was never verified"
     promoted = project.run("promote", "linear@1.0", "production", "--force", "--reason", "first")
     assert promoted.code == 0, promoted.err
@@ -60,6 +62,13 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
         (answer,) = load(place).run(None, {"x": sample()})
         np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
     assert locate("registry://linear@production") != bundle
+
+
+def test_what_was_there_already_is_told_apart_from_what_was_sent() -> None:
+    mb = 2**20
+    sent = "1.5 MB uploaded; the other 1.0 MB were already there"
+    assert describe_transfer(3 * mb // 2, 5 * mb // 2, "uploaded") == sent
+    assert describe_transfer(3 * mb, 3 * mb, "fetched") == "3.0 MB fetched"
 
 
 def test_a_pool_takes_bundles_from_a_registry(project: Project, registry: Path) -> None:

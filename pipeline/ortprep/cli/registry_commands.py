@@ -93,12 +93,19 @@ def publish(
         write_json(encode_version(published))
     else:
         write_line(f"{version.model}@{version.digest}")
-        sent = f"{published.uploaded_bytes / 2**20:.1f} of {published.total_bytes / 2**20:.1f} MB uploaded"
+        sent = describe_transfer(published.uploaded_bytes, published.total_bytes, "uploaded")
         echo(f"{version.model}@{version.label}: {sent}{'' if published.is_new else '; nothing new'}")
     if label is not None and label != version.label:
         echo(f"{label} already names another version of the same source: this one is {version.label}")
     if published.superseded_by:
         echo(f"there is a more complete or newer version of the same source: {published.superseded_by}")
+
+
+def describe_transfer(moved_bytes: int, total_bytes: int, verb: str) -> str:
+    """Returns how much was transferred, and how much did not need to be: `1.3 MB uploaded; …`."""
+    text = f"{moved_bytes / 2**20:.1f} MB {verb}"
+    rest_mb = f"{(total_bytes - moved_bytes) / 2**20:.1f}"
+    return text if rest_mb == "0.0" else f"{text}; the other {rest_mb} MB were already there"
 
 
 def encode_version(value: object) -> Any:
@@ -136,7 +143,7 @@ def pull(
         write_json(encode(pulled) | {"path": str(pulled.path)})
         return
     write_line(str(pulled.path))
-    size = f"{pulled.fetched_bytes / 2**20:.1f} of {pulled.total_bytes / 2**20:.1f} MB fetched"
+    size = describe_transfer(pulled.fetched_bytes, pulled.total_bytes, "fetched")
     echo(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}")
 
 
