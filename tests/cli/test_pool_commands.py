@@ -54,7 +54,7 @@ def test_place_says_where_and_why(project: Project) -> None:
     done = project.run("place", "linear", "doubling", "--devices", "cpu")
     assert done.code == 0, done.err
     assert "linear" in done.out
-    assert "which was least loaded" in done.out
+    assert "which was least loaded" not in done.out  # of one device nothing is
     found = json.loads(project.run("place", "linear", "doubling", "--json").out)
     assert sorted(found["placement"]["assignments"][0]["models"]) == ["doubling", "linear"]
 

@@ -67,7 +67,8 @@ def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> No
     got = "\n".join(problems) or "  got none"
     raise SignatureError(
         f"no valid signature: {part.model} ({part.digest})\n  expected one by {public_key}\n{got}",
-        hint="ortprep publish BUNDLE --sign KEY   (with the private key)",
+        hint="verify with the public key of whoever published it, or publish it signed: "
+        "ortprep publish BUNDLE --sign PRIVATE_KEY",
     )
 
 

@@ -87,7 +87,8 @@ def place_models(models: Sequence[ModelLoad], rooms: Sequence[Room]) -> Placemen
         position = board.lightest(model)
         if position is None:
             raise _no_room(model, board)
-        board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}, which was least loaded")
+        why = ", which was least loaded" if len(rooms) > 1 else ""
+        board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}{why}")
     _fill(models, board)
     return board.placement()
 
