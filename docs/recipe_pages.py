@@ -2,9 +2,9 @@
 
 A recipe is a folder with `run.sh`, whose steps begin with `#: STEP`, and `page.md`. In `page.md`, a line
 `{{STEP}}` stands for the commands of a step and what they wrote in one real run, `{{FILE}}` for a file of
-the folder, and `{{run}}` for a sentence on that run. `--run` runs the script from a clean copy of the folder,
-and keeps what the terminal would show as `transcript.txt`. A step that begins with `#~ STEP` writes other
-lines on another machine, so that the test does not compare them.
+the folder with its name above it, and `{{run}}` for a sentence on that run. `--run` runs the script from a
+clean copy of the folder, and keeps what the terminal would show as `transcript.txt`. A step that begins with
+`#~ STEP` writes other lines on another machine, so that the test does not compare them.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def build_page(name: str) -> str:
         raise ValueError(f"{name}/page.md: expected each step once, got another number of {missing}")
     for file in set(wanted) - set(shown):
         language = _LANGUAGES[Path(file).suffix]
-        shown[file] = f"```{language}\n{(folder / file).read_text().rstrip()}\n```"
+        link = f"[`{file}`]({up}examples/{name}/{file})"
+        shown[file] = f"{link}:\n\n```{language}\n{(folder / file).read_text().rstrip()}\n```"
     return re.sub(r"^\{\{(.+)\}\}$", lambda found: shown[found[1]], page, flags=re.MULTILINE)
 
 

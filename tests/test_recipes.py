@@ -49,6 +49,23 @@ def test_the_lines_of_a_page_wrap(name: str) -> None:
     assert [line for line in lines if len(line) > WIDTH and not line.startswith("|")] == []
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_file_of_a_recipe_is_on_its_page(name: str) -> None:
+    page = page_path(name).read_text()
+    folder = EXAMPLES / name
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    made = {"page.md", "run.sh", "transcript.txt"}
+    hidden = [file for file in files if file not in made and f"[`{file}`](" not in page]
+    assert [file for file in hidden if "__pycache__" not in file] == []
+
+
+def test_a_dockerfile_takes_the_onnxruntime_that_its_page_shows() -> None:
+    text = (EXAMPLES / "several_models" / "Dockerfile").read_text()
+    _, recorded = (EXAMPLES / "several_models" / "transcript.txt").read_text().split("\n", 1)
+    pinned = set(re.findall(r"ARG ONNXRUNTIME=(\S+)", text))
+    assert pinned == set(re.findall(r"^onnxruntime-gpu==(\S+)$", recorded, re.MULTILINE))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_from_a_clean_folder_and_writes_what_its_page_shows(name: str, tmp_path: Path) -> None:

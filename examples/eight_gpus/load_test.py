@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ if __name__ == "__main__":
         thread.start()
     for thread in threads:
         thread.join()
+    if not times:
+        sys.exit(f"no answer from {given.address}: is the server running? See serve.log.")
     print(
         f"clients {given.clients}, images per request {given.batch}: "
         f"{len(times) * given.batch / given.seconds:.0f} images/s, "

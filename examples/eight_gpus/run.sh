@@ -21,7 +21,8 @@ cat serve.yaml
 #: serve
 export RAY_USAGE_STATS_ENABLED=0  # else Ray sends usage data to its developers
 serve run serve.yaml >serve.log 2>&1 &
-curl -sSf -w '\n' --retry 200 --retry-all-errors --retry-delay 1 http://127.0.0.1:8000/v2/health/ready 2>retries.log
+curl -sSf -w '\n' --retry 200 --retry-all-errors --retry-delay 1 http://127.0.0.1:8000/v2/health/ready 2>retries.log \
+    || { tail serve.log; exit 1; }
 grep -o "Adding 2 replicas" serve.log
 
 #: request
