@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from ortprep.init.graph_facts import InputUse
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.stages.core.graphs.graph_walk import subgraphs, values_bytes, walk_initializers
+from ortprep.stages.core.graphs.graph_walk import MAX_RANK, subgraphs, values_bytes, walk_initializers
 
 Axes = tuple[int | None, ...]
 """Which axis of the input each axis of a value is; None for one that was added."""
@@ -292,6 +292,8 @@ def _rearrange(node: onnx.NodeProto, axes: Axes | None, scope: _Scope) -> Axes |
         gone = {place % max(len(axes), 1) for place in places}
         return tuple(axis for index, axis in enumerate(axes) if index not in gone)
     rank = len(axes) + len(places)
+    if rank > MAX_RANK:
+        return None
     added = {place % rank for place in places}
     rest = iter(axes)
     return tuple(None if index in added else next(rest, None) for index in range(rank))

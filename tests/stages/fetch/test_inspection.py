@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
+from ortprep.init.input_use import find_uses
 from ortprep.stages.core.graphs.graph_walk import values_bytes
 from ortprep.stages.fetch.acceptance import check_accepted, plain_refusal
 from ortprep.stages.fetch.index_bounds import find_index_bounds
@@ -276,3 +278,48 @@ def test_an_unknown_refusal_is_passed_on_without_places_in_sources() -> None:
         "/onnxruntime_src/onnxruntime/core/x.cc:46 void onnxruntime::f(const std::string&) It is wrong."
     )
     assert plain_refusal(said) == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.attack
+def test_a_tensor_of_very_many_axes_is_refused_before_its_size_is_computed(tmp_path: Path) -> None:
+    """60,000 axes are 500 KB, and their product is a number of 450 KB that took half a minute."""
+    tensor = TensorProto(name="w", dims=[2**62 - 1] * 60_000, data_type=TensorProto.FLOAT)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [answer], [tensor])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(SourceError, match="expected at most 64 axes, got 60000"):
+        inspect_file(path, name="m")
+
+
+@pytest.mark.attack
+def test_many_inputs_passed_on_by_many_nodes_take_memory_once() -> None:
+    count = 1500
+    inputs = [helper.make_tensor_value_info(f"i{n}", TensorProto.INT64, [1]) for n in range(count)]
+    joined = helper.make_node("Concat", [f"i{n}" for n in range(count)], ["c0"], axis=0)
+    nodes = [helper.make_node("Identity", [f"c{n}"], [f"c{n + 1}"]) for n in range(count)]
+    output = helper.make_tensor_value_info(f"c{count}", TensorProto.INT64, None)
+    graph = helper.make_graph([joined, *nodes], "g", inputs, [output])
+    assert peak_bytes(lambda: find_index_bounds(graph)) < 10 * 2**20
+
+
+@pytest.mark.attack
+def test_an_input_that_grows_axes_without_end_is_followed_no_further() -> None:
+    """A file of 22 KB took 5.4 GB: each node kept a tuple of all axes."""
+    axes = numpy_helper.from_array(np.arange(2000, dtype=np.int64), "a")
+    names = ["x", *(f"v{n}" for n in range(100))]
+    nodes = [helper.make_node("Unsqueeze", [names[n], "a"], [names[n + 1]]) for n in range(100)]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    output = helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [value], [output], [axes])
+    assert peak_bytes(lambda: find_uses(graph)) < 10 * 2**20

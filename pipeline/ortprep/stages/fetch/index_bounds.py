@@ -56,6 +56,9 @@ _CARRIED = {
 }
 """Operators whose output holds values of these inputs, unchanged."""
 
+_MAX_ORIGINS = 64
+"""Maximum number of inputs that one value is followed back to; each value keeps a set of them."""
+
 _SAME_SHAPE = frozenset({"Cast", "DequantizeLinear", "Identity"})
 
 _EMBED = ((0, 2), (1, 4), (8, 3))
@@ -73,7 +76,12 @@ class _Scope:
         return _Scope(dict(self.origins), dict(self.sizes))
 
     def origins_of(self, names: Iterable[str]) -> frozenset[str]:
-        return frozenset().union(*(self.origins.get(name, frozenset()) for name in names))
+        """Returns the inputs whose values these have; none where they are more than `_MAX_ORIGINS`."""
+        known = {self.origins[name] for name in names if name in self.origins}
+        if len(known) <= 1:
+            return next(iter(known), frozenset())  # the same object, however many nodes pass it on
+        union = frozenset[str]().union(*known)
+        return union if len(union) <= _MAX_ORIGINS else frozenset()
 
 
 def find_index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:

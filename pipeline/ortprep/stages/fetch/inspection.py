@@ -90,12 +90,15 @@ def parse_skeleton(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    from ortprep.stages.core.graphs.graph_walk import check_ranks
+
     try:
         model = onnx.ModelProto.FromString(read_skeleton(path))
     except DecodeError as error:
         raise ValueError("its bytes are not a ModelProto") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ValueError("expected a graph and its opsets, found none")
+    check_ranks(model)
     return model
 
 

@@ -14,6 +14,9 @@ from onnx import AttributeProto, TensorProto, helper
 
 from ortprep.errors import SpecError
 
+MAX_RANK = 64
+"""Maximum number of axes of a tensor; numpy takes no more."""
+
 _SPELLING = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -74,6 +77,19 @@ def element_type_name(code: int) -> str:
     """
     name: str = TensorProto.DataType.Name(code)
     return _SPELLING.get(name, name.lower())
+
+
+def check_ranks(model: onnx.ModelProto) -> None:
+    """Refuses tensors of more axes than any that can be used: their products are numbers of megabytes.
+
+    Raises:
+        ValueError: A tensor has more than `MAX_RANK` axes.
+    """
+    for tensor in walk_tensors(model):
+        if len(tensor.dims) > MAX_RANK:
+            raise ValueError(
+                f"expected at most {MAX_RANK} axes, got {len(tensor.dims)}: {tensor.name[:80]!r}"
+            )
 
 
 def values_bytes(tensor: TensorProto) -> int:
