@@ -87,7 +87,9 @@ class MeasureStage:
         contenders = build_contenders(context)
         device = device_of(contenders)
         with (
-            measuring(device, on_wait=lambda: context.say(f"waiting for {device} to be idle")),
+            measuring(
+                device, on_wait=lambda: context.say(f"waiting for another build or measurement on {device}")
+            ),
             TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
         ):
             result = _compare(_set_up(context, Path(folder)), contenders)

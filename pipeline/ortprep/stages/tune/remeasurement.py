@@ -76,7 +76,10 @@ def _measure(
     }
     figures: dict[str, list[ProbeResult]] = {name: [] for name in plans}
     device = search_context.device
-    with measuring(device, on_wait=lambda: search_context.context.say(f"waiting for {device} to be idle")):
+    with measuring(
+        device,
+        on_wait=lambda: search_context.context.say(f"waiting for another build or measurement on {device}"),
+    ):
         for index in range(rounds):
             for name in order_of_round(tuple(plans), index):
                 figures[name].append(search_context.measure_plan(*plans[name]))

@@ -112,7 +112,9 @@ class TuneStage:
 def _search(search_context: SearchContext) -> PlanSearchResult:
     context, tune, device = search_context.context, search_context.tune, search_context.device
     starts: list[float] = []
-    waiting = _Waiting(functools.cache(lambda: context.say(f"waiting for {device} to be idle")))
+    waiting = _Waiting(
+        functools.cache(lambda: context.say(f"waiting for another build or measurement on {device}"))
+    )
 
     def prepare(choice: PlanChoice) -> None:
         with waiting.counted(working(on_wait=waiting.on_wait)):
