@@ -43,7 +43,7 @@ def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build: Built) -> 
     project, _ = first_build
     outcome = project.run("show", "net")
     assert (outcome.code, outcome.err) == (0, "")
-    for word in ("net", "cpu: level", "portable: level", "verified", "default", "recipe", "prepared"):
+    for word in ("net", "cpu: level", "portable: level", "verified", "default", "prepared"):
         assert word in outcome.out
     for heading in ("ready", "init", "steady", "private"):
         assert heading in outcome.out
@@ -269,7 +269,7 @@ def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build: Built
     lines = first_build[0].run("show", "net").out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
-    assert "recipe: the graph optimised once, weights inside one file, optimisation off" in lines
+    assert "prepared: what was prepared for this target" in lines
     assert "input x: float32 [batch, 64]" in lines
 
 

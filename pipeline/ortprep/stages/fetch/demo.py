@@ -14,9 +14,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ortprep.bundle.digest import DigestCache
 from ortprep.children.child import run_child
 from ortprep.errors import SpecError
@@ -24,7 +21,9 @@ from ortprep.quoting import quoted
 from ortprep.stages.fetch.transfer import TransferResult
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
+    from numpy.typing import NDArray
 
 GENERATOR_VERSION = 2
 """Raised by one whenever a demo model would come out different."""
@@ -84,6 +83,8 @@ def draw_weight(
         spread: Standard deviation, or half the width of a uniform distribution.
         uniform: Whether the values are uniform instead of normal.
     """
+    import numpy as np
+
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     values = rng.random(dims, np.float32) * 2 - 1 if uniform else rng.standard_normal(dims, np.float32)
     return values * np.float32(spread) + np.float32(mean)
