@@ -62,7 +62,7 @@ COMMANDS = (
     ),
     Command(
         "ortprep tune squeezenet --json",
-        lambda o, _: _have_one_start(_json(o)["squeezenet/cpu"]["trials"], count=3),
+        lambda o, _: _have_figures(_json(o)["squeezenet/cpu"]["trials"], count=3),
     ),
     Command("ortprep tune", lambda o, _: "squeezenet/cpu, cost at 1000 runs per load" in o.out),
     Command("ortprep trial squeezenet 1 --rounds 1", lambda o, _: "recorded" in o.out and "now" in o.out),
@@ -140,11 +140,11 @@ COMMANDS = (
 )
 
 
-def _have_one_start(trials: Sequence[Any], *, count: int) -> bool:
-    """Says whether so many trials have figures, all with the same time before their sessions."""
-    medians = [{name: one["median"] for name, one in trial["figures"].items() if one} for trial in trials]
-    starts = [figures["ready_ms"] - figures["first_result_ms"] for figures in medians]
-    return len(starts) == count and max(starts) - min(starts) < 1e-6
+def _have_figures(trials: Sequence[Any], *, count: int) -> bool:
+    """Says whether so many trials have samples of each figure of a process."""
+    figures = [trial["figures"] for trial in trials]
+    sampled = [one[name]["values"] for one in figures for name in ("ready_ms", "steady_ms", "private_mb")]
+    return len(figures) == count and all(sampled)
 
 
 def _is_page(path: Path) -> bool:

@@ -91,8 +91,10 @@ class TuneStage:
             with working():
                 _require_gate(search_context, verdict)
                 record = build_record(search_context, search_result, verdict)
+                # The files of plans go with the search, so the chosen ones are taken before it ends.
+                result = _hand_on(search_context, verdict, record)
         context.say(verdict.reason)
-        return dict(encode(_hand_on(search_context, verdict, record)))
+        return dict(encode(result))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that the chosen plan was tried and its files are there.

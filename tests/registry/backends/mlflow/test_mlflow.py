@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("mlflow", reason="needs mlflow")
 
+from ortprep.bundle.codec import decode
+from ortprep.bundle.figures import PlanFigures
 from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
@@ -560,11 +562,12 @@ def test_figures_are_metrics_of_the_parts_run(
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
     (run,) = client.search_runs([experiment], f"tags.`ortprep.part` = '{digest}'")
     manifest = json.loads(MANIFEST.read_bytes())
-    figures = manifest["variants"][0]["measurements"][0]["plans"][0]
+    figures = decode(PlanFigures, manifest["variants"][0]["measurements"][0]["plans"][0])
     name = manifest["variants"][0]["name"]
-    assert figures["plan"] == "default"
+    assert figures.plan == "default"
     for figure in ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb"):
-        assert run.data.metrics[f"{name}.default.{figure}"] == pytest.approx(figures[figure]["median"])
+        expected = getattr(figures, figure).median
+        assert run.data.metrics[f"{name}.default.{figure}"] == pytest.approx(expected)
     assert run.data.params["targets"] == "cpu"
     assert run.data.tags["ortprep.source"] == SOURCE
     assert run.data.tags["ortprep.hardware"] == "AMD EPYC"
