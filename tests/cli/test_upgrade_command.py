@@ -80,7 +80,7 @@ def test_bundles_and_their_sources_are_tried_on_every_version(project: Project) 
         assert found == [(way, version) for way in ways for version in (HERE, OLD)]
         for run in check["runs"]:
             assert run["failure"] is None
-            counts = {name: figure["count"] for name, figure in run["figures"].items()}
+            counts = {name: len(figure["values"]) for name, figure in run["figures"].items()}
             assert counts == {"ready": 3, "steady": 3, "private": 3}
             compared = ["ready", "steady", "private"] if run["case"]["version"] == OLD else []
             assert [change["figure"] for change in run["changes"]] == compared

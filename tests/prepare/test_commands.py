@@ -389,7 +389,8 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, comman
     assert prepare() == Outcome(0, "", "")
     assert is_intact(built.bundle())
     (built.models / "net.onnx").unlink()
-    assert prepare() == Outcome(1, "", "")
+    # doit's own code for a task that was not tried, since another failed, is 2.
+    assert prepare() == Outcome(1 if command == "ortprep" else 2, "", "")
 
 
 @pytest.mark.slow
