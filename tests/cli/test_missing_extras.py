@@ -21,7 +21,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
     [
-        ("doit", ["prepare"], "build"),
+        ("yaml", ["prepare"], "build"),
         ("fsspec", ["list", "--registry", "/nowhere"], "registry"),
         ("ray", ["prepare", "--engine", "ray", "--store", "store", "--configs", CONFIGS], "build,ray"),
     ],

@@ -205,10 +205,13 @@ def _check_known(field: str, name: str, choices: tuple[str, ...] | list[str]) ->
     """Raises `StageError` with the nearest choice for an unknown name."""
     if name in choices:
         return
-    nearest = quoted([*difflib.get_close_matches(name, choices, n=1), choices[0]][0])
+    nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
+    hints = {
+        "model_type": f"fusion: {{model_type: {quoted(nearest)}}}",
+        "disable": f"fusion: {{disable: [{quoted(nearest)}]}}",
+    }
     raise StageError(
-        f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}",
-        hint=f"fusion: {{{field}: {nearest if field == 'model_type' else f'[{nearest}]'}}}",
+        f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}", hint=hints[field]
     )
 
 
