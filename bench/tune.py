@@ -165,7 +165,7 @@ def _opened(bench: Bench) -> Iterator[SearchContext]:
     task = bench.task()
     with TemporaryDirectory(prefix=".tmp-bench~", dir=task.folder.parent) as name:
         folder = Path(name)
-        context = open_context(task, folder, folder / "kept", lambda line: print(line, file=sys.stderr))
+        context = open_context(task, folder, lambda line: print(line, file=sys.stderr))
         with open_search(context) as search_context:
             yield search_context
 

@@ -20,7 +20,7 @@ from filelock import FileLock
 from ortprep.build import receipts
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
 from ortprep.build.explanation import explain_tasks, format_explanations
-from ortprep.build.receipts import NOT_OURS, kept_folder, read_receipt, write_receipt
+from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
@@ -146,17 +146,6 @@ def test_a_receipt_that_was_changed_does_not_count(artifacts: Path, cache: Diges
     assert why_stale(builds[0], cache) == (NOT_OURS,)
     builds[0].receipt.write_text(json.dumps(data | {"mac": mac}))
     assert why_stale(builds[0], cache) == (NOT_OURS,)
-
-
-@pytest.mark.attack
-def test_what_a_killed_run_of_another_user_kept_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = set()
-    for user in ("theirs", "mine"):
-        monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / user))
-        names |= {kept_folder(tmp_path / "tune-cpu", {"word": "hello"}) for _ in range(2)}
-    assert len(names) == 2
 
 
 def test_without_a_cache_folder_receipts_count_for_their_own_process(

@@ -17,13 +17,11 @@ from filelock import FileLock, Timeout
 
 import ortprep
 from ortprep.build.receipts import (
-    KEPT_PREFIX,
     RECEIPT_VERSION,
     TaskReceipt,
     changed_files,
     differences,
     find_receipt,
-    kept_folder,
     model_folder,
     outcome_key,
     read_receipt,
@@ -171,11 +169,9 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = i
         key = _full_key(task)
         for place in (task.folder, task.receipt):
             remove_stale_temporaries(place.parent, place.name)
-        kept = kept_folder(task.folder, key)
-        _remove_kept(task, but=kept)
         with new_folder(task.folder) as folder:
             with nullcontext() if task.id.stage in MEASURING else working(on_wait=on_wait):
-                context = open_context(task, folder, kept, say)
+                context = open_context(task, folder, say)
                 result = _run_stage(replace(context, key=key, progress=progress), task)
             entries = describe_files(folder, cache.digest)
         receipt = TaskReceipt(
@@ -189,7 +185,6 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = i
             reasons=reasons,
         )
         write_receipt(task.receipt, receipt)
-        _remove_kept(task)
         return True
 
 
@@ -197,16 +192,9 @@ def remove_outcome(task: Task) -> None:
     """Removes a task's files and receipt."""
     task.receipt.unlink(missing_ok=True)
     shutil.rmtree(task.folder, ignore_errors=True)
-    _remove_kept(task)
 
 
-def _remove_kept(task: Task, *, but: Path | None = None) -> None:
-    for folder in task.folder.parent.glob(f"{KEPT_PREFIX}{task.folder.name}~*"):
-        if folder != but:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
+def open_context(task: Task, folder: Path, say: Say) -> Context:
     """Returns the context of a task's stage.
 
     Raises:
@@ -217,9 +205,7 @@ def open_context(task: Task, folder: Path, kept: Path, say: Say) -> Context:
         required: Upstream(task_folder(task.artifacts, task.model, required), receipt.result, receipt.key)
         for required, receipt in receipts.items()
     }
-    return Context(
-        plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say, kept=kept
-    )
+    return Context(plan=task.plan, variant=task.id.variant, upstream=upstream, folder=folder, say=say)
 
 
 def _run_stage(context: Context, task: Task) -> Mapping[str, Any]:

@@ -34,9 +34,6 @@ REPORT_FILE = "report.html"
 
 RECEIPT_VERSION = "1.0"
 
-KEPT_PREFIX = ".kept-"
-"""Folders that begin so hold what a run of the same key can go on with; who made them is part of the name."""
-
 NEVER_DONE = "never done"
 """Reason of a task without a receipt."""
 
@@ -87,11 +84,6 @@ def task_folder(artifacts: Path, model: str, task: TaskId) -> Path:
 def receipt_path(artifacts: Path, model: str, task: TaskId) -> Path:
     """Returns where a task's receipt is."""
     return model_folder(artifacts, model) / "receipts" / f"{str(task).replace('/', '-')}.json"
-
-
-def kept_folder(folder: Path, key: Mapping[str, Any]) -> Path:
-    """Returns the folder that a killed run leaves to the next one with an equal key."""
-    return folder.parent / f"{KEPT_PREFIX}{folder.name}~{_authenticate(encode(key))[:16]}"
 
 
 def refuse_links(artifacts: Path, models: Iterable[str]) -> None:

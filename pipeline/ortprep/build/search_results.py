@@ -98,5 +98,5 @@ def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[
     record = read_search(task)
     with tempfile.TemporaryDirectory(prefix=".tmp-trial~", dir=task.folder.parent) as name:
         folder = Path(name)
-        context = open_context(task, folder, folder / "kept", say)
+        context = open_context(task, folder, say)
         return measure_again(context, record, number, rounds=rounds)

@@ -43,7 +43,7 @@ def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
 
 def fetch(plan: Plan, folder: Path, stage: FetchStage = STAGE) -> FetchResult:
     folder.mkdir()
-    context = Context(plan, None, {}, folder, say=lambda line: None, kept=folder / "kept")
+    context = Context(plan, None, {}, folder, say=lambda line: None)
     result = stage.run(context)
     stage.ensures(context, result)
     return decode(FetchResult, result)
@@ -300,7 +300,7 @@ def test_an_incomplete_outcome_is_noticed(tmp_path: Path) -> None:
     models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
     plan = plan_of(tmp_path, {"path": "m.onnx"})
     (tmp_path / "got").mkdir()
-    context = Context(plan, None, {}, tmp_path / "got", say=lambda line: None, kept=tmp_path / "kept")
+    context = Context(plan, None, {}, tmp_path / "got", say=lambda line: None)
     result = STAGE.run(context)
     (tmp_path / "got" / "m.onnx").write_bytes(b"")
     with pytest.raises(StageError, match=r"did not write all of m\.onnx"):

@@ -94,7 +94,6 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
         },
         folder=folders["out"],
         say=said.append,
-        kept=folders["out"] / "kept",
     )
 
 
@@ -148,8 +147,8 @@ def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path: Path) 
 
 def test_what_is_shipped_was_measured(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    plan, kept = Plan(SPEC, ("cpu",), {}), tmp_path / "kept"
-    context = Context(plan, "cpu", {}, tmp_path / "out", lambda line: None, kept)
+    plan = Plan(SPEC, ("cpu",), {})
+    context = Context(plan, "cpu", {}, tmp_path / "out", lambda line: None)
     result = {
         "measurements": [{"cache": "warm", "rounds": 3, "shapes": "", "plans": []}],
         "decision": {"shipped": "prepared", "faster": True, "reason": ""},

@@ -168,7 +168,6 @@ class Build:
             upstream={TaskId("fetch"): Upstream(self.source, encode(self.fetched()))},
             folder=self.folder,
             say=self.said.append,
-            kept=self.folder / "kept",
         )
 
     def fetched(self) -> FetchResult:

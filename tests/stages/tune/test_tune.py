@@ -140,7 +140,7 @@ def context(optimized: Build, tmp_path: Path) -> Context:
 
 
 def context_in(optimized: Build, folder: Path) -> Context:
-    return dataclasses.replace(optimized.context("cpu", {}), folder=folder, kept=folder / "kept")
+    return dataclasses.replace(optimized.context("cpu", {}), folder=folder)
 
 
 def artefacts_of(optimized: Build, context: Context) -> Artefacts:

@@ -111,7 +111,6 @@ class Build:
             },
             folder=self.folder,
             say=self.said.append,
-            kept=self.folder / "kept",
         )
 
 

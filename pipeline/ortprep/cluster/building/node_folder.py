@@ -23,8 +23,7 @@ def working_folder(job: BuildJob) -> Iterator[Path]:
     """Yields the folder of a job, which is gone afterwards; waits while another process has it.
 
     What another node needs is in the store. Only a process that is killed leaves something here: the next one
-    with an equal job goes on with it (a search of hours has its journal here), and what nobody took up for a
-    day is removed.
+    with an equal job goes on with its finished tasks, and what nobody took up for a day is removed.
 
     Raises:
         CacheError: Others could change what is in the cache folder.

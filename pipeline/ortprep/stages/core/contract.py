@@ -169,8 +169,6 @@ class Context:
     Attributes:
         upstream: Results of exactly the required tasks.
         folder: Empty folder for this task's files; it becomes visible only if the stage succeeds.
-        kept: Folder that a killed run leaves to the next one; it may be missing; it is removed when the task
-            is done or its key has changed.
         key: What decided that the task runs: the stage's `key` and more.
         progress: Takes the fraction of the work that is done, from 0 to 1, as often as it is known.
     """
@@ -180,7 +178,6 @@ class Context:
     upstream: Mapping[TaskId, Upstream]
     folder: Path
     say: Callable[[str], None]
-    kept: Path
     key: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = ignore_progress
 
