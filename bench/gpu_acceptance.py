@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare
+from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare, write_conv1d
 from bench.models import demo_specs, prepare_command, write_specs
+from bench.pool import open_in_threads
 from bench.result_file import describe_machine, format_results
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
@@ -61,7 +62,7 @@ def tune(root: Path, place: Place) -> list[Row]:
     """Searches the target's space on a convolution net, a transformer and a 1-D convolution net."""
     configs, artifacts = root / "configs-tune", root / "artifacts"
     write_specs(demo_specs(place.models), configs, defaults=place.tune_defaults)
-    run_child("bench.gpu_models:write_conv1d", {"path": str(root / "conv1d.onnx")})
+    run_child(write_conv1d, {"path": str(root / "conv1d.onnx")})
     (configs / "conv1d.yaml").write_text(CONV1D, encoding="utf-8")
     command = prepare_command(configs, artifacts)
     command[command.index("prepare")] = "tune"
@@ -158,7 +159,7 @@ def check_golden(request: Mapping[str, Any]) -> dict[str, Any]:
 def check_provider(model: Prepared) -> Row:
     """Does `load` give the target, and the golden answers?"""
     reply = run_child(
-        "bench.gpu_acceptance:check_golden",
+        check_golden,
         {"bundle": str(model.bundle), "target": model.place.target},
     )
     verdict = "seen" if reply.value["variant"] == model.place.target else "FAILED"
@@ -174,7 +175,7 @@ def check_refusal(model: Prepared) -> Row:
     request = {"bundle": str(model.bundle), "target": "cuda"}
     try:
         run_child(
-            "bench.gpu_acceptance:check_golden",
+            check_golden,
             request,
             environment={"CUDA_VISIBLE_DEVICES": ""},
         )
@@ -187,7 +188,7 @@ def check_portable(model: Prepared) -> Row:
     """Does the portable variant answer on the CPU of this machine?"""
     request = {"bundle": str(model.bundle), "target": "portable"}
     reply = run_child(
-        "bench.gpu_acceptance:check_golden",
+        check_golden,
         request,
         environment={"CUDA_VISIBLE_DEVICES": ""},
     )
@@ -213,7 +214,7 @@ def check_pool(model: Prepared) -> Row:
     seconds["two at once"] = start(2)
     seconds["two in turn"] = start(1) + start(1)
     request = {"bundle": str(model.bundle), "count": 2, "together": True}
-    seconds["two threads"] = run_child("bench.pool:open_in_threads", request).value["seconds"]
+    seconds["two threads"] = run_child(open_in_threads, request).value["seconds"]
     answer = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     return Row(f"{model.name}: two workers on one device", "seen", answer, seconds)
 

@@ -75,7 +75,7 @@ def write_models(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def prepare(root: Path, target: str) -> None:
     """Prepares both models by the command."""
-    run_child("bench.gpu_conversions:write_models", {"folder": str(root), "batches": list(BATCHES)})
+    run_child(write_models, {"folder": str(root), "batches": list(BATCHES)})
     inputs = {
         "resnet50": '{"gpu_0/data_0": {shapes: [[1, 3, 224, 224], [8, 3, 224, 224]], range: [0, 1]}}',
         "overflow": "{x: {shapes: [[2, 32]]}}",

@@ -281,7 +281,7 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
         seconds["sequential"].append(time.perf_counter() - started)
         for name, count in (("threads", START_WORKERS), ("threads_one", 1)):
             request = {"bundle": str(bundle), "count": count, "together": True}
-            seconds[name].append(run_child("bench.pool:open_in_threads", request).value["seconds"])
+            seconds[name].append(run_child(open_in_threads, request).value["seconds"])
     one = median(seconds["one"])
     return {
         "workers": START_WORKERS,

@@ -296,9 +296,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 def collect_small(bundle: Path, processes: int) -> dict[str, Any]:
     """Measures small requests in fresh processes."""
     request = {"bundle": str(bundle), "requests": REQUESTS, "rounds": 3}
-    found = [
-        run_child("bench.ray_serving:measure_small", request, timeout_s=900).value for _ in range(processes)
-    ]
+    found = [run_child(measure_small, request, timeout_s=900).value for _ in range(processes)]
     report: dict[str, Any] = {}
     for kind in found[0]:
         ways = {way: [value for one in found for value in one[kind][way]] for way in found[0][kind]}
@@ -313,15 +311,15 @@ def collect_small(bundle: Path, processes: int) -> dict[str, Any]:
 def collect_dataset(bundle: Path, rounds: int, rows: int) -> dict[str, Any]:
     """Measures a dataset in fresh processes, the ways in turn."""
     ways = {
-        "by_hand": ("classify_by_hand", str(bundle)),
-        "predictor": ("classify_dataset", str(bundle)),
-        "nothing": ("classify_dataset", None),
+        "by_hand": (classify_by_hand, str(bundle)),
+        "predictor": (classify_dataset, str(bundle)),
+        "nothing": (classify_dataset, None),
     }
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, (function, path) in ways.items():
             request = {"bundle": path, "rows": rows}
-            found[way].append(run_child(f"bench.ray_serving:{function}", request, timeout_s=1800).value)
+            found[way].append(run_child(function, request, timeout_s=1800).value)
     hand, ray = found["by_hand"], found["predictor"]
     key = "rows_per_s_after_the_first_batch"
     return {

@@ -21,12 +21,12 @@ from ortprep.errors import (
     PipelineError,
     WorkerDiedError,
 )
+from tests.children import fakes
 from tests.fakes import wait_for
 
 pytestmark = pytest.mark.runtime
 
-BAD = "tests.children.fakes"
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 
 
@@ -49,7 +49,7 @@ def wait_for_pid(file: Path) -> int:
 
 def test_an_answer_arrives_whole_from_another_process() -> None:
     request = {"text": "ü\n\0", "list": [1, 2.5, None, True], "nested": {"a": {}}}
-    reply = run_child(f"{BAD}:echo", request)
+    reply = run_child(fakes.echo, request)
     assert reply.value["request"] == request
     assert reply.value["pid"] != os.getpid()
     assert reply.elapsed_s > 0
@@ -60,7 +60,7 @@ def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch:
     (tmp_path / "ortprep").mkdir()
     (tmp_path / "ortprep" / "__init__.py").write_text("raise RuntimeError('so was a folder')")
     monkeypatch.chdir(tmp_path)
-    value = run_child(f"{BAD}:echo", {}).value
+    value = run_child(fakes.echo, {}).value
     assert value["path"] == [entry or str(tmp_path) for entry in sys.path]
     assert value["folder"] == str(tmp_path)
 
@@ -70,19 +70,19 @@ def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number: signal.
     with pytest.raises(
         ChildError, match=rf"kill_itself \(pid \d+\)\n  expected an answer, got {number.name}"
     ) as caught:
-        run_child(f"{BAD}:kill_itself", {"signal": int(number)})
+        run_child(fakes.kill_itself, {"signal": int(number)})
     # Only SIGKILL never comes from the program itself.
     assert isinstance(caught.value, ChildKilledError) == (number == signal.SIGKILL)
 
 
 def test_a_child_that_ends_without_an_answer_is_an_error_even_with_code_0() -> None:
     with pytest.raises(ChildError, match="got exit code 0"):
-        run_child(f"{BAD}:vanish", {})
+        run_child(fakes.vanish, {})
 
 
 def test_a_child_that_exits_is_an_error_with_its_code() -> None:
     with pytest.raises(ChildError, match="got exit code 3"):
-        run_child(f"{BAD}:exit_loudly", {})
+        run_child(fakes.exit_loudly, {})
 
 
 def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(
@@ -99,32 +99,32 @@ def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(
 
     monkeypatch.setattr(threading, "Timer", LateTimer)
     with pytest.raises(ChildTimeoutError, match="within 2 s\n    about to hang"):
-        run_child(f"{BAD}:hang", {"pid_file": str(pid_file)}, timeout_s=2)
+        run_child(fakes.hang, {"pid_file": str(pid_file)}, timeout_s=2)
     assert not is_alive(int(pid_file.read_text()))
 
 
 def test_a_deadline_of_nothing_is_a_deadline(tmp_path: Path) -> None:
     with pytest.raises(ChildTimeoutError):
-        run_child(f"{BAD}:hang", {"pid_file": str(tmp_path / "pid")}, timeout_s=0)
+        run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, timeout_s=0)
 
 
 def test_an_endless_deadline_is_none() -> None:
-    assert run_child(f"{BAD}:echo", {}, timeout_s=float("inf")).value["request"] == {}
+    assert run_child(fakes.echo, {}, timeout_s=float("inf")).value["request"] == {}
 
 
 def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert run_child(f"{BAD}:echo", {}).value["request"] == {}
+        assert run_child(fakes.echo, {}).value["request"] == {}
         with pytest.raises(ChildError, match="expected an answer"):
-            run_child(f"{BAD}:kill_itself", {"signal": int(signal.SIGKILL)})
+            run_child(fakes.kill_itself, {"signal": int(signal.SIGKILL)})
     finally:
         signal.signal(signal.SIGCHLD, before)
 
 
 def test_an_error_of_the_package_arrives_with_class_message_and_hint() -> None:
     with pytest.raises(IntegrityError) as caught:
-        run_child(f"{BAD}:raise_known", {})
+        run_child(fakes.raise_known, {})
     assert type(caught.value) is IntegrityError
     assert caught.value.message == "bytes differ: weights\n  expected a, got ü"
     assert caught.value.hint == "ortprep check here"
@@ -132,57 +132,60 @@ def test_an_error_of_the_package_arrives_with_class_message_and_hint() -> None:
 
 def test_an_error_arrives_with_its_details() -> None:
     with pytest.raises(WorkerDiedError, match="cpu/0 died") as caught:
-        run_child(f"{BAD}:raise_with_details", {})
+        run_child(fakes.raise_with_details, {})
     assert (caught.value.pid, caught.value.returncode, caught.value.stderr) == (17, 3, ("out of luck",))
 
 
 def test_an_error_class_the_parent_does_not_know_arrives_as_the_root() -> None:
     with pytest.raises(PipelineError, match="something of its own") as caught:
-        run_child(f"{BAD}:raise_private", {})
+        run_child(fakes.raise_private, {})
     assert type(caught.value) is PipelineError
 
 
 def test_an_unforeseen_exception_arrives_with_its_traceback() -> None:
     with pytest.raises(ChildError, match=r"(?s)exit code 1.*raise_value_error.*nobody foresaw this"):
-        run_child(f"{BAD}:raise_value_error", {})
+        run_child(fakes.raise_value_error, {})
 
 
 def test_running_out_of_memory_is_said_so() -> None:
     with pytest.raises(ChildError, match="out of memory"):
-        run_child(f"{BAD}:raise_memory_error", {})
+        run_child(fakes.raise_memory_error, {})
 
 
 @pytest.mark.parametrize("function", ["write_to_full_disk", "answer_on_full_disk"])
 def test_a_full_disk_is_said_so_and_never_a_failure_of_what_was_tried(function: str) -> None:
     with pytest.raises(OSError, match="No space left on device") as caught:
-        run_child(f"{BAD}:{function}", {})
+        run_child(getattr(fakes, function), {})
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_an_answer_that_is_no_json_is_an_error() -> None:
     with pytest.raises(ChildError, match="unreadable answer"):
-        run_child(f"{BAD}:return_unserialisable", {})
+        run_child(fakes.return_unserialisable, {})
 
 
-def test_a_function_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(ChildError, match="no_such_function"):
-        run_child(f"{BAD}:no_such_function", {})
+def test_a_function_that_a_child_cannot_import_is_an_error() -> None:
+    def inner(request: dict[str, str]) -> None:
+        del request
+
+    with pytest.raises(ChildError, match="inner"):
+        run_child(inner, {})
 
 
 def test_what_a_child_prints_is_no_part_of_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_child(f"{BAD}:print_a_lot", {}).value == {"ok": True}
+    assert run_child(fakes.print_a_lot, {}).value == {"ok": True}
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_a_child_leaves_running_ends_with_it() -> None:
-    pid = run_child(f"{BAD}:leave_grandchild", {}).value["pid"]
+    pid = run_child(fakes.leave_grandchild, {}).value["pid"]
     assert_gone(pid)
 
 
 def test_what_a_crashed_child_forked_ends_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(ChildError, match="SIGSEGV"):
-        run_child(f"{BAD}:fork_then_die", {"pid_file": str(pid_file)})
+        run_child(fakes.fork_then_die, {"pid_file": str(pid_file)})
     assert_gone(int(pid_file.read_text()))
 
 
@@ -190,14 +193,14 @@ def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch: pytest
     monkeypatch.setenv("ORTPREP_TEST_A", "parent")
     monkeypatch.setenv("ORTPREP_TEST_B", "parent")
     names = ["ORTPREP_TEST_A", "ORTPREP_TEST_B"]
-    reply = run_child(f"{BAD}:change_environment", {"names": names}, environment={"ORTPREP_TEST_B": "child"})
+    reply = run_child(fakes.change_environment, {"names": names}, environment={"ORTPREP_TEST_B": "child"})
     assert reply.value == {"ORTPREP_TEST_A": "parent", "ORTPREP_TEST_B": "child"}
 
 
 def test_the_peak_is_the_childs_own() -> None:
     ballast = bytearray(os.urandom(1)) * (200 * 2**20)
-    small = run_child(f"{BAD}:allocate", {"size_bytes": 1}).peak_rss_bytes
-    large = run_child(f"{BAD}:allocate", {"size_bytes": 64 * 2**20}).peak_rss_bytes
+    small = run_child(fakes.allocate, {"size_bytes": 1}).peak_rss_bytes
+    large = run_child(fakes.allocate, {"size_bytes": 64 * 2**20}).peak_rss_bytes
     assert small < len(ballast) // 2
     assert large - small > 60 * 2**20
 
@@ -206,22 +209,23 @@ def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run_child(f"{BAD}:echo", {})
+    run_child(fakes.echo, {})
     with pytest.raises(ChildError):
-        run_child(f"{BAD}:vanish", {})
+        run_child(fakes.vanish, {})
     assert list(tmp_path.iterdir()) == []
 
 
-PARENT = f"""
+PARENT = """
 import os, signal, sys
 from ortprep.children.child import run_child
+from tests.children.fakes import hang
 signal.signal(signal.SIGINT, signal.default_int_handler)
 wait = os.waitid
 def say_and_wait(*arguments):
     print("waiting", flush=True)
     return wait(*arguments)
 os.waitid = say_and_wait
-run_child("{BAD}:hang", {{"pid_file": sys.argv[1]}})
+run_child(hang, {"pid_file": sys.argv[1]})
 """
 
 

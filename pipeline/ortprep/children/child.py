@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints, overload
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.children.scratch_folder import scratch_folder
@@ -101,35 +101,9 @@ def own_interpreter() -> Interpreter:
     return Interpreter(sys.executable, tuple(entry or str(Path.cwd()) for entry in sys.path))
 
 
-@overload
 def run_child(
     function: Callable[[Q], R],
     request: Q,
-    *,
-    timeout_s: float | None = None,
-    environment: Mapping[str, str] | None = None,
-    memory_bytes: int | None = None,
-    script: Path | None = None,
-    interpreter: Interpreter | None = None,
-) -> Reply[R]: ...
-
-
-@overload
-def run_child(
-    function: str,
-    request: object,
-    *,
-    timeout_s: float | None = None,
-    environment: Mapping[str, str] | None = None,
-    memory_bytes: int | None = None,
-    script: Path | None = None,
-    interpreter: Interpreter | None = None,
-) -> Reply[Any]: ...
-
-
-def run_child(
-    function: Callable[[Q], R] | str,
-    request: Any,
     *,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
@@ -143,7 +117,7 @@ def run_child(
     paths, tuples and scalars, of the types that the function's annotations name.
 
     Args:
-        function: A function of a module, with one argument; or its name, `module:function`.
+        function: A function of a module, with one argument.
         request: Its argument.
         timeout_s: Seconds after which the child is killed; None waits for ever.
         environment: Environment variables to set on top of this process's.
@@ -162,7 +136,7 @@ def run_child(
     """
     python = interpreter or own_interpreter()
     with scratch_folder("ortprep-child-") as folder:
-        name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+        name = _name_of(function)
         job = {"path": list(python.path), "function": name, "request": encode(request)}
         (folder / _REQUEST).write_bytes(json.dumps(job).encode() if script is None else marshal.dumps(job))
         code = ("-c", _BOOTSTRAP) if script is None else (str(script),)
@@ -178,9 +152,14 @@ def run_child(
                 f"  expected an answer within {timeout_s:g} s{_tail(folder / _OUTPUT)}"
             )
         reply = _read_reply(name, process, folder)
-        kind: Any = Any if isinstance(function, str) else get_type_hints(function).get("return", Any)
-        value = decode(kind, reply["value"])
+        value = decode(get_type_hints(function).get("return", Any), reply["value"])
         return Reply(value, started_s, elapsed_s, reply["peak_rss_bytes"])
+
+
+def _name_of(function: Callable[[Q], R]) -> str:
+    """Returns `module:function`; a module that `python -m` runs has its real name in `__spec__` only."""
+    spec = sys.modules["__main__"].__spec__ if function.__module__ == "__main__" else None
+    return f"{function.__module__ if spec is None else spec.name}:{function.__qualname__}"
 
 
 def _spawn(

@@ -21,6 +21,7 @@ from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from tests.children import fakes
 
 pytestmark = pytest.mark.runtime
 
@@ -148,7 +149,7 @@ def test_a_failure_that_may_pass_is_not_remembered(
 ) -> None:
     def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
-        return run_child("tests.children.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+        return run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, **options)
 
     monkeypatch.setattr(availability, "run_child", run)
     show_gpu(monkeypatch)

@@ -166,7 +166,7 @@ def test_weights_are_never_in_memory(tmp_path: Path) -> None:
     for name, size in sizes.items():
         path = models.write_model(models.matmul_net(size=size), tmp_path / f"{name}.onnx")
         request = {"model": str(path), "name": name}
-        peaks[name] = run_child("ortprep.stages.fetch.inspection:inspect_model", request).peak_rss_bytes
+        peaks[name] = run_child(inspect_model, request).peak_rss_bytes
     assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
 
 

@@ -27,6 +27,7 @@ from ortprep.stages.optimize.graph_writer import SaveRequest
 from ortprep.stages.optimize.reload_check import ReloadRequest
 from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
+from tests.children import fakes
 from tests.stages.optimize.builders import Build
 
 
@@ -272,7 +273,7 @@ def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
     write(build, models.zero_inputs())
 
     def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
-        return run_child("tests.children.fakes:kill_itself", {"signal": int(signal.SIGKILL)})
+        return run_child(fakes.kill_itself, {"signal": int(signal.SIGKILL)})
 
     monkeypatch.setattr(optimize, "run_child", run)
     with pytest.raises(ChildKilledError, match="SIGKILL"):
@@ -330,7 +331,7 @@ def test_a_child_that_takes_too_long_is_a_reason_too(
 
     def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
-        return run_child("tests.children.fakes:hang", {"pid_file": str(tmp_path / "pid")}, **options)
+        return run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, **options)
 
     monkeypatch.setattr(optimize, "run_child", run)
     with pytest.raises(StageError, match=r"took too long"):
