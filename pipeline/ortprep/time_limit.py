@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """A call took longer than it may; whoever limits it says what that means."""
+    """A call took longer than it may; the caller turns this into an error of its own."""
 
 
 def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], object] = lambda: None) -> T:

@@ -32,7 +32,7 @@ MAX_JSON_VALUES = 640_000
 manifest has one in 15 bytes."""
 
 _MAX_SHOWN = 100
-"""Most characters of a key in the path to a value: the path is written anew for each value below the key."""
+"""Maximum length of a key in the path to a value: each value below the key builds its whole path."""
 
 
 def encode(value: object) -> Any:

@@ -67,7 +67,7 @@ def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> No
     got = "\n".join(problems) or "  got none"
     raise SignatureError(
         f"no valid signature: {part.model} ({part.digest})\n  expected one by {public_key}\n{got}",
-        hint="verify with the public key of whoever published it, or publish it signed: "
+        hint="verify with the publisher's public key, or publish it signed: "
         "ortprep publish BUNDLE --sign PRIVATE_KEY",
     )
 

@@ -92,8 +92,8 @@ _CHUNK_BYTES = 32 * 1024 * 1024 - 64 * 1024
 def _keep_freed_memory() -> None:
     """Has glibc reuse freed memory for arrays of up to 32 MiB, as it does after most plain loads.
 
-    At first glibc maps each allocation above 128 KiB afresh and unmaps it when it is freed, so whoever makes
-    arrays pays a page fault for every 4 KiB of them, in every run again. When a larger mapped chunk is freed,
+    At first glibc maps each allocation above 128 KiB afresh and unmaps it when it is freed, so new
+    arrays cost a page fault for every 4 KiB of them, in every run again. When a larger mapped chunk is freed,
     glibc raises that limit to the chunk's size, and keeps up to twice as much free memory (mallopt(3),
     M_MMAP_THRESHOLD). A plain load frees such chunks by chance: copies of weights. A prepared load does not,
     since it maps its weights. This frees one, whose pages are never touched, in 0.03 ms.

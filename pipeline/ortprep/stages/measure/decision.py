@@ -39,7 +39,7 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
     than 3 %, one standard error allowed: a graph that was optimised beforehand runs the same kernels, so it
     has to be shown to be slower. Where single figures scatter by 15 %, as on a shared machine, 4 % of equal
     plans are refused after ten rounds, 50 % of those that take 1.1 times as long and 95 % of 1.3 times (two
-    models, 50 rounds of each, drawn anew 600 times). Otherwise the default is shipped, unless it exceeds a
+    models, 50 rounds of each, drawn 600 times). Otherwise the default is shipped, unless it exceeds a
     limit: then the first candidate that keeps them. The prepared plan is judged together with its first
     phase, if it has one.
 
