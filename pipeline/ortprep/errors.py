@@ -11,13 +11,15 @@ All of them survive pickling, because they cross process borders, and all of the
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from ortprep.quoting import printable, quoted
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
+
+_SHOWN_CHOICES = 40
 
 
 class PipelineError(Exception):
@@ -51,6 +53,46 @@ class PipelineError(Exception):
 
 def _rebuild(kind: type[PipelineError], message: str, hint: str | None) -> PipelineError:
     return kind(message, hint=hint)
+
+
+def nearest_choice(name: str, choices: Iterable[str]) -> str | None:
+    """Returns the choice that a misspelt name most likely stands for, None if none is near."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1)), None)
+
+
+def propose(name: str, choices: Iterable[str]) -> str:
+    """Returns what a message says of a name that is no choice: the nearest one, or what is expected."""
+    listed = list(dict.fromkeys(choices))
+    nearest = nearest_choice(name, listed)
+    if nearest is not None:
+        return f"did you mean {nearest!r}?"
+    more = f" and {len(listed) - _SHOWN_CHOICES} more" if len(listed) > _SHOWN_CHOICES else ""
+    return f"expected one of {', '.join(listed[:_SHOWN_CHOICES]) or 'none'}{more}"
+
+
+def require_known(
+    what: str, name: str, choices: Collection[str], *, hint: Callable[[str], str] | None = None
+) -> None:
+    """Refuses a user's name for something that does not exist.
+
+    Args:
+        what: What is named, for the message.
+        name: The name.
+        choices: The names that exist.
+        hint: Returns the hint, given the nearest choice, or the first one if none is near.
+
+    Raises:
+        SpecError: The name is no choice.
+    """
+    if name in choices:
+        return
+    nearest = nearest_choice(name, choices) or next(iter(choices), None)
+    raise SpecError(
+        f"unknown {what}: {name!r}\n  {propose(name, choices)}",
+        hint=None if hint is None or nearest is None else hint(nearest),
+    )
 
 
 def to_dict(error: BaseException) -> dict[str, Any]:

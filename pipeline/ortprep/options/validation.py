@@ -10,10 +10,10 @@ name neither a file nor an address; callers warn about it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ortprep.errors import nearest_choice
 from ortprep.options.option import NEWEST, Option, format_option, version_parts
 from ortprep.options.table import Table, read_tables
 
@@ -158,8 +158,8 @@ def _find_elsewhere(name: str, table: Table) -> str | None:
 
 def _suggest(name: str, table: Table, *, version: str) -> str | None:
     settable = [option.name for option in _known(table, version) if option.owner is None]
-    nearest = difflib.get_close_matches(name.strip().lower(), settable, n=1)
-    return f"did you mean {nearest[0]!r}?" if nearest else None
+    nearest = nearest_choice(name.strip().lower(), settable)
+    return None if nearest is None else f"did you mean {nearest!r}?"
 
 
 def _shorten(text: str, limit: int = 60) -> str:

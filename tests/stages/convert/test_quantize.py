@@ -235,15 +235,14 @@ def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Pat
 @EVERY_PASS
 def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path, name: str) -> None:
     model = matmul_net()
-    for kind, wanted, says, hint in (
-        (SpecError, {"exclude": ("matmul_0",)}, "unknown excluded node: 'matmul_0'\n.*matmul0", None),
-        (StageError, {"exclude": ("matmul0", "matmul1")}, "no node can be quantised", None),
-        (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'", "'MatMul'"),
-        (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm", None),
+    for kind, wanted, says in (
+        (SpecError, {"exclude": ("matmul_0",)}, "unknown node to exclude: 'matmul_0'\n.*matmul0"),
+        (StageError, {"exclude": ("matmul0", "matmul1")}, "no node can be quantised"),
+        (SpecError, {"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'\n.*'MatMul'"),
+        (StageError, {"operators": ("Gemm",)}, "expected at least one Gemm"),
     ):
-        with pytest.raises(kind, match=says) as caught:
+        with pytest.raises(kind, match=says):
             _quantize(name, model, tmp_path, **wanted)
-        assert hint is None or hint in str(caught.value.hint)
         assert list((tmp_path / "written").iterdir()) == []
 
 

@@ -8,7 +8,6 @@ can have only one of the two: their modules have the same names. For child proce
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import sys
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnxruntime
 
-from ortprep.errors import MissingExtraError, StageError
+from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
 from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
 from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
@@ -62,14 +61,20 @@ def fuse(request: FusionRequest) -> FusionReply:
     """Fuses a model and writes it.
 
     Raises:
-        StageError: The model type or a fusion is unknown, heads cannot be found, the optimizer fails or
+        SpecError: The model type or a fusion is unknown.
+        StageError: Heads cannot be found, the optimizer fails or
             changes the interface, or nothing is fused.
         MissingExtraError: The package, or SymPy, which both need, is not installed.
         OSError: Data is missing, or the disk is full.
     """
     fusion = request.fusion
     library = _own() if fusion.library == "onnxruntime" else _tools()
-    _check_known("model_type", fusion.model_type, library.model_types)
+    require_known(
+        "model_type for fusion",
+        fusion.model_type,
+        library.model_types,
+        hint=lambda near: f"fusion: {{model_type: {quoted(near)}}}",
+    )
     model = load_with_weights(request.source, request.source.parent)
     name_nodes(model)
 
@@ -80,7 +85,9 @@ def fuse(request: FusionRequest) -> FusionReply:
     options = library.options(fusion.model_type)
     known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
     for name in disabled:
-        _check_known("disable", name, known)
+        require_known(
+            "fusion to disable", name, known, hint=lambda near: f"fusion: {{disable: [{quoted(near)}]}}"
+        )
         setattr(options, _PREFIX + name, False)
 
     # Fuse.
@@ -199,20 +206,6 @@ def _infer_without_copies(inference: Any) -> None:
         self.initializers_ = {weight.name: weight for weight in model.graph.initializer}
 
     inference._preprocess = prepare_sharing
-
-
-def _check_known(field: str, name: str, choices: tuple[str, ...] | list[str]) -> None:
-    """Raises `StageError` with the nearest choice for an unknown name."""
-    if name in choices:
-        return
-    nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
-    hints = {
-        "model_type": f"fusion: {{model_type: {quoted(nearest)}}}",
-        "disable": f"fusion: {{disable: [{quoted(nearest)}]}}",
-    }
-    raise StageError(
-        f"unknown {field} for fusion: {name!r}\n  expected one of {', '.join(choices)}", hint=hints[field]
-    )
 
 
 def _keep_interface(graph: onnx.GraphProto, before: onnx.GraphProto, read: set[str]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-from ortprep.errors import SpecError, StageError
+from ortprep.errors import SpecError, StageError, require_known
 from ortprep.quoting import quoted
 from ortprep.stages.convert.half_casts import insert_casts
 from ortprep.stages.convert.half_graph import is_operator, make_plain
@@ -33,7 +33,7 @@ from ortprep.stages.convert.weights import (
     read_graph,
     read_pieces,
 )
-from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
+from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
@@ -59,7 +59,8 @@ def convert_half(request: PrecisionRequest) -> PrecisionReply:
         model = onnx.inliner.inline_local_functions(model)
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
-    check_nodes("node to keep", half.keep_nodes, names)
+    for name in half.keep_nodes:
+        require_known("node to keep", name, names)
     for operator in half.block_operators:
         if not is_operator(operator):
             raise SpecError(f"no such operator: {operator!r}\n  expected an operator of ONNX Runtime")

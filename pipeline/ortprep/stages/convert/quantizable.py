@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,12 @@ import onnx
 import onnx.version_converter
 from onnx import helper
 
-from ortprep.errors import SpecError, StageError
+from ortprep.errors import StageError, require_known
 from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.requests import PrecisionReply
 from ortprep.stages.convert.weights import read_graph
-from ortprep.stages.core.graphs.graph_walk import check_nodes, name_nodes, walk_graphs
+from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
 
 CONTRIB = "com.microsoft"
 PLAIN_DOMAINS = ("", "ai.onnx")
@@ -35,12 +34,8 @@ def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collecti
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
         StageError: The source is not an ONNX model.
     """
-    for unknown in (operator for operator in quantize.operators if operator not in supported):
-        nearest = difflib.get_close_matches(unknown, supported, n=1)
-        raise SpecError(
-            f"unknown operator to quantise: {unknown!r}\n  expected one of {', '.join(sorted(supported))}",
-            hint=f"did you mean {nearest[0]!r}?" if nearest else None,
-        )
+    for operator in quantize.operators:
+        require_known("operator to quantise", operator, sorted(supported))
     model = read_graph(source)
     for graph in walk_graphs(model):
         # PyTorch writes shapes of weights. The quantiser transposes the weight of a Gemm under its name and
@@ -50,7 +45,9 @@ def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collecti
         del graph.value_info[:]
         graph.value_info.extend(described.value_info)
     name_nodes(model)
-    check_nodes("excluded node", quantize.exclude, [name for name, _ in list_nodes(model)])
+    names = [name for name, _ in list_nodes(model)]
+    for name in quantize.exclude:
+        require_known("node to exclude", name, names)
     return model
 
 

@@ -5,14 +5,11 @@ For child processes: what it walks are `onnx` messages.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper
-
-from ortprep.errors import SpecError
 
 MAX_RANK = 64
 """Maximum number of axes of a tensor; numpy takes no more."""
@@ -169,26 +166,6 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
 def value_names(model: onnx.ModelProto) -> set[str]:
     """Returns the names of all values, of every graph."""
     return {name for graph in walk_graphs(model) for name in defined_names(graph)}
-
-
-def check_nodes(what: str, chosen: Sequence[str], names: Sequence[str]) -> None:
-    """Checks that the nodes a user gives by name exist.
-
-    Args:
-        what: What they are, for the error.
-        chosen: Their names.
-        names: Names of all nodes of the model.
-
-    Raises:
-        SpecError: One does not exist.
-    """
-    unknown = sorted({*chosen}.difference(names))
-    if unknown:
-        raise SpecError(
-            f"unknown {what}: {', '.join(map(repr, unknown))}\n"
-            f"  expected one of the {len(names)} nodes of the model, such as "
-            f"{', '.join(difflib.get_close_matches(unknown[0], names)) or names[0]}"
-        )
 
 
 def _candidates(stem: str) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import propose
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.results import ModelInterface
 
@@ -90,10 +90,7 @@ def _unsupported(interface: ModelInterface) -> Iterator[str]:
 def _unknown_names(section: str, names: Iterable[str], known_names: list[str]) -> Iterator[str]:
     for name in names:
         if name not in known_names:
-            nearest = difflib.get_close_matches(name, known_names, n=1)
-            listed = ", ".join(repr(item) for item in known_names[:20]) or "none"
-            meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            yield f"{section}.{name}: not in the model, expected one of {listed}{meant}"
+            yield f"{section}.{name}: not in the model; {propose(name, known_names)}"
 
 
 def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
