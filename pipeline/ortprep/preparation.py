@@ -15,7 +15,7 @@ from ortprep.errors import MissingExtraError, SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, SpecSections, check_keywords, override, write_spec
+from ortprep.spec.python_spec import Spec, SpecSections, override, write_spec
 from ortprep.spec.reading import read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
 
@@ -130,8 +130,6 @@ class PreparedBundle:
             return None  # the notebook shows the text form
 
 
-_KEYWORDS = ("name", "artifacts", "configs", "target", "skip_unavailable", "on_progress")
-
 ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
 
 
@@ -172,7 +170,6 @@ def prepare(
         PipelineError: A task failed; an old bundle, if any, is untouched.
     """
     _check_arguments(model, artifacts, configs, skip_unavailable, on_progress)
-    check_keywords(sections, function="prepare", others=_KEYWORDS)
     report = on_progress or _ignore
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()

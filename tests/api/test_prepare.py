@@ -69,15 +69,9 @@ except MissingExtraError as error:
         ("models/net.onnx", {"on_progress": 3}, SpecError, "on_progress\n  expected a function, or None"),
         ("models/net.onnx", {"skip_unavailable": "x"}, SpecError, "expected True or False, got 'x'"),
         ("models/net.onnx", {"inputs": "x"}, SpecError, "inputs: expected a mapping, got 'x'"),
-        ("models/net.onnx", {"budget_s": 3}, SpecError, "prepare: budget_s\n  expected tune={'budget_s': …}"),
-        (
-            "models/net.onnx",
-            {"source": "x"},
-            SpecError,
-            "unknown argument of prepare: source\n  expected one",
-        ),
+        ("models/net.onnx", {"budget_s": 3}, SpecError, "budget_s: unknown key; did you mean tune.budget_s"),
         ("configs/absent.yaml", {}, SpecError, "cannot be read"),
-        ("models/net.onnx", {**NET, "tunes": {}}, SpecError, "argument of prepare: tunes\n  expected tune"),
+        ("models/net.onnx", {**NET, "tunes": {}}, SpecError, "tunes: unknown key; did you mean 'tune'?"),
         ("models/absent.onnx", NET, SourceError, "no such model: models/absent.onnx"),
         ("models", NET, SourceError, "expected a URL or an ONNX file, got a folder at"),
         (Path("https://host/net.onnx"), NET, SpecError, "not a URL: https:/host/net.onnx\n  expected text"),
@@ -129,7 +123,7 @@ def test_a_model_gets_a_spec_however_it_is_named(
 def test_wrong_sections_are_told_before_a_spec_is_written(place: Project) -> None:
     spec = place.configs / "net.yaml"
     spec.unlink()
-    with pytest.raises(SpecError, match="unknown argument of prepare: tunes"):
+    with pytest.raises(SpecError, match="tunes: unknown key"):
         prepare("models/net.onnx", tunes={})  # type: ignore[call-arg]
     assert not spec.exists()
 

@@ -38,7 +38,7 @@ def test_without_a_file_there_is_a_kind_for_each_target(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot read the fleet"):
+    with pytest.raises(SpecError, match="cannot be read"):
         read_fleet(tmp_path / "other.yaml", configs=tmp_path)
 
 

@@ -17,8 +17,7 @@ from ortprep.bundle.codec import canonical_json
 from ortprep.errors import SpecError
 from ortprep.options import known_attributes
 from ortprep.spec.models import ModelSpec, SourceSpec, resolved_spec
-from ortprep.spec.schema import known_keys
-from ortprep.spec.validation import parse_spec
+from ortprep.spec.validation import known_keys, parse_spec
 
 FULL: dict[str, Any] = {
     "name": "m",

@@ -18,12 +18,10 @@ from typing import Annotated, get_args
 
 from pydantic import AfterValidator, Field, field_validator
 
-from ortprep.bundle.file_memory import open_regular
-from ortprep.errors import SpecError
 from ortprep.spec.fields import Name, Positive, SpecSection, Target
 from ortprep.spec.problems import build_error
 from ortprep.spec.validation import check, locate
-from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
+from ortprep.spec.yaml_text import read_yaml
 
 FLEET_FILE = "fleet.yaml"
 """The fleet file, beside the specs."""
@@ -117,15 +115,8 @@ def read_fleet(path: Path | None, *, configs: Path) -> Fleet:
     file = path or configs / FLEET_FILE
     if path is None and not file.exists():
         return DEFAULT_FLEET
-    try:
-        with open_regular(file) as stream:
-            text = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecError(
-            f"cannot read the fleet: {file}\n  {error.strerror}", hint="ortprep prepare --fleet FILE"
-        ) from error
-    document = parse_yaml(text, file=str(file))
+    document = read_yaml(file)
     fleet, faults = check(Fleet, document.data)
     if fleet is None or document.problems:
-        raise build_error((*document.problems, *locate(faults, document)))
+        raise build_error(document.problems or locate(faults, document), hint="ortprep prepare --fleet FILE")
     return fleet

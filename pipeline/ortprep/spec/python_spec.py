@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
@@ -18,7 +17,6 @@ from ortprep.errors import SpecError
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.schema import known_keys
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import parse_spec
 from ortprep.versions import installed_onnxruntime
@@ -72,35 +70,10 @@ class Spec(ModelSpec):
         name: str | None = None,
         **sections: Unpack[SpecSections],
     ) -> None:
-        check_keywords(sections, function="Spec", others=("name",))
         place = as_json(source) if isinstance(source, Mapping | BaseModel) else _source_of(source)
         data = {"name": _name_of(place) if name is None else name, "source": place, **sections}
         super().__init__(**_check(as_json(data)).model_dump(exclude_unset=True))
         self._folder = Path.cwd()
-
-
-def check_keywords(keywords: Iterable[str], *, function: str, others: Sequence[str]) -> None:
-    """Refuses keyword arguments that are no section of a spec.
-
-    Args:
-        keywords: Names of the arguments.
-        function: The function that got them.
-        others: Its other keyword arguments.
-
-    Raises:
-        SpecError: One is unknown; the message names the argument that was meant, or all.
-    """
-    sections = tuple(SpecSections.__annotations__)
-    for key in keywords:
-        if key in sections:
-            continue
-        inside = [f"{one}={{{key!r}: …}}" for one in sections if key in known_keys((one,))]
-        near = difflib.get_close_matches(key, (*others, *sections), n=1, cutoff=0.75)
-        expected = " or ".join(inside or near) or f"one of {', '.join((*others, *sections))}"
-        raise SpecError(
-            f"unknown argument of {function}: {key}\n  expected {expected}",
-            hint="ortprep schema   # every section and what it takes",
-        )
 
 
 def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ortprep.errors import nearest_choice, propose
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.schema import known_keys
 from ortprep.spec.session_options import find_option_problems
 from ortprep.spec.yaml_text import YamlDocument
 
@@ -70,16 +70,16 @@ def check(kind: type[M], data: Mapping[str, Any]) -> tuple[M | None, tuple[Fault
 def _reword(details: Sequence[Any], data: Mapping[str, Any], kind: type[BaseModel]) -> tuple[Fault, ...]:
     """Rewords pydantic's list: one fault per place, the alternatives of a union joined by "or"."""
     words: dict[Place, dict[str, str]] = {}
-    doubtful: set[Place] = set()
+    outer: set[Place] = set()
     for detail in details[:MAX_REPORTED]:
-        place, exact = _place_in(data, detail)
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # pydantic counts valid items only, and the others have their own problems
+        place = _place_in(data, detail)
         words.setdefault(place, {})[_word(detail, place, kind)] = _got(detail)
-        if not exact:
-            doubtful.add(place)
+        if len(place) < len(detail["loc"]):  # an alternative of a union, or what failed inside one
+            outer |= {place}
     # That an alternative of a union failed says less than what failed inside another alternative.
-    outer = {inner[:depth] for inner in words for depth in range(len(inner))} & doubtful
+    outer &= {inner[:depth] for inner in words for depth in range(len(inner))}
     return tuple(
         (place, " or ".join(alternatives).replace(" or expected", " or") + next(iter(alternatives.values())))
         for place, alternatives in words.items()
@@ -87,16 +87,16 @@ def _reword(details: Sequence[Any], data: Mapping[str, Any], kind: type[BaseMode
     )
 
 
-def _place_in(data: Any, detail: Any) -> tuple[Place, bool]:
-    """Returns the error's place in the data, and whether it is exact: names no alternative of a union."""
-    place: list[Any] = []
+def _place_in(data: Any, detail: Any) -> Place:
+    """Returns the error's place in the data: pydantic's, without the names of a union's alternatives."""
+    place: list[str | int] = []
     for step in detail["loc"]:
         if _has(data, step):
             data = data[step]
         elif not (detail["type"] == "missing" and step == detail["loc"][-1]):
             continue
         place.append(step)
-    return tuple(place), len(place) == len(detail["loc"])
+    return tuple(place)
 
 
 def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
@@ -106,7 +106,7 @@ def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
         case "missing":
             return "missing"
         case "extra_forbidden":
-            return f"unknown key{_suggest(place, kind)}"
+            return f"unknown key; {_expected_key(place, kind)}"
         case "json_invalid":
             return "expected text without lone surrogates, nested less than 200 levels deep"
     text = re.sub(r"^\w+ should (be |have |)", "expected ", detail["msg"])
@@ -120,18 +120,32 @@ def _got(detail: Any) -> str:
     return "" if kind == "value_error" and not isinstance(got, str) else f", got {shown(got)}"
 
 
-def _suggest(place: Place, kind: type[BaseModel]) -> str:
-    """Proposes the nearest key of the same mapping, or the section that has a key of that name."""
+def _expected_key(place: Place, kind: type[BaseModel]) -> str:
+    """Returns what stands at the place of an unknown key, or which section has a key of that name."""
     *parents, key = place
     siblings = known_keys(tuple(parents), kind)
-    near = difflib.get_close_matches(str(key), siblings, n=1, cutoff=0.6)
-    sections = known_keys((), kind)
-    elsewhere = [dotted((section, str(key))) for section in sections if key in known_keys((section,), kind)]
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    if elsewhere:
-        return f"; did you mean {' or '.join(elsewhere)}?"
-    return f"; expected one of {', '.join(siblings)}"
+    sections = [section for section in known_keys((), kind) if key in known_keys((section,), kind)]
+    if sections and nearest_choice(str(key), siblings) is None:
+        return f"did you mean {' or '.join(dotted((section, key)) for section in sections)}?"
+    return propose(str(key), siblings)
+
+
+@functools.cache
+def known_keys(place: Place, kind: type[BaseModel] = ModelSpec) -> tuple[str, ...]:
+    """Returns the keys that a mapping at `place` of a `kind`'s data may have; none where it takes any."""
+    models = [kind]
+    for step in place:  # keys of mappings and indices of lists lead to nothing else
+        fields = [model.model_fields[step] for model in models if step in model.model_fields]
+        models = [one for field in fields for one in _find_models(field.annotation)] if fields else models
+    return tuple(key for model in models for key in model.model_fields)
+
+
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yields the sections that a type has in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _find_models(inner)
 
 
 def shown(value: Any) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ortprep.spec.problems import SHOWN_CHARACTERS, Place, Problem
+from ortprep.bundle.file_memory import open_regular
+from ortprep.spec.problems import SHOWN_CHARACTERS, UNREADABLE, Place, Problem
 
 MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""
@@ -24,20 +26,15 @@ MAX_DEPTH = 40
 """Maximum nesting; a spec needs 6."""
 
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])\ufeff*%")
-_COLLECTION, _TEXT, _MERGE = "collection", "text", "merge"
-_PLAIN = (
-    (_MERGE, re.compile("<<"), str),
-    ("null", re.compile(r"~|null|Null|NULL|"), lambda _: None),
-    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
-    ("decimal", re.compile(r"[-+]?[0-9]{1,100}"), int),
-    ("integer", re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}"), lambda text: int(text, 0)),
-    ("float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
-    ("infinite", re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda _: math.inf),
+_SCALARS = (
+    (re.compile(r"~|null|Null|NULL|"), lambda _: None),
+    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    (re.compile(r"[-+]?[0-9]{1,100}"), int),
+    (re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}"), lambda text: int(text, 0)),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda _: math.inf),
 )
-"""Kinds of scalars without quotes: the name, how they look, and what they mean; all others are text."""
-
-_CONVERTERS = {_TEXT: str, **{kind: convert for kind, _, convert in _PLAIN}}
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+"""How scalars without quotes look, and what they mean; all others are text."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,13 @@ class YamlDocument:
     Attributes:
         data: Its top-level mapping: dicts, lists, str, int, float, bool and None only.
         lines: Line of every key and every list item, from 1, by place.
-        problems: Its problems; `data` lacks the parts concerned, or has None there.
-        readable: Whether the file is YAML; if not, `data` is empty and `problems` say why.
+        problems: Why it is not usable; `data` is empty then.
     """
 
     file: str
     data: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[Place, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
-    readable: bool = True
 
     def line_of(self, place: Place) -> int | None:
         """Returns the line of `place`, or of the nearest place around it."""
@@ -63,133 +58,120 @@ class YamlDocument:
         return next((self.lines[outer] for outer in around if outer in self.lines), None)
 
 
-class _UnreadableError(Exception):
-    """The text is not readable; its arguments are the line, or None, and why."""
+class _RefusedError(Exception):
+    """The text is refused; its arguments are the line, or None, and why."""
 
 
-class _Loader(yaml.CSafeLoader):
-    """Tags nodes by the kinds above, so that a tag that was written differs, and limits the depth."""
-
-    _depth = 0
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        if kind is not yaml.ScalarNode:
-            return _COLLECTION
-        kinds = (name for name, pattern, _ in _PLAIN if implicit[0] and pattern.fullmatch(value))
-        return next(kinds, _TEXT)
-
-    def descend_resolver(self, parent: yaml.Node | None, _index: object) -> None:
-        self._depth += 1
-        if parent is not None and self._depth > MAX_DEPTH:
-            raise _UnreadableError(_line(parent), _TOO_DEEP)
-
-    def ascend_resolver(self) -> None:
-        self._depth -= 1
+def read_yaml(path: Path) -> YamlDocument:
+    """Reads a file as `parse_yaml` does; that it cannot be read is a problem of the document too."""
+    try:
+        with open_regular(path) as stream:
+            return parse_yaml(stream.read(MAX_BYTES + 1), file=str(path))
+    except OSError as error:
+        problem = Problem(str(path), None, (), f"{UNREADABLE}: {error.strerror}")
+        return YamlDocument(str(path), problems=(problem,))
 
 
 def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
     """Reads one YAML document whose top level is a mapping.
 
-    Total: every problem of the text (too large, not UTF-8, not YAML, several documents, no mapping, …) is in
-    the document's `problems`. `file` is the name for messages.
+    Total: the first problem of the text (too large, not UTF-8, not YAML, several documents, no mapping, a
+    duplicate key, …) is in the document's `problems`. `file` is the name for messages.
     """
-    reading = _Reading(file)
+    lines: dict[Place, int] = {(): 1}
     try:
-        root = _compose(text)
-        data = {} if root is None else reading.read(root, ())
-    except _UnreadableError as error:
+        return YamlDocument(file, _parse(_decode(text), lines), lines)
+    except _RefusedError as error:
         line, reason = error.args
-        return YamlDocument(file, problems=(Problem(file, line, (), reason),), readable=False)
-    return YamlDocument(file, data or {}, {**reading.lines, (): 1}, tuple(reading.problems))
+    except yaml.YAMLError as error:  # of a control character there is no mark
+        mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = None if mark is None else int(mark.line) + 1
+        reason = f"not readable as YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+    return YamlDocument(file, problems=(Problem(file, line, (), reason),))
 
 
-def _compose(text: bytes) -> yaml.Node | None:
-    """Returns the root of a document, a mapping; None of an empty one."""
+def _decode(text: bytes) -> str:
+    """Returns the text of a file that is not too large and has no directives."""
     if len(text) > MAX_BYTES:
-        raise _UnreadableError(None, f"file too large; expected at most {MAX_BYTES} bytes")
+        raise _RefusedError(None, f"file too large; expected at most {MAX_BYTES} bytes")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
-        raise _UnreadableError(line, f"expected UTF-8 text, got byte 0x{text[error.start]:02x}") from None
+        raise _RefusedError(line, f"expected UTF-8 text, got byte 0x{text[error.start]:02x}") from None
     if found := _DIRECTIVE.search(decoded):  # libyaml compares each `%TAG` with all earlier ones
         line = len(decoded[: found.end()].splitlines())
-        raise _UnreadableError(line, "directives are not supported, got a line that begins with %; remove it")
-    try:
-        root: yaml.Node | None = yaml.compose(decoded, _Loader)
-    except yaml.reader.ReaderError as error:
-        line = decoded.encode()[: error.position].count(b"\n") + 1
-        raise _UnreadableError(line, f"control character U+{error.character:04X} is not allowed") from None
-    except yaml.error.MarkedYAMLError as error:
-        mark, reason = error.problem_mark or error.context_mark, error.problem or error.context
-        if reason == "exceeded maximum nesting depth":  # libyaml 0.2.6 and later, in the parser
-            reason = _TOO_DEEP
-        raise _UnreadableError(mark and mark.line + 1, f"not readable as YAML: {reason}") from None
-    if root is not None and not isinstance(root, yaml.MappingNode):
-        raise _UnreadableError(_line(root), "expected a mapping (key: value) at the top level")
-    return root
+        raise _RefusedError(line, "directives are not supported, got a line that begins with %; remove it")
+    return decoded
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+def _parse(text: str, lines: dict[Place, int]) -> dict[str, Any]:
+    """Returns the data of the only document of a text, and notes the line of every place."""
+    skipped = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
+    events = (event for event in yaml.parse(text, yaml.CSafeLoader) if not isinstance(event, skipped))
+    first = next(events)
+    if isinstance(first, yaml.StreamEndEvent):
+        return {}
+    if not isinstance(first, yaml.MappingStartEvent):
+        raise _RefusedError(_line(first), "expected a mapping (key: value) at the top level")
+    data: dict[str, Any] = _read(first, events, (), lines)
+    if not isinstance(second := next(events), yaml.StreamEndEvent):
+        raise _RefusedError(_line(second), "expected one document, got another")
+    return data
 
 
-class _Reading:
-    """The state of turning one tree of nodes into data."""
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.lines: dict[Place, int] = {}
-        self.problems: list[Problem] = []
-        self._seen: set[int] = set()
 
-    def read(self, node: yaml.Node, place: Place) -> Any:
-        """Returns a node's data; what is wrong with it becomes a problem, and None."""
-        if id(node) in self._seen:
-            return self._complain(node, place, "aliases are not supported; write the value again")
-        self._seen.add(id(node))
-        if node.tag != _COLLECTION and node.tag not in _CONVERTERS:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-            return self._complain(node, place, f"tags are not supported, got {tag}; remove it")
-        if isinstance(node, yaml.MappingNode):
-            return self._read_mapping(node, place)
-        if isinstance(node, yaml.SequenceNode):
-            self.lines |= {(*place, index): _line(item) for index, item in enumerate(node.value)}
-            return [self.read(item, (*place, index)) for index, item in enumerate(node.value)]
-        value = _CONVERTERS[node.tag](node.value)
-        if isinstance(value, float) and not math.isfinite(value):
-            return self._complain(
-                node, place, f"expected a finite number, got {node.value[:SHOWN_CHARACTERS]}"
-            )
-        if isinstance(value, str) and "\0" in value:
-            return self._complain(node, place, "expected text, got a NUL")
-        return value
+def _read(event: Any, events: Iterator[Any], place: Place, lines: dict[Place, int]) -> Any:
+    """Returns the data of the value that begins with an event; takes the rest of it from `events`."""
+    if isinstance(event, yaml.AliasEvent):
+        raise _RefusedError(_line(event), "aliases are not supported; write the value again")
+    if event.tag is not None:
+        tag = event.tag.replace("tag:yaml.org,2002:", "!!")[:SHOWN_CHARACTERS]
+        raise _RefusedError(_line(event), f"tags are not supported, got {tag}; remove it")
+    if isinstance(event, yaml.ScalarEvent):
+        return _read_scalar(event)
+    if len(place) >= MAX_DEPTH:
+        raise _RefusedError(_line(event), f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[Any] = []
+        while not isinstance(item := next(events), yaml.SequenceEndEvent):
+            inner = (*place, len(items))
+            lines[inner] = _line(item)
+            items.append(_read(item, events, inner, lines))
+        return items
+    result: dict[str, Any] = {}
+    while not isinstance(key_event := next(events), yaml.MappingEndEvent):
+        key = _read_key(key_event)
+        inner = (*place, key)
+        if key in result:
+            reason = f"duplicate key {key!r}; it is already in line {lines[inner]}"
+            raise _RefusedError(_line(key_event), reason)
+        lines[inner] = _line(key_event)
+        result[key] = _read(next(events), events, inner, lines)
+    return result
 
-    def _read_mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = self._read_key(key_node, place)
-            if key is None:
-                continue
-            inner = (*place, key)
-            if key in result:
-                self._complain(key_node, inner, f"duplicate key; it is already in line {self.lines[inner]}")
-                continue
-            self.lines[inner] = _line(key_node)
-            result[key] = self.read(value_node, inner)
-        return result
 
-    def _read_key(self, node: yaml.Node, place: Place) -> str | None:
-        if node.tag == _MERGE:
-            self._complain(node, place, "merge keys (<<) are not supported; use defaults.yaml")
-            return None
-        is_scalar = isinstance(node, yaml.ScalarNode)
-        key = self.read(node, place) if is_scalar else None
-        if isinstance(key, str):
-            return key
-        text = node.value if is_scalar else "a list or mapping"
-        self._complain(node, place, f'expected a string as key, got {text}; write it in quotes: "{text}"')
-        return None
+def _read_key(event: Any) -> str:
+    is_scalar = isinstance(event, yaml.ScalarEvent)
+    text = event.value if is_scalar else "a list or mapping"
+    if is_scalar and text == "<<" and event.implicit[0]:
+        raise _RefusedError(_line(event), "merge keys (<<) are not supported; use defaults.yaml")
+    key = _read(event, iter(()), (), {}) if is_scalar else None
+    if not isinstance(key, str):
+        raise _RefusedError(
+            _line(event), f'expected a string as key, got {text}; write it in quotes: "{text}"'
+        )
+    return key
 
-    def _complain(self, node: yaml.Node, place: Place, text: str) -> None:
-        self.problems.append(Problem(self.file, _line(node), place, text))
+
+def _read_scalar(event: Any) -> Any:
+    """Returns the value of a scalar; what is in quotes is text."""
+    text = event.value
+    meanings = (meaning for look, meaning in _SCALARS if event.implicit[0] and look.fullmatch(text))
+    value = next(meanings, str)(text)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _RefusedError(_line(event), f"expected a finite number, got {text[:SHOWN_CHARACTERS]}")
+    return value
