@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ortprep.bundle.codec import canonical_json
 from ortprep.errors import SpecError
 from ortprep.options import known_attributes
+from ortprep.spec.conversion import GateSpec
 from ortprep.spec.models import ModelSpec, SourceSpec, resolved_spec
 from ortprep.spec.validation import known_keys, parse_spec
 
@@ -183,3 +184,13 @@ def test_there_is_one_weight_for_every_declared_shape(weights: list[float], work
     ):
         ModelSpec.model_validate(document)
     assert ModelSpec.model_validate({**document, "samples": "*.npz"}).tune.shape_weights == tuple(weights)
+
+
+def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_threshold() -> None:
+    gate = GateSpec.model_validate(
+        {"cosine": 0.5, "top1": 0.9, "outputs": {"y": {"snr_db": None, "max_abs": 1.0}, "z": {"top1": 0.8}}}
+    )
+    common = {"cosine": 0.5, "snr_db": 20.0, "top1": 0.9}
+    own = {"max_abs": 1.0, "cosine": 0.5, "top1": 0.9}
+    assert gate.thresholds() == {"": common, "y": own, "z": common | {"top1": 0.8}}
+    assert gate.thresholds(of_all=False)["y"] == {"max_abs": 1.0, "cosine": 0.5}

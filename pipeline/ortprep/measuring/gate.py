@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ortprep.bundle.conversion_record import OutputAccuracy
 
+Gate = Mapping[str, Mapping[str, float]]
+"""Bounds of figures of `OutputAccuracy`, by output and figure; "" for outputs without bounds of their own.
 
-@dataclass(frozen=True)
-class Thresholds:
-    """Bounds of an output's figures, as `OutputAccuracy` defines them; None where there is none.
-
-    Attributes:
-        max_abs: Largest absolute difference at most.
-        mean_abs: Mean absolute difference at most.
-        cosine: Cosine at least, in the worst sample.
-        snr_db: Signal-to-noise ratio at least, in dB, in the worst sample.
-        top1: Share of rows that rank the same element first, or of equal elements, at least.
-    """
-
-    max_abs: float | None = None
-    mean_abs: float | None = None
-    cosine: float | None = None
-    snr_db: float | None = None
-    top1: float | None = None
-
+Tensors of a sequence or map, `NAME[…]`, have the bounds of `NAME` if they have none.
+"""
 
 _UPPER_BOUNDS = frozenset({"max_abs", "mean_abs"})
 _LABELS = {
@@ -35,19 +20,6 @@ _LABELS = {
     "snr_db": "signal-to-noise ratio in dB",
     "top1": "top-1 agreement",
 }
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Bounds of every output.
-
-    Attributes:
-        default: Bounds of every output that `outputs` does not name.
-        outputs: Bounds by output name. Tensors of a sequence or map, `NAME[…]`, fall back to `NAME`.
-    """
-
-    default: Thresholds = Thresholds()
-    outputs: Mapping[str, Thresholds] = field(default_factory=dict)
 
 
 def find_gate_failures(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> tuple[str, ...]:
@@ -64,8 +36,8 @@ def find_gate_failures(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> tupl
     outputs = ", ".join(repr(accuracy.output) for accuracy in accuracies) or "none"
     failures += [
         f"output {name!r} has thresholds and was not compared, expected one of: {outputs}"
-        for name in gate.outputs
-        if name not in met
+        for name in gate
+        if name and name not in met
     ]
     return tuple(failures)
 
@@ -78,11 +50,8 @@ def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
     if accuracy.nonfinite:
         yield f"{subject}: NaN or infinity differs in {accuracy.nonfinite} of {accuracy.elements} elements"
     name = _name_in(gate, accuracy.output)
-    bounds = gate.default if name is None else gate.outputs[name]
-    for figure, label in _LABELS.items():
-        bound, value = getattr(bounds, figure), getattr(accuracy, figure)
-        if bound is None:
-            continue
+    for figure, bound in gate.get(name or "", {}).items():
+        label, value = _LABELS[figure], getattr(accuracy, figure)
         if value is None:
             if name is not None:
                 yield f"{subject}: {label} is set, but no row of it has two elements or more"
@@ -93,8 +62,8 @@ def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
 
 def _name_in(gate: Gate, output: str) -> str | None:
     """Returns the name by which a gate has an output, or the sequence or map that it is of."""
-    if output in gate.outputs or not output.endswith("]"):
-        return output if output in gate.outputs else None
+    if output in gate or not output.endswith("]"):
+        return output if output in gate else None
     # Keys of a map may hold brackets themselves, and so may names.
     wholes = (output[:end] for end in range(len(output) - 1, 0, -1) if output[end] == "[")
-    return next((whole for whole in wholes if whole in gate.outputs), None)
+    return next((whole for whole in wholes if whole in gate), None)

@@ -133,6 +133,23 @@ class GateSpec(ThresholdsSpec):
     )
     metric_at_least: Number | None = Field(default=None, description="Minimum that the metric must return.")
 
+    def thresholds(self, *, of_all: bool = True) -> dict[str, dict[str, float]]:
+        """Returns the thresholds that are set, by output and figure; "" for outputs without any of their own.
+
+        Without `of_all` they are for a part of the samples, of which means and shares over all of them mean
+        something else.
+        """
+        figures = [one for one in ThresholdsSpec.model_fields if of_all or one not in ("mean_abs", "top1")]
+        common = self.model_dump(include={*figures})
+        own = {
+            name: common | section.model_dump(include={*figures}, exclude_unset=True)
+            for name, section in self.outputs.items()
+        }
+        return {
+            name: {figure: bounds[figure] for figure in figures if bounds[figure] is not None}
+            for name, bounds in {"": common, **own}.items()
+        }
+
     @model_validator(mode="after")
     def _metric_has_threshold(self) -> GateSpec:
         if (self.metric is None) != (self.metric_at_least is None):

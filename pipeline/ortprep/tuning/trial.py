@@ -114,7 +114,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
     answers = [run.answer() for run in runs]
     if request["gate"] is not None:
-        _check_gate(answers, samples, decode(Gate, request["gate"]))
+        _check_gate(answers, samples, request["gate"])
         return figures
     for sample, outputs in zip(samples, answers, strict=True):
         _check_answers(outputs, sample, tolerances)

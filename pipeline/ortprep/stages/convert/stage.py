@@ -25,7 +25,7 @@ from ortprep.stages.convert.passes import choose_mode, fuse_transformers, fusion
 from ortprep.stages.convert.precision import SEARCHED, PrecisionAttempts, plan_steps, why_not_needed
 from ortprep.stages.convert.requests import BindRequest, FusionRequest
 from ortprep.stages.convert.shapes import bind_shapes
-from ortprep.stages.core.accuracy import convert_section, gate_key, gate_of, per_sample, thresholds_of
+from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.contract import (
     LEFT_OUT,
     SOURCE_PRECISION,
@@ -115,7 +115,7 @@ class ConvertStage:
             asked=variant.precision,
             precision=last_step.precision,
             steps=steps,
-            gate=thresholds_of(gate_of(context.spec)),
+            gate=convert.gate.thresholds(),
         )
         reason = why_not_needed(last_step.precision, _other_precisions(context, convert))
         if reason is not None:
@@ -184,7 +184,7 @@ def _bind_and_fuse(
             binding=dict(variant.binding),
             passes=(*record.passes, bound_by),
             # Thresholds over all samples do not apply to the few that fit a bucket.
-            gate=thresholds_of(per_sample(gate_of(context.spec))) if record.gate else {},
+            gate=convert.gate.thresholds(of_all=False) if record.gate else {},
         )
         current = written
     return _result(context, parent, record, made=current)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answers
 from ortprep.errors import SpecError
 from ortprep.measuring.accuracy import compare_answers
-from ortprep.measuring.gate import Gate, Thresholds, find_gate_failures
+from ortprep.measuring.gate import find_gate_failures
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.user_metric import MetricRequest, metric_digest, run_user_metric
-
-_OVER_ALL = ("mean_abs", "top1")
 
 
 @dataclass(frozen=True)
@@ -34,43 +30,11 @@ class AccuracyResult:
         return not self.failures
 
 
-def gate_of(spec: ModelSpec) -> Gate:
-    """Returns the thresholds of a spec that converts; an output's own ones change the common ones."""
-    section = convert_section(spec).gate
-    figures = {field.name for field in dataclasses.fields(Thresholds)}
-    common = Thresholds(**section.model_dump(include=figures))
-    own = {
-        name: thresholds.model_dump(include=figures, exclude_unset=True)
-        for name, thresholds in section.outputs.items()
-    }
-    return Gate(common, {name: dataclasses.replace(common, **values) for name, values in own.items()})
-
-
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what decides whether answers are accurate enough, for keys."""
     gate = convert_section(spec).gate
     digest = None if gate.metric is None else metric_digest(gate.metric, spec.folder)
     return {"gate": gate.model_dump(mode="json"), "metric": digest}
-
-
-def thresholds_of(gate: Gate) -> dict[str, dict[str, float]]:
-    """Returns the thresholds that are set, by output, "" for the common ones."""
-    return {
-        name: {key: value for key, value in encode(own).items() if value is not None}
-        for name, own in {"": gate.default, **gate.outputs}.items()
-    }
-
-
-def per_sample(gate: Gate) -> Gate:
-    """Returns a gate's thresholds for a single sample.
-
-    Shares and means are over all samples; of a few samples they mean something else.
-    """
-    without = dict.fromkeys(_OVER_ALL)
-    return Gate(
-        dataclasses.replace(gate.default, **without),
-        {name: dataclasses.replace(own, **without) for name, own in gate.outputs.items()},
-    )
 
 
 def judge_accuracy(
@@ -91,8 +55,7 @@ def judge_accuracy(
     """
     outputs = compare_answers(expected.samples, got.samples)
     gate = convert_section(spec).gate
-    thresholds = gate_of(spec) if of_all else per_sample(gate_of(spec))
-    failures = list(find_gate_failures(thresholds, outputs))
+    failures = list(find_gate_failures(gate.thresholds(of_all=of_all), outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
         request = MetricRequest(
             gate.metric,
